@@ -1,0 +1,94 @@
+"""A model that is ready to be measured, with everything needed to name it again."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from wherewhat.errors import ConfigError, TextError
+from wherewhat.models.limits import max_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+else:
+    PreTrainedModel = PreTrainedTokenizerBase = Any
+
+Weights = Literal["trained", "random", "shuffled"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model and its tokenizer.
+
+    Attributes:
+        model: In evaluation mode, without gradients.
+        tokenizer: Its tokenizer. Use `encode`, which adds what the model expects and nothing more.
+        spec: What the user typed.
+        name: Short display name.
+        weights: Trained weights, or which twin this is.
+        seed: Seed of the twin; without effect on trained weights.
+        dtype: Number format of the weights.
+        device: Device, or devices joined by "+".
+        revision: Commit of a hub model, else None.
+        weights_hash: Identity of the source files, twin and seed; the same on every machine.
+        tokenizer_hash: Identity of the tokenizer.
+        prefix: Ids of the tokens put in front of every text.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    spec: str
+    name: str
+    weights: Weights
+    seed: int
+    dtype: str
+    device: str
+    revision: str | None
+    weights_hash: str
+    tokenizer_hash: str
+    prefix: tuple[int, ...] = ()
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether texts start with a token (mostly BOS) that the model or its file asks for."""
+        return bool(self.prefix)
+
+    def encode(self, text: str, *, tokens: int | None = None, allow_beyond: bool = False) -> torch.Tensor:
+        """Token ids of a text.
+
+        Args:
+            text: The text.
+            tokens: Exact number of ids to return, the prefix included; all of the text if None.
+            allow_beyond: Also go beyond the positions the model was made for, where it can compute them.
+
+        Returns:
+            Tensor `(n,)` of int64 on the CPU: BOS where the model asks for it, then the text, no end token.
+
+        Raises:
+            TextError: The text is empty, or shorter than asked for.
+            ConfigError: More tokens than the model's positions.
+        """
+        if tokens is not None and tokens <= len(self.prefix):
+            raise ConfigError(f"tokens={tokens} leaves no room for text: ask for at least {len(self.prefix) + 1}")
+        # A request that no text could meet is refused before a long text is tokenised.
+        self._check_limit(tokens or 0, allow_beyond)
+        body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if not body:
+            raise TextError("the text is empty: it has no tokens")
+        ids = [*self.prefix, *body]
+        if tokens is not None:
+            if len(ids) < tokens:
+                raise TextError(f"the text has {len(ids)} tokens, but {tokens} were asked for: use a longer text")
+            ids = ids[:tokens]
+        self._check_limit(len(ids), allow_beyond)
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        if max(ids) >= rows:
+            raise TextError(f"the tokenizer gave id {max(ids)}, but {self.name} knows only {rows} tokens")
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def _check_limit(self, count: int, allow_beyond: bool) -> None:
+        limit, hard = max_positions(self.model)
+        if limit is None or count <= limit or (allow_beyond and not hard):
+            return
+        way_out = "" if hard else ", or allow going beyond it"
+        raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")

