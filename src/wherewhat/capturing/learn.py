@@ -1,0 +1,241 @@
+"""Learns from one short pass how each layer of a model rotates and which route shows its attention."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall
+from wherewhat.capturing.rotation import Identified, LiveFrequencies, Rotation, identify_rotation
+from wherewhat.capturing.watch import ModelWatch, Route
+from wherewhat.errors import CaptureError
+
+_RESCALED = "queries are rescaled after rotation"
+
+
+class Recorder:
+    """Observer that keeps everything of one short pass."""
+
+    def __init__(self, watch: ModelWatch) -> None:
+        self._watch = watch
+        self.attention: list[AttentionCall] = []
+        self.rotary: list[list[RotaryCall]] = []
+        self._pending: list[RotaryCall] = []
+        self._repeats = Repetition()
+
+    def owns(self, module: nn.Module) -> bool:
+        """Whether the module is part of the watched model."""
+        return id(module) in self._watch.names
+
+    def on_rotary(self, call: RotaryCall) -> None:
+        """Keep the rotation until the attention it belongs to is seen."""
+        if self._watch.running:
+            self._pending.append(call)
+
+    def on_attention(self, call: AttentionCall) -> None:
+        """Keep the attention with the rotations seen since the last one."""
+        if self._repeats(call):
+            return
+        self.attention.append(call)
+        self.rotary.append(self._pending)
+        self._pending = []
+
+
+@dataclass(frozen=True)
+class RotaryPlan:
+    """How a layer's rotary function acts on the tensors it gets, and where they end up in queries and keys.
+
+    Attributes:
+        found: The rotation in terms of the rotary function's own tensors.
+        token_axis: Axis of the tokens in them.
+        offset: Where they start in the head dimension of queries and keys.
+        calls_seen: How many tensors went through the rotary function for this attention.
+        calls: Which of them are its queries and keys; sparse attention also rotates those of its indexer.
+        error: Largest relative error of our rotation against the model's.
+    """
+
+    found: Identified
+    token_axis: int
+    offset: int
+    calls_seen: int
+    calls: tuple[int, ...]
+    error: float
+
+    @property
+    def rotation(self) -> Rotation:
+        """The rotation in terms of the layer's queries and keys."""
+        return replace(self.found.rotation, offset=self.found.rotation.offset + self.offset)
+
+    def mismatch(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
+        """Largest relative deviation, a scalar tensor, of ``after`` from our rotation of ``before``.
+
+        Args:
+            before: Some tokens of a tensor entering the rotary function, in the model's axis order.
+            after: The same tokens of the tensor leaving it.
+            positions: Their positions, ``(tokens,)`` or ``(batch, tokens)``.
+        """
+        before, after = (heads_first(t, self.token_axis) for t in (before, after))
+        positions = positions if positions.ndim == 1 else positions[:, None]
+        rotated = self.found.rotation.rotate(self.found.to_rotated_layout(before), positions)
+        return (rotated - after).abs().max() / after.abs().max().clamp_min(1e-30)
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What is known of one attention call of the forward pass before it happens.
+
+    Attributes:
+        name: Path of the attention module.
+        occurrence: How many times the module was called before in the same pass (shared blocks).
+        layer: Index shown to users: the block's index, or the order of the call where that is not unique.
+        rotary: How it rotates; None if it does not, or not in a way that can be undone.
+        note: What a reader must know about this layer's rotation, if anything.
+    """
+
+    name: str
+    occurrence: int
+    layer: int
+    rotary: RotaryPlan | None
+    note: str = ""
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """The rotation in terms of the layer's queries and keys."""
+        return None if self.rotary is None else self.rotary.rotation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to capture one model."""
+
+    route: Route
+    layers: tuple[LayerPlan, ...]
+
+
+def plan_from(model: nn.Module, watch: ModelWatch, record: Recorder, route: Route) -> Plan:
+    """Work out each layer's rotation from a recorded pass."""
+    live = list(_live_frequencies(model))
+    seen: dict[str, int] = {}
+    plans: list[LayerPlan] = []
+    distinct: list[Identified] = []
+    for call, rotations in zip(record.attention, record.rotary, strict=True):
+        name = watch.layer_name(call.module)
+        occurrence = seen.get(name, 0)
+        seen[name] = occurrence + 1
+        rotary, note = _layer_rotary(call, rotations, live)
+        if rotary is not None:
+            rotary = replace(rotary, found=_shared(rotary.found, distinct))
+        plans.append(LayerPlan(name, occurrence, _block_index(name), rotary, note))
+    indices = [plan.layer for plan in plans]
+    if -1 in indices or len(set(indices)) < len(indices):
+        plans = [replace(plan, layer=order) for order, plan in enumerate(plans)]
+    return Plan(route, tuple(plans))
+
+
+def _shared(found: Identified, distinct: list[Identified]) -> Identified:
+    """The equal of a rotation among those seen before, so that layers that rotate alike share one object."""
+
+    def signature(x: Identified) -> tuple[object, ...]:
+        return (x.rotation.pairing, x.rotation.offset, x.rotation.planes, x.rotation.scaling, x.source_pairing)
+
+    for known in distinct:
+        if signature(known) == signature(found) and torch.equal(known.rotation.inv_freq, found.rotation.inv_freq):
+            return known
+    distinct.append(found)
+    return found
+
+
+def heads_first(x: Tensor, token_axis: int) -> Tensor:
+    """A rotary function's tensor as ``(batch, heads, n, d)``."""
+    if x.ndim == 3:
+        return x.unsqueeze(1)
+    return x.transpose(1, 2) if token_axis == 1 else x
+
+
+def _block_index(name: str) -> int:
+    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return int(found.group(1)) if found else -1
+
+
+def _live_frequencies(model: nn.Module) -> Iterator[LiveFrequencies]:
+    for module in model.modules():
+        for name, value in [*vars(module).items(), *module.named_buffers(recurse=False)]:
+            if name.endswith("inv_freq") and not name.endswith("original_inv_freq") and isinstance(value, Tensor):
+                scaling = getattr(module, name.removesuffix("inv_freq") + "attention_scaling", 1.0)
+                yield LiveFrequencies(value, float(scaling))
+
+
+def _token_axes(x: Tensor, n: int) -> list[int]:
+    """Axes of a rotary function's tensor that may be the tokens; two if there are as many heads."""
+    return [axis for axis in {3: (1,), 4: (2, 1)}.get(x.ndim, ()) if x.shape[axis] == n]
+
+
+def _layer_rotary(
+    call: AttentionCall, rotations: list[RotaryCall], live: list[LiveFrequencies]
+) -> tuple[RotaryPlan | None, str]:
+    n = call.query.shape[2]
+    positions = torch.arange(n)
+    placed: list[RotaryPlan] = []
+    loose: tuple[RotaryPlan, Tensor] | None = None
+    for index, rotary in enumerate(rotations):
+        for axis in _token_axes(rotary.after, n):
+            before, after = (heads_first(t, axis).cpu() for t in (rotary.before, rotary.after))
+            offset = _place(after, call)
+            like_query = after.shape[-1] == call.query.shape[-1] and after.shape[1] == call.query.shape[1]
+            if offset is None and not like_query:
+                continue
+            found = identify_rotation(before, after, positions, widths=rotary.widths, live=live)
+            plan = RotaryPlan(found, axis, offset or 0, len(rotations), (index,), found.error)
+            if offset is not None:
+                placed.append(plan)
+                break
+            loose = loose or (plan, found.to_rotated_layout(before))
+    if placed:
+        plan = placed[0]
+        calls = tuple(p.calls[0] for p in placed if p.token_axis == plan.token_axis)
+        pairs = ((rotations[index].before.cpu(), rotations[index].after.cpu()) for index in calls)
+        error = max(float(plan.mismatch(before, after, positions)) for before, after in pairs)
+        return replace(plan, calls=calls, error=error), _RESCALED if loose and _is_rescaled(call, *loose) else ""
+    if loose is None:
+        if not rotations:
+            return None, ""
+        raise CaptureError(
+            f"what the rotary function of {type(call.module).__name__} returns is found in neither queries nor keys: "
+            "how they were rotated is unknown"
+        )
+    if _is_rescaled(call, *loose):
+        return loose[0], _RESCALED
+    return None, "a norm with weights follows the rotation: there is no pre-rotation tensor"
+
+
+def _is_rescaled(call: AttentionCall, plan: RotaryPlan, before: Tensor) -> bool:
+    """Whether the queries are those that were rotated but for a factor on each."""
+    unrotated = plan.rotation.unrotate(call.query.cpu(), torch.arange(call.query.shape[2]))
+    coarse = call.query.dtype in (torch.float16, torch.bfloat16)
+    return _direction_error(unrotated, before) < (2e-2 if coarse else 1e-3)
+
+
+def _place(after: Tensor, call: AttentionCall) -> int | None:
+    """First dimension at which a rotated tensor stands in the queries or keys; None if it does not."""
+    width = after.shape[-1]
+    for target in (call.query.cpu(), call.key.cpu()):
+        if after.shape[1] not in (1, target.shape[1]) or width > target.shape[-1] or after.shape[2] != target.shape[2]:
+            continue
+        spare = target.shape[-1] - width
+        candidates: list[int] = [0, spare, *range(1, spare)]
+        for offset in candidates:
+            if torch.allclose(
+                target[..., offset : offset + width].to(after.dtype), after, rtol=1e-5, atol=1e-6, equal_nan=True
+            ):
+                return offset
+    return None
+
+
+def _direction_error(x: Tensor, y: Tensor) -> float:
+    """Largest deviation between the directions of ``x`` and ``y`` ``(..., d)``."""
+    x, y = (t.double() / t.double().norm(dim=-1, keepdim=True).clamp_min(1e-30) for t in (x, y))
+    return float((x - y).abs().max())

@@ -1,0 +1,257 @@
+"""Rotary position embedding, described from what a model does rather than from what its config says.
+
+A rotary model turns each pair of query (and key) dimensions by an angle that grows with the position
+(Su et al., arXiv 2104.09864). Which dimensions form a pair, how fast each pair turns and whether the result
+is rescaled differs between families, and a wrong guess silently scrambles every per-frequency figure. So the
+description is *identified* from the tensors that enter and leave the model's own rotary function.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Pairing = Literal["half", "interleaved"]
+"""``half`` pairs dimension f with f + planes; ``interleaved`` pairs 2f with 2f + 1."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How one layer turns its queries and keys.
+
+    Attributes:
+        pairing: Which dimensions of the rotated tensor form a plane.
+        offset: First rotated dimension of the head.
+        inv_freq: Angle per position of each plane, ``(planes,)`` float32. Zero means the plane does not turn.
+        scaling: Factor on the rotated tensor (YaRN and LongRoPE use one; otherwise 1).
+    """
+
+    pairing: Pairing
+    offset: int
+    inv_freq: Tensor
+    scaling: float
+
+    @property
+    def planes(self) -> int:
+        """Number of 2-D planes."""
+        return int(self.inv_freq.numel())
+
+    @property
+    def pairs(self) -> Tensor:
+        """Dimensions of each plane, ``(planes, 2)``, as indices into the head dimension."""
+        index = torch.arange(self.offset, self.offset + 2 * self.planes)
+        return torch.stack([index[half] for half in _halves(self.pairing, 0, 2 * self.planes)], -1)
+
+    def angles(self, positions: Tensor) -> Tensor:
+        """Angle of each plane at each position, ``(..., n, planes)`` float32.
+
+        The product is taken in float32 because models do: at position 100,000 the rounding of that product
+        is visible, and the description must reproduce it.
+        """
+        return positions.float()[..., None] * self.inv_freq.to(positions.device)
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate ``x`` ``(..., n, d)`` at ``positions`` ``(..., n)``; returns float32 (float64 if given)."""
+        return self._turn(x, positions, inverse=False)
+
+    def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Undo :meth:`rotate`: the tensor that, rotated, gives ``x`` ``(..., n, d)``."""
+        return self._turn(x, positions, inverse=True)
+
+    def _turn(self, x: Tensor, positions: Tensor, *, inverse: bool) -> Tensor:
+        out = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+        theta = self.angles(positions.to(x.device)).to(out.dtype)
+        factor = 1 / self.scaling if inverse else self.scaling
+        cos, sin = theta.cos() * factor, theta.sin() * (-factor if inverse else factor)
+        left, right = _halves(self.pairing, self.offset, 2 * self.planes)
+        u, v = out[..., left], out[..., right]
+        out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
+        return out
+
+
+@dataclass(frozen=True)
+class LiveFrequencies:
+    """Frequencies ``(planes,)`` and scaling as a rotary module of the model holds them now."""
+
+    inv_freq: Tensor
+    scaling: float
+
+
+@dataclass(frozen=True)
+class Identified:
+    """A rotation found from data, with the largest relative error it leaves and the layout it was found in.
+
+    Attributes:
+        rotation: The description, valid for the *rotated* tensor's layout.
+        error: Largest deviation of rotated from observed tensors, relative to the largest observed entry.
+        source_pairing: Pairing in the tensor before rotation (some families permute while rotating).
+    """
+
+    rotation: Rotation
+    error: float
+    source_pairing: Pairing
+
+    def to_rotated_layout(self, before: Tensor) -> Tensor:
+        """Reorder a pre-rotation tensor ``(..., d)`` so that ``rotation.rotate`` applies to it."""
+        if self.source_pairing == self.rotation.pairing:
+            return before
+        out = before.clone()
+        where = (self.rotation.offset, 2 * self.rotation.planes)
+        for source, target in zip(
+            _halves(self.source_pairing, *where), _halves(self.rotation.pairing, *where), strict=True
+        ):
+            out[..., target] = before[..., source]
+        return out
+
+
+def identify_rotation(
+    before: Tensor,
+    after: Tensor,
+    positions: Tensor,
+    *,
+    widths: Iterable[int] = (),
+    live: Iterable[LiveFrequencies] = (),
+) -> Identified:
+    """Find the rotation that takes ``before`` to ``after``.
+
+    Args:
+        before: Tensor entering the model's rotary function, ``(batch, heads, n, d)``.
+        after: Tensor leaving it, same shape.
+        positions: Position of each token, ``(n,)``; must contain a step of one.
+        widths: Candidate numbers of rotated dimensions besides ``d`` itself (partial rotation).
+        live: Frequencies found on the model. Those that agree best with the data replace the estimate, which is
+            imprecise for planes too slow to turn over a short prompt, and in half precision for all.
+
+    Returns:
+        The best description; the caller judges its ``error``.
+    """
+    d = before.shape[-1]
+    coarse = before.dtype in (torch.float16, torch.bfloat16)
+    before, after = before.detach().double(), after.detach().double()
+    largest = float(after.abs().max().clamp_min(1e-30))
+    live = tuple(live)
+    best: Identified | None = None
+    for width, offset, source, target in _layouts(d, widths):
+        z_before, z_after = _complex(before, source, offset, width), _complex(after, target, offset, width)
+        scaling, inv_freq = _estimate(z_before, z_after, positions, live, coarse)
+        trial = Identified(Rotation(target, offset, inv_freq, scaling), 0.0, source)
+        rotated = trial.rotation.rotate(trial.to_rotated_layout(before), positions)
+        error = float((rotated - after).abs().max()) / largest
+        if best is None or error < 0.5 * best.error:
+            best = replace(trial, error=error)
+        if best.error < (8e-3 if coarse else 2e-6):
+            break  # as good as the dtype allows: a wrong layout is off by about 1
+    assert best is not None
+    return best
+
+
+def _layouts(d: int, widths: Iterable[int]) -> Iterator[tuple[int, int, Pairing, Pairing]]:
+    """Possible rotated widths, offsets, and pairings before and after, the most common first."""
+    pairings: tuple[tuple[Pairing, Pairing], ...] = (
+        ("half", "half"),
+        ("interleaved", "interleaved"),
+        ("interleaved", "half"),
+        ("half", "interleaved"),
+    )
+    for width in sorted({d - d % 2, *(w for w in widths if 2 <= w < d and w % 2 == 0)}, reverse=True):
+        for offset in dict.fromkeys((0, d - width)):
+            for source, target in pairings:
+                yield width, offset, source, target
+
+
+def _halves(pairing: Pairing, offset: int, width: int) -> tuple[slice, slice]:
+    """First and second dimension of every plane, as slices: views are much faster than gathers."""
+    end = offset + width
+    if pairing == "half":
+        return slice(offset, offset + width // 2), slice(offset + width // 2, end)
+    return slice(offset, end, 2), slice(offset + 1, end, 2)
+
+
+def _complex(x: Tensor, pairing: Pairing, offset: int, width: int) -> Tensor:
+    left, right = _halves(pairing, offset, width)
+    return torch.complex(x[..., left], x[..., right])
+
+
+def _estimate(
+    before: Tensor, after: Tensor, positions: Tensor, live: tuple[LiveFrequencies, ...], coarse: bool
+) -> tuple[float, Tensor]:
+    """Scaling and frequencies from complex planes ``(batch, heads, n, planes)``."""
+    energy = before.abs().square().sum((0, 1)).clamp_min(1e-300)
+    turn = (after * before.conj()).sum((0, 1)) / energy  # (n, planes): s·exp(i·angle)
+    weight = energy / energy.sum()
+    scaling = float((turn.abs() * weight).sum())
+    estimate = _slope(turn, positions)
+    reach = float(positions.max() - positions.min())
+    best: tuple[float, float, Tensor] | None = None
+    for candidate, sign in itertools.product(live, (1, -1)):  # some families turn backwards
+        values = sign * candidate.inv_freq.detach().double().flatten().cpu()
+        if values.numel() == estimate.numel():
+            distance = float((values - estimate).abs().max()) * reach
+            if best is None or distance < best[0]:
+                best = (distance, candidate.scaling, values)
+    if best is not None and best[0] < (5e-2 if coarse else 1e-3):
+        named = best[1]
+        close = abs(named - scaling) < (1e-2 if coarse else 1e-4)
+        return (named if close else scaling), best[2].float()
+    scaling = 1.0 if abs(scaling - 1) < (1e-2 if coarse else 1e-5) else scaling
+    return scaling, _geometric(estimate, reach, coarse).float()
+
+
+def _slope(turn: Tensor, positions: Tensor) -> Tensor:
+    """Angle per position of each plane, by phase differences over doubling baselines, ``(planes,)``.
+
+    Each baseline resolves the angle twice as finely as the one before, which removes its 2π ambiguity.
+    """
+    positions = positions.double().cpu()
+    turn = turn.cpu()
+    n = turn.shape[0]
+    slope = torch.zeros(turn.shape[1], dtype=torch.float64)
+    lag = 1
+    while lag < n:
+        steps = positions[lag:] - positions[:-lag]
+        regular = steps == lag
+        if bool(regular.any()):
+            product = (turn[lag:] * turn[:-lag].conj())[regular].sum(0)
+            phase = product.angle()
+            turns = ((slope * lag - phase) / (2 * torch.pi)).round()
+            slope = (phase + 2 * torch.pi * turns) / lag
+        lag *= 2
+    return slope
+
+
+def _geometric(estimate: Tensor, reach: float, coarse: bool) -> Tensor:
+    """Replace the estimates by a geometric sequence where they are one within their precision.
+
+    RoPE's frequencies are base**(-f/planes); a short prompt resolves the slow ones poorly, the law exactly.
+    """
+    if bool((estimate < 0).all()):
+        return -_geometric(-estimate, reach, coarse)
+    allowed = 5e-2 if coarse else 1e-4
+    index = torch.arange(estimate.numel(), dtype=torch.float64)
+    # Planes slower than the precision may come out as zero or negative; the law is fitted without them.
+    clear = estimate * reach > allowed
+    if int(clear.sum()) < 2 or not bool(clear[0]):
+        return estimate
+    log = torch.where(clear, estimate, 1.0).log()
+    weight = torch.where(clear, estimate.square(), 0.0)  # absolute, not relative precision is equal over planes
+    mean_i = (weight * index).sum() / weight.sum()
+    mean_l = (weight * log).sum() / weight.sum()
+    slope = (weight * (index - mean_i) * (log - mean_l)).sum() / (weight * (index - mean_i).square()).sum()
+    # The first plane turns by exactly one radian per position unless the frequencies were rescaled.
+    anchor = 0.0 if abs(float(log[0])) * reach < allowed else float(log[0])
+    base = float((-slope * estimate.numel()).exp())
+    base = _shortest(base, 1, 5e-3) if coarse else _shortest(base, 4, 1e-6)
+    law = (anchor - math.log(base) * index / estimate.numel()).exp() if 0 < base < math.inf else estimate
+    return law if float((law - estimate).abs().max()) * reach < allowed else estimate
+
+
+def _shortest(value: float, digits: int, precision: float) -> float:
+    """The shortest number of up to some digits within a relative precision: bases are written by hand."""
+    rounded = (float(f"{value:.{after}e}") for after in range(digits))
+    return next((r for r in rounded if abs(r - value) <= precision * value), value)

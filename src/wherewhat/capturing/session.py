@@ -1,0 +1,121 @@
+"""``capture``: each layer's attention, one at a time, handed to a reducer while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from wherewhat.capturing.attention import LayerAttention
+from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall, observers
+from wherewhat.capturing.guard import RotationGuard
+from wherewhat.capturing.learn import Plan
+from wherewhat.capturing.watch import ModelWatch, observing
+from wherewhat.errors import CaptureError
+
+Reducer = Callable[[LayerAttention], None]
+"""Called with each layer's attention while the forward pass runs; what it wants to keep it must copy."""
+
+Editor = Callable[[LayerAttention], Tensor | None]
+"""Like a reducer; a tensor it returns, shaped like ``output``, takes the place of the layer's attention output."""
+
+
+class Capture:
+    """An open capture. ``layers_seen`` counts the layers handed to the reducer since it was opened."""
+
+    def __init__(self, watch: ModelWatch, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False) -> None:
+        self.layers_seen = 0
+        self._watch = watch
+        self._reducer = reducer
+        self._edits = edits
+        self._plans = {(p.name, p.occurrence): p for p in plan.layers}
+        self._occurrences: dict[str, int] = {}
+        self._guard = RotationGuard(plan)
+        self._repeats = Repetition()
+        watch.on_enter = self._start_pass
+        watch.on_leave = self._end_pass
+
+    def owns(self, module: nn.Module) -> bool:
+        """Whether the module is part of the captured model."""
+        return id(module) in self._watch.names
+
+    def on_rotary(self, call: RotaryCall) -> None:
+        """Keep a glimpse of the rotation until its attention is seen."""
+        if self._watch.running:
+            self._guard.glimpse(call)
+
+    def on_attention(self, call: AttentionCall) -> Tensor | None:
+        """Describe the layer and hand it to the reducer; return what an editor puts in place of its output."""
+        if self._repeats(call):
+            if self._edits:
+                raise CaptureError(f"{type(call.module).__name__} applies its attention twice: it cannot be edited")
+            return None
+        name = self._watch.layer_name(call.module)
+        if not self._watch.running:
+            raise CaptureError(f"{name} was run apart from its model: run the whole model inside its capture")
+        occurrence = self._occurrences.get(name, 0)
+        self._occurrences[name] = occurrence + 1
+        plan = self._plans.get((name, occurrence))
+        if plan is None:
+            raise CaptureError(
+                f"attention of {name} (call {occurrence + 1}) was not part of the proof: the model took another path"
+            )
+        positions = self._watch.positions(call.key.shape[2], call.key.device)
+        self._guard.compare(plan, positions)
+        self.layers_seen += 1
+        attention = LayerAttention(
+            layer=plan.layer,
+            name=name,
+            rot_q=call.query,
+            rot_k=call.key,
+            value=call.value,
+            output=call.output,
+            scale=call.scale,
+            mask=call.mask,
+            rotation=plan.rotation,
+            positions=positions,
+            softcap=call.softcap,
+            sinks=call.sinks,
+            declared_window=call.window,
+        )
+        # What a reducer runs is its own affair, be it this very model.
+        token = observers.set(tuple(o for o in observers.get() if o is not self))
+        try:
+            edited = self._reducer(attention)
+        finally:
+            observers.reset(token)
+        if not self._edits or edited is None:
+            return None
+        if edited.shape != (attention.rot_q.shape[0], attention.n, attention.heads, attention.value.shape[-1]):
+            raise CaptureError(f"the edited output of {name} has shape {tuple(edited.shape)}, not that of its output")
+        return edited.to(call.output.dtype)
+
+    def _start_pass(self) -> None:
+        """Forget what a pass that broke off may have left."""
+        self._occurrences = {}
+        self._guard.start()
+        self._repeats = Repetition()
+
+    def _end_pass(self) -> None:
+        """Refuse if the model took another path or rotated differently from what was proved.
+
+        Raises:
+            CaptureError: With the layer and the numbers.
+        """
+        seen = sum(self._occurrences.values())
+        if seen < len(self._plans):
+            raise CaptureError(
+                f"{seen} attention layers were seen, {len(self._plans)} in the proof: the proof is of another model, "
+                "or the model took another path"
+            )
+        self._guard.check()
+
+
+@contextmanager
+def capture_with(model: nn.Module, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False) -> Iterator[Capture]:
+    """Open a capture of ``model`` by a known plan; with ``edits`` the reducer is an :data:`Editor`."""
+    watch = ModelWatch(model)
+    session = Capture(watch, plan, reducer, edits=edits)
+    with observing(model, watch, session, route=plan.route):
+        yield session

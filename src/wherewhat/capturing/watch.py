@@ -1,0 +1,153 @@
+"""Puts the taps on a model for the time of a context and keeps track of where its forward pass is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.capturing.calls import Observer, observers
+from wherewhat.capturing.interface_tap import interface_targets
+from wherewhat.capturing.rotary_tap import rotary_targets
+from wherewhat.capturing.swaps import swapped
+from wherewhat.capturing.trace_tap import Listener, tracing
+from wherewhat.errors import CaptureError
+
+Route = Literal["interface", "trace"]
+"""``interface`` (transformers' attention interface) or ``trace`` (the model's own code)."""
+
+
+class ModelWatch:
+    """Keeps track of where a running forward pass is: batch, positions and the attention module at work."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # Cross-attention looks at another sequence: distance and order mean nothing there.
+        self.names: dict[int, str] = {
+            id(module): name
+            for name, module in model.named_modules()
+            if not re.search("cross", type(module).__name__, re.IGNORECASE)
+        }
+        self.batch = 1
+        self.running = False
+        self.observer: Observer | None = None
+        self.on_enter: Callable[[], None] = lambda: None
+        self.on_leave: Callable[[], None] = lambda: None
+        self._position_ids: Tensor | None = None
+        self._tokens = 0
+        self._cached: int | None = None
+        self._positions: dict[tuple[int, torch.device], Tensor] = {}
+        self._stack: list[nn.Module] = []
+        self._model = model
+        self._parameters = list(inspect.signature(model.forward).parameters)
+
+    def layer_name(self, module: nn.Module) -> str:
+        """Path of the module in the model."""
+        return self.names[id(module)]
+
+    def current(self) -> nn.Module | None:
+        """The innermost attention module now running."""
+        return self._stack[-1] if self._stack else None
+
+    def positions(self, keys: int, device: torch.device) -> Tensor:
+        """Position of every key of the pass, ``(keys,)`` or ``(batch, keys)``.
+
+        Cached keys are taken to stand one by one before the first token of the pass. Layers with a window cache
+        fewer of them than there were tokens.
+
+        Raises:
+            CaptureError: If the cache has places for tokens that have not come yet.
+        """
+        if self._cached is not None and keys > self._cached + self._tokens:
+            raise CaptureError(
+                f"{keys} keys for {self._cached} cached and {self._tokens} new tokens: the cache has empty places, "
+                "whose positions are unknown; use the default (dynamic) cache or use_cache=False"
+            )
+        if (keys, device) not in self._positions:
+            self._positions[keys, device] = self._key_positions(keys, device)
+        return self._positions[keys, device]
+
+    def _key_positions(self, keys: int, device: torch.device) -> Tensor:
+        given = self._position_ids
+        if given is None or given.shape[-1] > keys:
+            first = self._cached + self._tokens - keys if self._cached else 0
+            return torch.arange(first, first + keys, device=device)
+        given = given.reshape(-1, *given.shape[-2:])[0] if given.ndim > 2 else given
+        given = (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
+        earlier = given[..., :1] - torch.arange(keys - given.shape[-1], 0, -1, device=device)
+        return torch.cat([earlier, given], -1)
+
+    @contextmanager
+    def watching(self, *, modules: bool) -> Iterator[None]:
+        """Hook the model (and its attention modules, if asked) until the context ends."""
+        handles = [
+            self._model.register_forward_pre_hook(self._enter_model, with_kwargs=True),
+            self._model.register_forward_hook(self._leave_model, always_call=True),
+        ]
+        if modules:
+            for module in self._model.modules():
+                if re.search("att(entio)?n", type(module).__name__, re.IGNORECASE):
+                    handles.append(module.register_forward_pre_hook(self._enter))
+                    handles.append(module.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+    def _listening(self) -> bool:
+        """Hooks belong to the model, a capture to its context: other threads may run the same model meanwhile."""
+        return self.observer in observers.get()
+
+    def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._listening():
+            return
+        given = dict(zip(self._parameters, args, strict=False)) | kwargs
+        inputs = given.get("input_ids")
+        inputs = given.get("inputs_embeds") if inputs is None else inputs
+        cache = given.get("past_key_values")
+        self.batch, self._tokens = inputs.shape[:2] if isinstance(inputs, Tensor) and inputs.ndim > 1 else (1, 0)
+        self._cached = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else None
+        self._position_ids = given.get("position_ids")
+        self._positions = {}
+        self._stack.clear()
+        self.running = True
+        self.on_enter()
+
+    def _leave_model(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self._listening():
+            self.running = False
+            if output is not None:  # a pass that broke off has an error of its own to show
+                self.on_leave()
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if self._listening():
+            self._stack.append(module)
+
+    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        while self._listening() and self._stack and self._stack.pop() is not module:
+            pass
+
+
+@contextmanager
+def observing(model: nn.Module, watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
+    """Let ``observer`` see the model's rotations and attention until the context ends."""
+    targets = list(rotary_targets(model))
+    if route == "interface":
+        targets += interface_targets(model)
+    with ExitStack() as stack:
+        watch.observer = observer
+        observers.set((*observers.get(), observer))
+        # Not by a token, which would also undo or revive what overlapping captures did meanwhile.
+        stack.callback(lambda: observers.set(tuple(o for o in observers.get() if o is not observer)))
+        stack.enter_context(watch.watching(modules=route == "trace"))
+        stack.enter_context(swapped(targets))
+        if route == "trace":
+            listener = Listener(observer.on_attention, current_module=watch.current, batch=lambda: watch.batch)
+            stack.enter_context(tracing(listener))
+        yield
