@@ -1,0 +1,106 @@
+"""Entry point: builds the application and turns every expected error into one line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, cast
+
+import typer
+
+from wherewhat.errors import WherewhatError
+
+# Typer may bring its own copy of click, so the base of its errors is asked for and not imported.
+_CLICK_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+
+_HELP = """How a language model separates *where* from *what* in its attention.
+
+Each measurement takes a model (the embedded SmolLM2 by default) and a text (embedded English prose by default),
+proves that it reads the model's attention faithfully, measures, and stores the numbers in a run directory. A
+finished run is never computed twice; an interrupted one goes on where it stopped.
+"""
+
+
+def build() -> typer.Typer:
+    """The application, with one command per measurement."""
+    from wherewhat.cli.checking import check
+    from wherewhat.cli.measuring import command_for
+    from wherewhat.measure.registry import MEASUREMENTS
+
+    app = typer.Typer(
+        name="wherewhat",
+        help=_HELP,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    app.command("check")(check)
+    for measurement in MEASUREMENTS:
+        app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from wherewhat.store.provenance import package_version
+
+        typer.echo(f"wherewhat {package_version('wherewhat') or '(not installed)'}")
+        raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+_root.__doc__ = _HELP
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run_cli(sys.argv[1:]))
+
+
+def run_cli(arguments: list[str]) -> int:
+    """Run one command and return its exit code: 0, 2 for anything wrong with the input, 130 if interrupted."""
+    try:
+        result = typer.main.get_command(build())(arguments, prog_name="wherewhat", standalone_mode=False)
+    except WherewhatError as error:
+        return _say(str(error))
+    except _CLICK_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stdout.write(f"{error.format_message()}\n")
+            return 0
+        return _say(_with_value(error, arguments))
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted; the same command goes on with what is missing")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (head, less): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        return _say("out of memory: ask for fewer tokens, or a smaller model")
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+            return _say("out of memory: ask for fewer tokens, a smaller dtype, or --device-map auto")
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _with_value(error: Any, arguments: list[str]) -> str:
+    """The message of a wrong option with the value that was typed, which typer leaves out."""
+    message: str = error.format_message()
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        for index, argument in enumerate(arguments[:-1]):
+            if argument == name and arguments[index + 1] not in message:
+                return f"{message} (got {arguments[index + 1]!r})"
+    return message
+
+
+def _say(line: str) -> int:
+    sys.stderr.write(f"wherewhat: {' '.join(line.split())}\n")
+    return 2

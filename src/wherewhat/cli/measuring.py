@@ -1,0 +1,83 @@
+"""One subcommand per measurement, all made from the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from wherewhat.cli import options
+from wherewhat.cli.arguments import Arguments, collect
+from wherewhat.cli.progress import TerminalProgress
+from wherewhat.measure.base import Measurement
+
+_DEFAULT_OUT = Path("runs")
+
+
+def command_for(measurement: Measurement) -> Callable[..., None]:
+    """The function behind ``wherewhat NAME``."""
+
+    def command(
+        context: typer.Context,
+        model: options.Model = "smollm2",
+        text: options.Text = None,
+        documents: options.Documents = None,
+        tokens: options.Tokens = 512,
+        out: options.Out = _DEFAULT_OUT,
+        weights: options.Weights = "trained",
+        control: options.Control = True,
+        device: options.Device = "auto",
+        dtype: options.Dtype = "float32",
+        seed: options.Seed = 0,
+        set_: options.Set = None,
+        config: options.ConfigFile = None,
+        beyond: options.Beyond = False,
+        device_map: options.DeviceMap = None,
+        revision: options.Revision = None,
+        attn_implementation: options.AttnImplementation = None,
+        offline: options.Offline = False,
+        trust_remote_code: options.TrustRemoteCode = False,
+    ) -> None:
+        del model, text, documents, tokens, out, weights, control, device, dtype, seed, set_, config, beyond
+        del device_map, revision, attn_implementation, offline, trust_remote_code
+        execute(measurement, *collect(context))
+
+    command.__doc__ = help_text(measurement)
+    return command
+
+
+def help_text(measurement: Measurement) -> str:
+    """Summary, metrics, options and limits, for ``--help``."""
+    lines = [measurement.summary, ""]
+    lines += [f"* {metric.title}: {metric.reading}" for metric in measurement.metrics]
+    lines += ["", "Options for --set:", ""]
+    for item in dataclasses.fields(measurement.config):
+        lines.append(f"* {item.name}={item.default}: {item.metadata.get('help', '')}")
+    return "\n".join([*lines, "", measurement.limits])
+
+
+def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, Any]) -> None:
+    """Measure the model, and its random twin unless told not to, and show the numbers side by side."""
+    from wherewhat.cli.tables import by_layer, headline
+    from wherewhat.pipeline.running import run
+    from wherewhat.pipeline.summary import summarise
+
+    requests = [arguments.request(measurement.name, settings)]
+    if arguments.control and arguments.weights == "trained":
+        requests += [requests[0].twin(weights) for weights in measurement.twins]
+    progress = TerminalProgress(Console(stderr=True))
+    directories = [run(request, out=Path(arguments.out), progress=progress) for request in requests]
+    summaries = [
+        (request.model.weights, summarise(measurement, directory))
+        for request, directory in zip(requests, directories, strict=True)
+    ]
+    console = Console()
+    console.print(by_layer(summaries[0][1], summaries[0][0]))
+    console.print(headline(measurement, summaries))
+    for directory in directories:
+        # soft_wrap keeps the path whole, to be copied or read by a script
+        console.print(str(directory.path), soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,50 @@
+"""The options every command shares, written down once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="[MODEL]", help="smollm2 (embedded), a Hugging Face id, a folder, or a .gguf file."),
+]
+Weights = Annotated[
+    str,
+    typer.Option(help="trained, random (freshly initialised twin) or shuffled (query and key entries permuted)."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the twins.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option("--device-map", help="auto spreads a model larger than one GPU (needs accelerate)."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Never open a connection.")]
+AttnImplementation = Annotated[
+    str | None,
+    typer.Option("--attn-implementation", help="sdpa, eager or another of transformers' (default: the model's own)."),
+]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a model's own Python code run.")]
+
+Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
+]
+Documents = Annotated[int | None, typer.Option(help="How many documents to use (embedded text: 4).")]
+Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
+Beyond = Annotated[bool, typer.Option("--beyond", help="Go beyond the positions the model was made for.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the measurement; repeat for more."),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="The same options from a TOML or JSON file.")
+]
+Control = Annotated[
+    bool, typer.Option(help="Also measure the model's twins (freshly initialised, …), to compare with.")
+]

@@ -1,0 +1,80 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from wherewhat.capturing import Proof
+from wherewhat.measure.base import Measurement
+from wherewhat.pipeline.summary import Interval, MetricSummary
+
+
+def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[MetricSummary]]]) -> Table:
+    """Every metric once: each run beside the others, and the control. ``runs`` are (weights, summaries)."""
+    table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
+    table.add_column("mean over all heads")
+    for weights, _ in runs:
+        table.add_column(weights, justify="right")
+    table.add_column("control", justify="right")
+    for index, summary in enumerate(runs[0][1]):
+        metric = summary.metric
+        cells = [_interval(summaries[index].overall) for _, summaries in runs]
+        control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
+        table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
+    return table
+
+
+def by_layer(summaries: Sequence[MetricSummary], weights: str) -> Table:
+    """One line per layer: mean over heads with its interval over documents."""
+    table = Table(title=f"by layer ({weights}): mean over heads ± 95 % over documents", title_justify="left")
+    table.add_column("layer", justify="right")
+    summaries = [summary for summary in summaries if summary.layers]
+    for summary in summaries:
+        table.add_column(summary.metric.title, justify="right")
+    for layer in sorted({i for summary in summaries for i in summary.layers}):
+        table.add_row(str(layer), *(_interval(s.layers[layer]) if layer in s.layers else "" for s in summaries))
+    return table
+
+
+def proof_table(proof: Proof) -> Table:
+    """One line per layer with what was proved."""
+    modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.plan.name) for layer in proof.layers))
+    table = Table(
+        title=f"{modules}: {proof.plan.route} route, {proof.implementation} attention, "
+        f"errors up to {proof.tolerance:g} are allowed",
+        title_justify="left",
+    )
+    table.add_column("layer", justify="right")
+    table.add_column("heads")
+    table.add_column("rotation")
+    for name in ("rotation", "weights", "output"):
+        table.add_column(f"{name} error", justify="right")
+    for layer in proof.layers:
+        rotation = layer.plan.rotation
+        described = "none" if rotation is None else f"{rotation.pairing}, {rotation.planes} planes"
+        table.add_row(
+            str(layer.plan.layer),
+            str(layer.heads) if layer.heads == layer.kv_heads else f"{layer.heads} / {layer.kv_heads} kv",
+            f"{described} ({layer.plan.note})" if layer.plan.note else described,
+            f"{layer.rotation_error:.0e}" if rotation is not None else "",
+            f"{layer.weights_error:.0e}",
+            f"{layer.output_error:.0e}",
+        )
+    return table
+
+
+def _interval(value: Interval) -> str:
+    """Mean ± reach, the mean with the decimals that the reach's two leading digits justify."""
+    if value.low is None or value.high is None:
+        return _number(value.mean)
+    reach = value.high - value.mean
+    decimals = 3 if reach == 0 else max(0, min(6, 1 - math.floor(math.log10(reach))))
+    return f"{value.mean:.{decimals}f} ± {reach:.{decimals}f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -1,0 +1,138 @@
+"""Margins of bilinear logits in linear time: sums along rows, columns and diagonals, and the sum of squares.
+
+For ``W[i, j] = q_i · k_j`` none of them needs W. The text is cut into chunks; what happens inside a chunk comes from
+its small triangle of QKᵀ, what happens between chunks from sums of keys before it, sums of queries after it and a
+running Gram matrix of keys. Diagonal sums are a cross-correlation over tokens, taken by FFT.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wherewhat.measure.axes.region import Band
+from wherewhat.measure.axes.solve import Margins
+
+_SLICE = 2**27
+"""Entries of q worked on at a time: keeps long texts of many heads within memory, and short ones in one go."""
+
+
+def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) -> tuple[Margins, Tensor, Tensor]:
+    """Margins of ``q_i · k_j`` on a causal band, around the means of queries and keys.
+
+    ``q_i · k_j = (q_i - q̄) · (k_j - k̄) + q_i · k̄ + q̄ · (k_j - k̄)``: the last two are a query and a key term, known
+    exactly. Keeping them apart keeps the sums of squares from cancelling, which in trained models they otherwise do.
+
+    Args:
+        q: Queries, ``(heads, n, d)``.
+        k: Keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
+        width: Number of distances.
+        dtype: Type to multiply in, float32 or float64. Sums are kept in float64.
+
+    Returns:
+        Margins of the centred product over ``heads``, the query terms and the key terms, both ``(heads, n)``.
+        Time O(n d (d + log n)), memory O(n d).
+    """
+    heads, n, d = q.shape
+    groups = heads // k.shape[0]
+    band = Band(n, width, q.device)
+    step = max(1, _SLICE // (groups * n * d))
+    found = []
+    for start in range(0, k.shape[0], step):
+        some_k = k[start : start + step].to(dtype).contiguous()
+        some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
+        found.append(_centred_margins(some_q, some_k, width))
+    sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Margins(band, sums, squares), rows, columns
+
+
+def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Packed sums, sum of squares, query terms and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
+    kv, groups, n, d = q.shape
+    mean_q, mean_k = q.mean(-2, keepdim=True), k.mean(-2, keepdim=True)
+    query_terms = (q.view(kv, -1, d) @ mean_k.mT).view(-1, n)
+    q, k = q - mean_q, k - mean_k
+    key_terms = (mean_q.view(kv, groups, d) @ k.mT).view(-1, n)
+    rows, columns, squares = _triangle(q, k)
+    if width < n:
+        # A band is the triangle without the smaller triangle of its far pairs.
+        far_rows, far_columns, far_squares = _triangle(q[:, :, width:], k[:, : n - width])
+        rows[..., width:] -= far_rows
+        columns[..., : n - width] -= far_columns
+        squares = squares - far_squares
+    sums = Band.pack(diagonal_sums(q, k, width), rows, columns)
+    return sums.view(kv * groups, -1), squares.view(-1), query_terms.double(), key_terms.double()
+
+
+def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row sums, column sums ``(kv, groups, n)`` and sum of squares ``(kv, groups)`` of the causal triangle.
+
+    Args:
+        q: ``(kv, groups, n, d)``.
+        k: ``(kv, n, d)``.
+    """
+    kv, groups, n, d = q.shape
+    size = min(n, max(64, d))
+    chunks = -(-n // size)
+    spare = chunks * size - n
+    # Padded tokens are zero: they add nothing to any sum.
+    q = pad(q, (0, 0, 0, spare)).view(kv, groups, chunks, size, d)
+    k = pad(k, (0, 0, 0, spare)).view(kv, 1, chunks, size, d)
+    inside = (q @ k.mT).tril_()  # (kv, groups, chunks, size, size)
+    rows, columns = inside.sum(-1).double(), inside.sum(-2).double()
+    squares = _dot(inside, inside)
+    del inside
+    keys = k.sum(-2).double()
+    before = keys.cumsum(2) - keys  # (kv, 1, chunks, d): keys of earlier chunks
+    rows += (q @ before.to(q.dtype)[..., None])[..., 0]
+    queries = q.sum(-2).double()
+    after = queries.sum(2, keepdim=True) - queries.cumsum(2)  # queries of later chunks
+    columns += (k @ after.to(k.dtype)[..., None])[..., 0]
+    gram = k.mT @ k
+    gram = gram.cumsum(2) - gram  # (kv, 1, chunks, d, d): Gram matrix of the keys of earlier chunks
+    squares = squares + _dot(q @ gram, q)
+    flat = (kv, groups, chunks * size)
+    return rows.view(flat)[..., :n], columns.view(flat)[..., :n], squares
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Sum of products over the last three dimensions, one chunk at a time and then in float64, ``(kv, groups)``."""
+    flat = (*x.shape[:3], 1, -1)
+    return (x.reshape(flat) @ y.reshape(flat).mT)[..., 0, 0].double().sum(-1)
+
+
+def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """``Σ_j q[j + d] · k[j]`` for every distance d below ``width``, ``(kv, groups, width)`` float64.
+
+    Two real dimensions make one complex one, ``Re(z_q z̄_k)`` being their dot product: half the transforms.
+
+    Args:
+        q: ``(kv, groups, n, d)``.
+        k: ``(kv, n, d)``.
+        width: Number of distances.
+    """
+    length = fft_length(q.shape[-2] + width - 1)
+    spectrum_k = _spectrum(k, length).conj_physical_()  # (kv, planes, length)
+    spectrum_q = _spectrum(q, length)  # (kv, groups, planes, length)
+    product = spectrum_q.mul_(spectrum_k[:, None]).sum(2)
+    sums: Tensor = torch.fft.ifft(product)[..., :width].real.double()
+    return sums
+
+
+def _spectrum(x: Tensor, length: int) -> Tensor:
+    """Fourier transform over tokens of ``(..., n, d)``, padded to ``length``, ``(..., planes, length)``."""
+    n, d = x.shape[-2:]
+    x = pad(x, (0, d % 2)).reshape(*x.shape[:-1], -1, 2)
+    padded = torch.zeros(*x.shape[:-3], x.shape[-2], length, dtype=torch.complex64, device=x.device)
+    if x.dtype == torch.float64:
+        padded = padded.to(torch.complex128)
+    padded[..., :n] = torch.view_as_complex(x).transpose(-1, -2)
+    spectrum: Tensor = torch.fft.fft(padded)
+    return spectrum
+
+
+def fft_length(least: int) -> int:
+    """Smallest 2^a, 3·2^a or 5·2^a that is long enough: lengths FFTs are fast at."""
+    power = 1 << max(0, (least - 1).bit_length())
+    return min(x for x in (power, 5 * power // 8, 3 * power // 4) if x >= least)

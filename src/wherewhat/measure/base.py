@@ -1,0 +1,142 @@
+"""What a measurement is: a frozen config, a function, a typed result, and words for its numbers.
+
+The command line, sweeps and reports are generated from the list of measurements in
+:mod:`wherewhat.measure.registry`; adding one means adding a file here and a line there. Measuring code sees
+tensors only: no files, no transformers, no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from wherewhat.capturing.attention import LayerAttention
+
+
+class Subject(Protocol):
+    """A model as measurements see it: something that runs on tokens and shows its layers."""
+
+    def run(self, ids: Tensor, reducer: Callable[[LayerAttention], None], *, logits: bool = False) -> Tensor | None:
+        """Run on ``ids`` ``(batch, n)``, hand each layer to ``reducer``, return logits if asked for."""
+
+    def edited(self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None]) -> Tensor:
+        """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Numbers that belong together, such as one value per distance and head.
+
+    Attributes:
+        values: The numbers.
+        axes: What each dimension is, such as ``("head", "distance")``.
+    """
+
+    values: Tensor
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """Numbers of one layer on one document.
+
+    Attributes:
+        layer: Index of the layer.
+        heads: Values per query head by metric, each ``(heads,)``.
+        whole: Values of the layer as a whole by metric: controls that are the same for every head.
+        curves: Curves by name, stored beside the scores.
+    """
+
+    layer: int
+    heads: Mapping[str, Tensor]
+    whole: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Words for one number, so that tables and reports can explain it.
+
+    Attributes:
+        name: Name in ``scores.parquet``.
+        title: Short title for a column.
+        unit: Unit, empty for plain numbers.
+        reading: One sentence that says how to read it.
+        control: Name of the metric to read it against, if any.
+        control_title: What the control is, in two or three words.
+    """
+
+    name: str
+    title: str
+    unit: str
+    reading: str
+    control: str | None = None
+    control_title: str = ""
+
+
+@dataclass(frozen=True)
+class DocumentScores:
+    """Numbers of one model on one document.
+
+    Attributes:
+        layers: One entry per layer.
+        whole: Values of the model as a whole by metric, such as a correlation pooled over all heads.
+        curves: Curves of the model as a whole by name.
+    """
+
+    layers: Sequence[LayerScores]
+    whole: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+
+
+Measure = Callable[[Subject, Tensor, Any], DocumentScores]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement.
+
+    Attributes:
+        name: Subcommand and name in the store.
+        summary: One line for ``--help`` and the report.
+        config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
+        measure: Function from subject, token ids ``(1, n)`` and config to the document's numbers.
+        metrics: Words for what it measures, most important first.
+        limits: What the numbers do not show.
+        twins: Twins of the model to measure beside it, as controls.
+    """
+
+    name: str
+    summary: str
+    config: type[Any]
+    measure: Measure
+    metrics: tuple[Metric, ...]
+    limits: str
+    twins: tuple[Literal["random", "shuffled"], ...] = ("random",)
+
+
+def per_layer(
+    function: Callable[[LayerAttention, Any], LayerScores],
+    whole: Callable[[Sequence[LayerScores]], Mapping[str, float]] = lambda layers: {},
+) -> Measure:
+    """A measurement that looks at each layer by itself, while the forward pass runs.
+
+    Args:
+        function: Numbers of one layer.
+        whole: Numbers of the model, from those of its layers.
+    """
+
+    def measure(subject: Subject, ids: Tensor, config: Any) -> DocumentScores:
+        found: list[LayerScores] = []
+        subject.run(ids, lambda attention: found.append(function(attention, config)))
+        return DocumentScores(found, whole(found))
+
+    return measure
+
+
+def option(default: Any, help_text: str) -> Any:
+    """A config field with a default and one line of help."""
+    return field(default=default, metadata={"help": help_text})

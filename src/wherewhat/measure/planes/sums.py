@@ -1,0 +1,115 @@
+"""Sums of bilinear logits over a causal band in linear time, the sum of products dimension by dimension.
+
+As in :mod:`wherewhat.measure.axes.margins`, the text is cut into chunks: inside a chunk the small triangle of QKᵀ is
+made, what lies before it enters through sums and a Gram matrix of keys. Here the share of every dimension is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import MeasureError
+
+
+@dataclass(frozen=True)
+class BandSums:
+    """Sums over the pairs ``0 ≤ i - j < width`` of logits ``W[i, j] = q_i · k_j`` and of their parts ``q_if k_jf``.
+
+    Attributes:
+        rows: Sums of W over each query's keys, ``(heads, n)``.
+        columns: Sums of W over each key's queries, ``(heads, n)``.
+        totals: Sums of each dimension's part, ``(heads, d)``.
+        products: Sums of each dimension's part times W, ``(heads, d)``; together they are the sum of squares.
+        reach: Sum of W² over the whole triangle, ``(heads,)``: what the other sums' rounding is relative to.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    totals: Tensor
+    products: Tensor
+    reach: Tensor
+
+    @property
+    def squares(self) -> Tensor:
+        """Sum of W², ``(heads,)``."""
+        return self.products.sum(-1)
+
+    def varies(self, tss: Tensor) -> Tensor:
+        """Whether a sum of squares around the mean is more than rounding."""
+        return tss > 1e-12 * self.reach.clamp_min(1e-300)
+
+
+def band_sums(q: Tensor, k: Tensor, width: int) -> BandSums:
+    """Sums of ``q_i · k_j`` for heads that share one key head, in time O(n d²) and memory O(n d).
+
+    Args:
+        q: ``(heads, n, d)`` float64.
+        k: ``(n, d)`` float64.
+        width: Number of distances.
+    """
+    n = k.shape[0]
+    whole = _triangle(q, k)
+    if width >= n:
+        return whole
+    # A band is the triangle without the smaller triangle of its far pairs.
+    far = _triangle(q[:, width:], k[: n - width])
+    whole.rows[:, width:] -= far.rows
+    whole.columns[:, : n - width] -= far.columns
+    products = whole.products - far.products
+    return BandSums(whole.rows, whole.columns, whole.totals - far.totals, products, whole.reach)
+
+
+def _triangle(q: Tensor, k: Tensor) -> BandSums:
+    heads, n, d = q.shape
+    size = min(n, max(64, d))  # work inside a chunk grows with it, work between chunks shrinks
+    chunks = -(-n // size)
+    pad = chunks * size - n
+    # Padded tokens are zero: they add nothing to any sum.
+    q = torch.nn.functional.pad(q, (0, 0, 0, pad)).view(heads, chunks, size, d)
+    k = torch.nn.functional.pad(k, (0, 0, 0, pad)).view(chunks, size, d)
+    inside = (q @ k.mT).tril_()  # (heads, chunks, size, size)
+    key_sums = k.sum(1)
+    before = key_sums.cumsum(0) - key_sums  # (chunks, d): keys of earlier chunks
+    query_sums = q.sum(2)
+    after = query_sums.sum(1, keepdim=True) - query_sums.cumsum(1)  # (heads, chunks, d): queries of later chunks
+    gram = k.mT @ k
+    gram = gram.cumsum(0) - gram  # (chunks, d, d)
+    rows = inside.sum(-1) + (q @ before[..., None])[..., 0]
+    columns = inside.sum(-2) + (k @ after[..., None])[..., 0]
+    products = (q * (inside @ k + q @ gram)).sum((1, 2))
+    return BandSums(
+        rows=rows.view(heads, -1)[:, :n],
+        columns=columns.view(heads, -1)[:, :n],
+        totals=(q * (k.cumsum(1) + before[:, None])).sum((1, 2)),
+        products=products,
+        reach=products.sum(-1),
+    )
+
+
+def check(q: Tensor, k: Tensor, window: int | None) -> int:
+    """Number of distances of a well-formed problem.
+
+    Args:
+        q: ``(heads, n, d)``.
+        k: ``(kv_heads, n, d)``.
+        window: Sliding window, if any.
+
+    Raises:
+        MeasureError: If shapes do not fit, a number is not finite, or there are too few pairs.
+    """
+    if q.ndim != 3 or k.ndim != 3 or q.shape[1:] != k.shape[1:]:
+        raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must be (heads, n, d) of the same n and d")
+    if k.shape[0] == 0 or q.shape[0] == 0 or q.shape[0] % k.shape[0]:
+        raise MeasureError(f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly")
+    n = q.shape[1]
+    if n < 4:
+        raise MeasureError(f"{n} tokens are too few for planes: at least 4 are needed")
+    if window is not None and window < 3:
+        raise MeasureError(f"window={window} leaves too few distances: at least 3 are needed")
+    for name, x in (("q", q), ("k", k)):
+        if not bool(x.isfinite().all()):
+            raise MeasureError(f"{name} holds NaN or Inf ({x.dtype}): the model overflows; use float32 or bfloat16")
+    return n if window is None else min(n, window)

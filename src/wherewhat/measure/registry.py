@@ -1,0 +1,29 @@
+"""The list of measurements. Everything that can be measured, run or reported is derived from it."""
+
+from __future__ import annotations
+
+import difflib
+
+from wherewhat.errors import ConfigError
+from wherewhat.measure.attention import ATTENTION
+from wherewhat.measure.axes.measurement import AXES
+from wherewhat.measure.base import Measurement
+from wherewhat.measure.distance import DISTANCE
+from wherewhat.measure.planes import PLANES
+from wherewhat.measure.residual import RESIDUAL
+
+MEASUREMENTS: tuple[Measurement, ...] = (AXES, DISTANCE, PLANES, RESIDUAL, ATTENTION)
+
+
+def find(name: str) -> Measurement:
+    """The measurement of that name.
+
+    Raises:
+        ConfigError: If there is none, with the nearest name.
+    """
+    by_name = {m.name: m for m in MEASUREMENTS}
+    if name in by_name:
+        return by_name[name]
+    near = difflib.get_close_matches(name, by_name, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(by_name)}"
+    raise ConfigError(f"there is no measurement '{name}': {hint}")

@@ -1,0 +1,149 @@
+"""What the part of the logits that is not additive does: it is turned down, and the model's loss is measured.
+
+Inside the forward pass the logits W of a head are replaced by ``a + b + c + λ · (W - a - b - c)``, with the three-axis
+fit of that very pass, or an axis is taken out of them. λ = 1 is the model itself, λ = 0 one with additive logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.capturing.attention import LayerAttention
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measure.axes.fit import AxesFit
+from wherewhat.measure.axes.layer import fit_layer
+from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Metric, Subject, option
+
+
+@dataclass(frozen=True)
+class ResidualConfig:
+    """Options of the residual experiment."""
+
+    strengths: tuple[float, ...] = option((0.0, 0.25, 0.5, 0.75, 1.0), "values of λ, in all heads at once")
+    layers: bool = option(True, "also make each layer additive by itself, the others left alone")
+    axes: bool = option(True, "also take each axis out of all heads' logits")
+    block_mib: int = option(64, "memory for one block of logits, in MiB")
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        if not self.strengths or len(set(self.strengths)) < len(self.strengths):
+            raise ConfigError(f"strengths={self.strengths}: give one or more different values of λ")
+        if self.block_mib < 1:
+            raise ConfigError(f"block_mib is {self.block_mib}: at least 1 MiB is needed")
+
+
+def mixed_attention(
+    attention: LayerAttention,
+    fit: AxesFit,
+    *,
+    strength: float = 1.0,
+    without: str = "",
+    heads: Tensor | None = None,
+    block_mib: int = 64,
+) -> Tensor:
+    """Attention output with the logits changed, a block of queries at a time.
+
+    Args:
+        attention: One layer, batch 1, n queries over n keys.
+        fit: Its three-axis fit over all visible pairs.
+        strength: λ on what is not additive.
+        without: Axes to take out, e.g. ``"a"``. The query axis cancels in softmax, so taking it out changes nothing.
+        heads: True for the heads to change, ``(heads,)``; None for all.
+        block_mib: Memory for one block of logits.
+
+    Returns:
+        Output ``(1, n, heads, d_v)``.
+    """
+    n, count = attention.n, attention.heads
+    rows = max(1, block_mib * 2**20 // (4 * count * attention.m))
+    dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
+    a, b, c = (x.to(attention.rot_q.device, dtype) for x in (fit.a, fit.b, fit.c))
+    value = attention.value.to(dtype).repeat_interleave(count // attention.value.shape[1], 1)
+    output = torch.empty(1, n, count, value.shape[-1], dtype=dtype, device=value.device)
+    for start in range(0, n, rows):
+        block = slice(start, min(n, start + rows))
+        scores = attention.attn_scores(block)
+        i = torch.arange(block.start, block.stop, device=value.device)
+        distance = (i[:, None] - torch.arange(attention.m, device=value.device)).clamp(0, a.shape[1] - 1)
+        terms = {"a": a[:, distance], "b": b[:, block, None], "c": c[:, None]}
+        changed = scores if strength == 1 else strength * scores + (1 - strength) * (sum(terms.values()))
+        for axis in without:
+            changed = changed - terms[axis]
+        if heads is not None:
+            changed = torch.where(heads.to(value.device).view(1, -1, 1, 1), changed, scores)
+        output[:, block] = (attention.weigh(changed, block) @ value).transpose(1, 2)
+    return output
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> float:
+    """Mean cross-entropy of the next token, in nats; ``logits`` ``(1, n, vocabulary)``, ``ids`` ``(1, n)``."""
+    return float(torch.nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:].to(logits.device)))
+
+
+def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
+    found: list[int] = []
+    plain = subject.run(ids, lambda attention: found.append(attention.layer), logits=True)
+    assert plain is not None
+    untouched = next_token_loss(plain, ids)
+    del plain
+
+    def loss(strength: float = 1.0, without: str = "", only: int | None = None) -> float:
+        def edit(attention: LayerAttention) -> Tensor | None:
+            if only is not None and attention.layer != only:
+                return None
+            fit = fit_layer(attention)
+            return mixed_attention(attention, fit, strength=strength, without=without, block_mib=config.block_mib)
+
+        return next_token_loss(subject.edited(ids, edit), ids)
+
+    by_strength = {strength: loss(strength) for strength in config.strengths}
+    if 1.0 in by_strength and abs(by_strength[1.0] - untouched) > 1e-3 * max(1.0, untouched):
+        raise MeasureError(
+            f"λ = 1 gives a loss of {by_strength[1.0]:.5f}, the untouched model {untouched:.5f}: the replacement is "
+            "not faithful on this model"
+        )
+    whole = {"loss": untouched} | {f"loss_strength_{s:g}": x for s, x in by_strength.items()}
+    if 0.0 in by_strength:
+        whole["loss_additive"] = by_strength[0.0]
+        whole["additive_cost"] = by_strength[0.0] - untouched
+    if config.axes:
+        whole |= {f"cost_without_{axis}": loss(without=axis) - untouched for axis in "ac"}
+    layers = (
+        [LayerScores(layer, {}, {"additive_cost_of_layer": loss(0.0, only=layer) - untouched}) for layer in found]
+        if config.layers
+        else []
+    )
+    curve = Curve(torch.tensor([[s, x] for s, x in sorted(by_strength.items())]), ("strength", "strength and loss"))
+    return DocumentScores(layers, whole, {"loss_by_strength": curve})
+
+
+RESIDUAL = Measurement(
+    name="residual",
+    summary="What the loss becomes when the part of the logits that is not additive is turned down.",
+    config=ResidualConfig,
+    measure=_measure,
+    twins=(),
+    metrics=(
+        Metric("loss", "loss", "nats", "Mean next-token loss of the untouched model."),
+        Metric("loss_strength_1", "loss at λ = 1", "nats", "The same through the replacement: must equal the loss."),
+        Metric("loss_strength_0.75", "loss at λ = 0.75", "nats", "Loss with three quarters of the residual."),
+        Metric("loss_strength_0.5", "loss at λ = 0.5", "nats", "Loss with half of the residual."),
+        Metric("loss_strength_0.25", "loss at λ = 0.25", "nats", "Loss with a quarter of the residual."),
+        Metric("loss_strength_0", "loss at λ = 0", "nats", "Loss when all heads' logits are exactly additive."),
+        Metric("cost_without_a", "cost without distance", "nats", "Rise of the loss without the distance term."),
+        Metric("cost_without_c", "cost without key", "nats", "Rise of the loss without the key term."),
+        Metric(
+            "additive_cost_of_layer",
+            "cost of one layer",
+            "nats",
+            "Rise of the loss when one layer alone is made additive, mean over layers.",
+        ),
+    ),
+    limits=(
+        "The fit is that of the text at hand: it knows the whole text, later tokens included, so the loss at λ < 1 is "
+        "what the best additive logits would allow, not what a model trained to be additive would reach."
+    ),
+)

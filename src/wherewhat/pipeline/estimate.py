@@ -1,0 +1,53 @@
+"""How long a measurement will take and how much memory, said before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from wherewhat.measure.base import Measurement, Subject
+
+_SHORT, _LONG = 64, 256
+_WORTH_SAYING = 2.0
+
+
+def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor]) -> str:
+    """One line, or nothing if it is quick.
+
+    Two short pieces of the first text are measured; the time is taken to grow as n and n².
+
+    Args:
+        subject: The model.
+        measurement: What will be measured.
+        config: Its options.
+        texts: Token ids of each document, ``(n,)``.
+    """
+    if max(len(ids) for ids in texts) <= _LONG:
+        return ""
+    first = texts[0]
+    _seconds(subject, measurement, config, first[:_SHORT])  # warms up allocators and kernels
+    short, long = (_seconds(subject, measurement, config, first[:n]) for n in (_SHORT, _LONG))
+    square = max(0.0, (long / _LONG - short / _SHORT) / (_LONG - _SHORT))
+    linear = max(0.0, long / _LONG - square * _LONG)
+    total = sum(linear * len(ids) + square * len(ids) ** 2 for ids in texts)
+    if total < _WORTH_SAYING:
+        return ""
+    return f"{len(texts)} documents of {len(first)} tokens: about {duration(total)}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _seconds(subject: Subject, measurement: Measurement, config: Any, ids: Tensor) -> float:
+    started = time.perf_counter()
+    measurement.measure(subject, ids[None], config)
+    return time.perf_counter() - started

@@ -1,0 +1,61 @@
+"""What a user asks for: one measurement of one model on some texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wherewhat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from wherewhat.models import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """Which model, in which form and where; the fields are those of :func:`wherewhat.load`."""
+
+    model: str | os.PathLike[str] = "smollm2"
+    weights: Weights = "trained"
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float32"
+    device_map: str | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+    revision: str | None = None
+    attn_implementation: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One measurement of one model on some texts.
+
+    Attributes:
+        measurement: Name of the measurement.
+        model: The model.
+        text: Files, folders or ``-``; None for the embedded text.
+        documents: How many documents to use; None for all given (embedded: 4).
+        tokens: Tokens of each document.
+        beyond: Also go beyond the positions the model was made for, where it can compute them.
+        options: Options of the measurement, by name.
+    """
+
+    measurement: str
+    model: ModelRequest = field(default_factory=ModelRequest)
+    text: tuple[str, ...] | None = None
+    documents: int | None = None
+    tokens: int = 512
+    beyond: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        if self.tokens < 2:
+            raise ConfigError(f"--tokens is {self.tokens}: attention needs at least 2 tokens")
+
+    def twin(self, weights: Weights) -> Request:
+        """The same request on a twin of the model."""
+        return replace(self, model=replace(self.model, weights=weights))

@@ -1,0 +1,169 @@
+"""text + model → capture → measure → store: one request in, one finished run directory out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import TextError
+from wherewhat.measure.base import DocumentScores, Measurement
+from wherewhat.measure.options import build_config, config_values
+from wherewhat.measure.registry import find
+from wherewhat.models import LoadedModel, load
+from wherewhat.pipeline.estimate import estimate
+from wherewhat.pipeline.progress import Progress, Silent
+from wherewhat.pipeline.request import ModelRequest, Request
+from wherewhat.pipeline.subject import ModelSubject
+from wherewhat.store import PartResult, Profile, Provenance, RunDirectory, ScoreSource, profile_name
+from wherewhat.text import Document, read_documents, text_hash
+
+EMBEDDED_DOCUMENTS = 4
+"""Documents of the embedded text used by default: enough for an interval, few enough for a laptop."""
+
+
+def run(request: Request, *, out: Path, progress: Progress | None = None) -> RunDirectory:
+    """Measure, store, and return the finished run directory.
+
+    What is finished is never computed again: an interrupted run goes on with the next document, a complete one
+    is returned as it is.
+
+    Args:
+        request: What to measure.
+        out: Folder that holds run directories.
+        progress: Where to tell how far it is; silent by default.
+
+    Raises:
+        WherewhatError: If anything about the request, the model, the text or the disk is wrong.
+    """
+    progress = progress or Silent()
+    measurement = find(request.measurement)
+    config = build_config(measurement.config, request.options)
+    texts = read_texts(request)
+    loaded = load_model(request.model, say=progress.say)
+    tokens = {text.name: encode(loaded, text, request) for text in texts}
+    directory = RunDirectory.open(
+        out,
+        name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
+        config=resolved(request, measurement, config, loaded, texts),
+    )
+    if directory.is_complete:
+        progress.say(f"already measured: {directory.path}")
+        return directory
+    with directory.lock(on_wait=progress.say):
+        missing = [name for name in tokens if not directory.has(name)]
+        if missing:
+            subject = ModelSubject(loaded)
+            progress.say(estimate(subject, measurement, config, [tokens[name] for name in missing]))
+            for name in progress.track(missing, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
+                started = time.perf_counter()
+                found = measurement.measure(subject, tokens[name][None], config)
+                part = _part(measurement, loaded, name, found)
+                directory.save(name, part, seconds=time.perf_counter() - started)
+        directory.finish(tokens, provenance=_provenance(loaded, texts))
+    return directory
+
+
+def read_texts(request: Request) -> list[Document]:
+    """The documents a request names."""
+    count = request.documents
+    if request.text is None and count is None:
+        count = EMBEDDED_DOCUMENTS
+    return read_documents(request.text, count=count)
+
+
+def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
+    """The model a request names, not yet proved."""
+    return load(
+        model.model,
+        weights=model.weights,
+        seed=model.seed,
+        device=model.device,
+        dtype=model.dtype,
+        device_map=model.device_map,
+        offline=model.offline,
+        trust_remote_code=model.trust_remote_code,
+        revision=model.revision,
+        attn_implementation=model.attn_implementation,
+        progress=say,
+    )
+
+
+def encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:
+    """Token ids of a document, ``(tokens,)``.
+
+    Raises:
+        TextError: If the document is shorter than asked for.
+        ConfigError: If the model has fewer positions than asked for.
+    """
+    try:
+        return loaded.encode(text.text, tokens=request.tokens, allow_beyond=request.beyond)
+    except TextError as error:
+        raise TextError(f"document '{text.name}': {error}") from error
+
+
+def resolved(
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: list[Document]
+) -> dict[str, Any]:
+    """Everything the numbers depend on: what the run directory is keyed by."""
+    return {
+        "measurement": measurement.name,
+        "options": config_values(config),
+        "model": loaded.name,
+        "weights": loaded.weights,
+        "weights_hash": loaded.weights_hash,
+        "tokenizer_hash": loaded.tokenizer_hash,
+        "seed": loaded.seed,
+        "dtype": loaded.dtype,
+        "device": torch.device(loaded.device.split("+")[0]).type,
+        "tokens": request.tokens,
+        "documents": [{"name": text.name, "sha256": text.sha256} for text in texts],
+    }
+
+
+def _part(measurement: Measurement, loaded: LoadedModel, document: str, found: DocumentScores) -> PartResult:
+    source = ScoreSource(
+        measurement=measurement.name,
+        model=loaded.name,
+        weights=loaded.weights,
+        seed=loaded.seed,
+        document=document,
+    )
+    units = {metric.name: metric.unit or None for metric in measurement.metrics}
+    scores = []
+    profiles = {}
+    for name, value in found.whole.items():
+        scores.append(source.score(name, value, unit=units.get(name)))
+    for name, curve in found.curves.items():
+        profiles[profile_name(document, None, name)] = Profile(curve.values, curve.axes)
+    for layer in found.layers:
+        for name, values in layer.heads.items():
+            defined = [None if math.isnan(value) else value for value in values.tolist()]
+            scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
+        for name, value in layer.whole.items():
+            scores.append(source.score(name, value, layer=layer.layer))
+        for name, curve in layer.curves.items():
+            profiles[profile_name(document, layer.layer, name)] = Profile(curve.values, curve.axes)
+    if not scores:
+        raise TextError(f"document '{document}' gave no scores")
+    return PartResult(scores=scores, profiles=profiles)
+
+
+def _provenance(loaded: LoadedModel, texts: list[Document]) -> Provenance:
+    extra: dict[str, Any] = {"spec": loaded.spec, "revision": loaded.revision}
+    if loaded.device.startswith("cuda"):
+        extra["gpu"] = torch.cuda.get_device_name(loaded.device.split("+")[0])
+    return Provenance(
+        model_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        text_hash=text_hash(texts),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        seed=loaded.seed,
+        extra=extra,
+    )

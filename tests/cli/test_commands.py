@@ -1,0 +1,113 @@
+"""End-to-end: the commands as a user types them, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from wherewhat.measure import MEASUREMENTS
+
+
+def test_help_names_every_measurement(cli):
+    shown = cli("--help")
+    assert shown.code == 0
+    for measurement in MEASUREMENTS:
+        assert measurement.name in shown.out
+
+
+def test_no_arguments_show_help(cli):
+    assert "Usage" in cli().out
+
+
+def test_version(cli):
+    assert cli("--version").out.startswith("wherewhat ")
+
+
+@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
+def test_help_of_a_measurement_explains_metrics_and_options(cli, measurement):
+    shown = cli(measurement.name, "--help")
+    flat = " ".join(shown.out.split())
+    assert shown.code == 0
+    assert measurement.summary in flat
+    for option in (
+        "--text",
+        "--tokens",
+        "--out",
+        "--weights",
+        "--device",
+        "--dtype",
+        "--seed",
+        "--offline",
+        "--set",
+    ):
+        assert option in flat
+
+
+def test_check_prints_one_line_per_layer(cli, model):
+    shown = cli("check", model)
+    assert shown.code == 0, shown.err
+    assert "model.layers.*.self_attn" in shown.out
+    assert "half, 2 planes" in shown.out
+    assert "proved. Capturing changes the model's output by 0." in shown.out
+
+
+def test_measurement_stores_and_shows_model_and_twin(cli, model, text):
+    shown = cli("attention", model, "--text", text, "--tokens", 24, "--out", "results")
+    assert shown.code == 0, shown.err
+    assert shown.err == ""  # no progress where there is no terminal
+    assert "trained" in shown.out
+    assert "random" in shown.out
+    trained, random = (Path(line) for line in shown.out.splitlines()[-2:])
+    for folder, weights in ((trained, "trained"), (random, "random")):
+        table = pq.read_table(folder / "scores.parquet").to_pydict()
+        assert set(table["weights"]) == {weights}
+        assert {
+            (layer, head) for layer, head in zip(table["layer"], table["head"], strict=True) if head is not None
+        } == {(layer, head) for layer in range(2) for head in range(4)}
+        assert json.loads((folder / "config.json").read_text())["tokens"] == 24
+        assert json.loads((folder / "provenance.json").read_text())["device"] == "cpu"
+
+
+def test_second_run_computes_nothing_and_changes_nothing(cli, model, text, monkeypatch):
+    arguments = ("attention", model, "--text", text, "--tokens", 24, "--no-control")
+    folder = Path(cli(*arguments).out.splitlines()[-1])
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    def fail(*_):
+        raise AssertionError("measured twice")
+
+    monkeypatch.setattr("wherewhat.pipeline.running.ModelSubject", fail)
+    again = cli(*arguments)
+    assert again.code == 0, again.err
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_options_of_the_measurement_by_set_and_by_file(cli, model, text, tmp_path):
+    by_set = cli("attention", model, "--text", text, "--tokens", 24, "--set", "sink_tokens=2", "--no-control")
+    config = tmp_path / "run.toml"
+    config.write_text(f'text = "{text}"\ntokens = 24\ncontrol = false\n[set]\nsink_tokens = 2\n')
+    by_file = cli("attention", model, "--config", config)
+    assert by_set.code == by_file.code == 0, by_file.err
+    assert by_set.out.splitlines()[-1] == by_file.out.splitlines()[-1]
+    overruled = cli("attention", model, "--config", config, "--tokens", 20)
+    assert json.loads((Path(overruled.out.splitlines()[-1]) / "config.json").read_text())["tokens"] == 20
+
+
+def test_several_documents_give_intervals(cli, model, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("a dog and a cat ran on the mat . " * 4)
+    shown = cli("attention", model, "--text", text, "--text", other, "--tokens", 24, "--no-control")
+    assert shown.code == 0, shown.err
+    assert "±" in shown.out
+
+
+def test_text_from_standard_input(cli, model, monkeypatch, tmp_path):
+    piped = tmp_path / "piped"
+    piped.write_text("the cat sat on a mat . " * 5)
+    with piped.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        shown = cli("attention", model, "--text", "-", "--tokens", 24, "--no-control")
+    assert shown.code == 0, shown.err
