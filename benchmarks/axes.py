@@ -1,0 +1,216 @@
+"""Time of the three-axis fit beside what it replaces and what it runs on, with the floor set by bytes and flops.
+
+    python benchmarks/axes.py                      # CPU: lengths, growth, SmolLM2
+    python benchmarks/axes.py --device cuda        # against flash SDPA at 131,072 tokens, and 1,048,576 tokens
+    python benchmarks/axes.py --obvious            # also the obvious way: all logits and scipy's lsqr, one head
+
+The floor is the larger of two times: reading q and k once at this machine's copy bandwidth, and the multiplications
+of the method at its matrix rate, both measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from wherewhat.measure.axes import fit_axes
+
+
+def main() -> None:
+    """Run what the device allows and print tables."""
+    parser = argparse.ArgumentParser(description="Time of the three-axis fit.")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--no-model", action="store_true", help="leave SmolLM2 out")
+    parser.add_argument("--obvious", action="store_true", help="also all logits and scipy's lsqr")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.device == "cpu":
+        cpu_lengths(options)
+        if options.obvious:
+            obvious()
+        if not options.no_model:
+            whole_model(options.repeat)
+    else:
+        gpu(options)
+
+
+def cpu_lengths(options: argparse.Namespace) -> None:
+    """Fit against a blocked float32 pass that makes all logits, over lengths."""
+    bandwidth, rate = ceilings("cpu")
+    print(f"copy {bandwidth / 1e9:.1f} GB/s, matrix product {rate / 1e9:.0f} GFLOP/s, {options.threads} threads")
+    print(f"{'n':>7} {'fit ms':>9} {'method':>8} {'blocked ms':>11} {'speed-up':>9} {'floor ms':>9} {'of floor':>9}")
+    times = {}
+    for n in options.lengths:
+        q, k = torch.randn(9, n, 64), torch.randn(3, n, 64)
+        ours, blocked = alternate(
+            lambda q=q, k=k: fit_axes(q, k), lambda q=q, k=k: blocked_float32(q, k), options.repeat if n < 8192 else 3
+        )
+        times[n] = ours
+        floor = floor_seconds(9, 3, n, 64, 4, bandwidth, rate)
+        method = fit_axes(q, k).method
+        print(
+            f"{n:7d} {ours * 1e3:9.1f} {method:>8} {blocked * 1e3:11.1f} {blocked / ours:8.1f}x {floor * 1e3:9.2f}"
+            f" {ours / floor:8.1f}x"
+        )
+    if {4096, 16384} <= times.keys():
+        print(f"growth from 4,096 to 16,384 tokens: {times[16384] / times[4096]:.2f}x (quadratic: 16x)")
+
+
+def blocked_float32(q: Tensor, k: Tensor, block: int = 512) -> tuple[Tensor, ...]:
+    """Row, column, diagonal and square sums the plain way: all logits in float32, a block of rows at a time."""
+    heads, n, d = q.shape
+    groups = heads // k.shape[0]
+    rows, columns, diagonals = torch.zeros(heads, n), torch.zeros(heads, n), torch.zeros(heads, n)
+    squares = torch.zeros(heads)
+    for start in range(0, n, block):
+        stop = min(n, start + block)
+        count = stop - start
+        w = q[:, start:stop].reshape(k.shape[0], groups * count, d) @ k[:, :stop].mT
+        w = w.view(heads, count, stop).tril_(start)
+        rows[:, start:stop] = w.sum(-1)
+        columns[:, :stop] += w.sum(-2)
+        skewed = pad(w.flip(1), (0, count)).reshape(heads, -1)[:, : count * (count + stop - 1)]
+        sums = skewed.view(heads, count, count + stop - 1).sum(1).flip(-1)[:, count - 1 :]
+        diagonals[:, :stop] += sums
+        squares += w.square_().sum((-1, -2))
+    return rows, columns, diagonals, squares
+
+
+def whole_model(repeat: int, tokens: int = 2048) -> None:
+    """Decomposition of all heads of SmolLM2 on top of its own forward pass."""
+    from wherewhat.capturing import capture, prove
+    from wherewhat.measure.axes.layer import fit_layer
+    from wherewhat.models import load
+
+    model = load("smollm2").model
+    proof = prove(model)
+    ids = torch.randint(0, 40_000, (1, tokens), generator=torch.Generator().manual_seed(0))
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(ids, use_cache=False, logits_to_keep=1)
+
+    def decomposed() -> None:
+        with torch.no_grad(), capture(model, fit_layer, proof=proof):
+            model(ids, use_cache=False, logits_to_keep=1)
+
+    both, plain = alternate(decomposed, forward, repeat)
+    print(
+        f"SmolLM2, {tokens} tokens, 270 heads: forward {plain:.2f} s, with the decomposition {both:.2f} s: "
+        f"{(both - plain) / plain:.3f} of the forward on top"
+    )
+
+
+def obvious(n: int = 1024, d: int = 64) -> None:
+    """One head by its whole matrix of logits and scipy's sparse least squares."""
+    import numpy as np
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.linalg import lsqr
+
+    q, k = torch.randn(1, n, d), torch.randn(1, n, d)
+    started = time.perf_counter()
+    w = (q[0] @ k[0].T).numpy()
+    i, j = np.tril_indices(n)
+    row = np.arange(len(i))
+    design = coo_matrix(
+        (np.ones(3 * len(i)), (np.tile(row, 3), np.concatenate([i - j, n + i, 2 * n + j]))), shape=(len(i), 3 * n)
+    ).tocsr()
+    solution = lsqr(design, w[i, j], atol=1e-10, btol=1e-10)
+    seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    fit = fit_axes(q, k)
+    ours = time.perf_counter() - started
+    r = math.sqrt(1 - solution[3] ** 2 / ((w[i, j] - w[i, j].mean()) ** 2).sum())
+    print(f"the obvious way, one head, {n} tokens: {seconds:.2f} s, r {r:.6f}")
+    print(f"fit_axes, one head, {n} tokens: {ours:.4f} s, r {float(fit.r):.6f}")
+
+
+def gpu(options: argparse.Namespace) -> None:
+    """One layer of 32 query and 8 key heads, against causal flash attention on the same tensors."""
+    bandwidth, rate = ceilings(options.device)
+    print(f"{torch.cuda.get_device_name()}: copy {bandwidth / 1e12:.2f} TB/s, bf16 product {rate / 1e12:.0f} TFLOP/s")
+    for n in (131_072, 1_048_576):
+        generator = torch.Generator(options.device).manual_seed(0)
+        q, k = (
+            torch.randn(h, n, 128, device=options.device, dtype=torch.bfloat16, generator=generator) for h in (32, 8)
+        )
+        torch.cuda.reset_peak_memory_stats()
+        ours = seconds(lambda q=q, k=k: fit_axes(q, k, scale=128**-0.5), options.repeat)
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        exact = fit_axes(q[:4, :131_072].double(), k[:1, :131_072].double(), scale=128**-0.5)
+        error = float((fit_axes(q[:4, :131_072], k[:1, :131_072], scale=128**-0.5).r - exact.r).abs().max())
+        floor = floor_seconds(32, 8, n, 128, 2, bandwidth, rate)
+        line = f"{n:9,d} tokens: fit {ours * 1e3:7.1f} ms, {ours / floor:5.1f}x its floor, peak {peak:.1f} GiB, "
+        line += f"r within {error:.1e} of float64"
+        if n <= 131_072:
+            attention = seconds(
+                lambda q=q, k=k: scaled_dot_product_attention(
+                    q[None], k[None], k[None], is_causal=True, enable_gqa=True
+                ),
+                3,
+            )
+            line += f"; flash SDPA {attention * 1e3:.1f} ms, ratio {ours / attention:.3f}"
+        print(line)
+
+
+def floor_seconds(
+    heads: int, kv_heads: int, n: int, d: int, size: int, bandwidth: float, rate: float, chunk: int = 128
+) -> float:
+    """The larger of reading q and k once and doing the method's multiplications."""
+    moved = (heads + kv_heads) * n * d * size
+    products = 2 * heads * n * d * (d + chunk) + 2 * kv_heads * n * d * d
+    transforms = 5 * 2 * n * math.log2(2 * n) * (d // 2) * (heads + kv_heads)
+    return max(moved / bandwidth, (products + transforms) / rate)
+
+
+def ceilings(device: str) -> tuple[float, float]:
+    """Bytes per second of a large copy (read plus written) and flops per second of a large matrix product."""
+    big = device != "cpu"
+    x = torch.randn(2**28 if big else 2**25, device=device)
+    y = torch.empty_like(x)
+    copied = 2 * x.numel() * 4 / seconds(lambda: y.copy_(x), 5)
+    m = 8192 if big else 2048
+    a = torch.randn(m, m, device=device, dtype=torch.bfloat16 if big else torch.float32)
+    return copied, 2 * m**3 / seconds(lambda: a @ a, 5)
+
+
+def alternate(one: Callable[[], object], other: Callable[[], object], repeat: int) -> tuple[float, float]:
+    """Median times of two functions that take turns."""
+    one()
+    other()
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeat):
+        for function, found in zip((one, other), times, strict=True):
+            started = time.perf_counter()
+            function()
+            found.append(time.perf_counter() - started)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def seconds(function: Callable[[], object], repeat: int) -> float:
+    """Median time of a function, after one warm-up."""
+    function()
+    found = []
+    for _ in range(repeat):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        function()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Brute force: the decomposition of captured layers of every encoding against their own dense logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capturing.tiny import tiny, tokens
+from measure.dense_axes import dense_fit
+from wherewhat.capturing import LayerAttention, capture, prove
+from wherewhat.errors import MeasureError
+from wherewhat.measure.axes.layer import band_width, bias_options, fit_layer, gaussian_like
+from wherewhat.measure.axes.measurement import AXES, AxesConfig
+
+ENCODINGS = {
+    "RoPE": "llama",
+    "RoPE interleaved": "gptj",
+    "RoPE partial": "gpt_neox:partial",
+    "RoPE scaled": "llama:yarn",
+    "RoPE and NoPE, window": "cohere2",
+    "soft-cap": "gemma2",
+    "sinks": "gpt_oss",
+    "MLA": "deepseek_v3",
+    "ALiBi by key": "bloom",
+    "ALiBi by distance": "mpt",
+    "ALiBi in the mask": "falcon:alibi",
+    "learned": "gpt2",
+    "relative bias": "inkling_text",
+}
+
+
+def layers(name, check) -> None:
+    model = tiny(name)
+    seen = []
+
+    def reducer(attention: LayerAttention) -> None:
+        seen.append(attention.layer)
+        check(attention)
+
+    with torch.no_grad(), capture(model, reducer, proof=prove(model)):
+        model(tokens(41))
+    assert seen
+
+
+@pytest.mark.parametrize("name", ENCODINGS.values(), ids=ENCODINGS.keys())
+def test_fit_equals_the_dense_one(name):
+    def check(attention):
+        fit = fit_layer(attention)
+        scores = attention.attn_scores()[0].double()
+        visible = attention.visible()[0, 0].expand(attention.n, attention.m)
+        for head in range(attention.heads):
+            for subset in ("abc", "ac", "b"):
+                r, _ = dense_fit(scores[head], visible, subset)
+                assert float(fit.r_subset[subset][head]) == pytest.approx(r, abs=1e-4)
+
+    layers(name, check)
+
+
+@pytest.mark.parametrize(("name", "form"), [("bloom", "key_bias"), ("mpt", "key_bias"), ("llama", None)])
+def test_biases_are_read_in_the_cheapest_form(name, form):
+    layers(name, lambda attention: assert_keys(bias_options(attention), form))
+
+
+def assert_keys(options, form):
+    assert list(options) == ([] if form is None else [form])
+
+
+def test_windows_are_read_off_the_mask():
+    widths = set()
+    layers("gemma3_text", lambda attention: widths.add(band_width(attention)))
+    assert widths == {None, 8}
+
+
+def test_a_mask_that_is_no_band_is_refused():
+    def check(attention):
+        if bool((~attention.visible(slice(40, 41)))[..., :30].any()):
+            with pytest.raises(MeasureError, match="not a causal band"):
+                fit_layer(attention)
+
+    layers("llama4_text", check)
+
+
+def test_gaussian_control_has_the_norms_of_the_original():
+    x = torch.randn(2, 30, 8) * torch.rand(2, 30, 1)
+    noise = gaussian_like(x, seed=1)
+    torch.testing.assert_close(noise.norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(noise, gaussian_like(x, seed=1))
+
+
+def test_pooled_r_is_that_of_all_logits_at_once():
+    model = tiny("llama")
+    ids = tokens(41)
+    residual, values = [], []
+
+    def keep(attention):
+        fit = fit_layer(attention)
+        i, j = torch.ones(41, 41).tril().nonzero(as_tuple=True)
+        logits = attention.attn_scores()[0][:, i, j].double()
+        residual.append(logits - fit.a[:, i - j] - fit.b[:, i] - fit.c[:, j])
+        values.append(logits)
+
+    proof = prove(model)
+
+    class Subject:
+        def run(self, ids, reducer, *, logits=False):
+            with torch.no_grad(), capture(model, reducer, proof=proof):
+                return model(ids).logits
+
+    with torch.no_grad(), capture(model, keep, proof=proof):
+        model(ids)
+    found = AXES.measure(Subject(), ids, AxesConfig())
+    flat = torch.cat(values).flatten()
+    expected = (1 - torch.cat(residual).square().sum() / (flat - flat.mean()).square().sum()).sqrt()
+    assert found.whole["pooled_r"] == pytest.approx(float(expected), abs=1e-5)
+    assert len(found.layers) == model.config.num_hidden_layers
+    assert found.layers[0].curves["a"].values.shape == (4, 41)
