@@ -14,8 +14,11 @@ from torch.nn.functional import pad
 from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.solve import Margins
 
-_SLICE = 2**27
-"""Entries of q worked on at a time: keeps long texts of many heads within memory, and short ones in one go."""
+_SLICE = {"cpu": 2**21, "cuda": 2**27}
+"""Entries of q worked on at a time: on a CPU what its caches hold, on a GPU what its memory spares."""
+
+_SPECTRUM = {"cpu": 2**19, "cuda": 2**28}
+"""Complex numbers of Fourier transforms held at a time, likewise."""
 
 
 def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) -> tuple[Margins, Tensor, Tensor]:
@@ -37,7 +40,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     heads, n, d = q.shape
     groups = heads // k.shape[0]
     band = Band(n, width, q.device)
-    step = max(1, _SLICE // (groups * n * d))
+    step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
     found = []
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
@@ -75,10 +78,10 @@ def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     kv, groups, n, d = q.shape
     size = min(n, max(64, d))
     chunks = -(-n // size)
-    spare = chunks * size - n
-    # Padded tokens are zero: they add nothing to any sum.
-    q = pad(q, (0, 0, 0, spare)).view(kv, groups, chunks, size, d)
-    k = pad(k, (0, 0, 0, spare)).view(kv, 1, chunks, size, d)
+    if spare := chunks * size - n:
+        q, k = pad(q, (0, 0, 0, spare)), pad(k, (0, 0, 0, spare))  # zeros add nothing to any sum
+    q = q.view(kv, groups, chunks, size, d)
+    k = k.view(kv, 1, chunks, size, d)
     inside = (q @ k.mT).tril_()  # (kv, groups, chunks, size, size)
     rows, columns = inside.sum(-1).double(), inside.sum(-2).double()
     squares = _dot(inside, inside)
@@ -112,10 +115,16 @@ def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
         k: ``(kv, n, d)``.
         width: Number of distances.
     """
-    length = fft_length(q.shape[-2] + width - 1)
-    spectrum_k = _spectrum(k, length).conj_physical_()  # (kv, planes, length)
-    spectrum_q = _spectrum(q, length)  # (kv, groups, planes, length)
-    product = spectrum_q.mul_(spectrum_k[:, None]).sum(2)
+    kv, groups, n, d = q.shape
+    length = fft_length(n + width - 1)
+    if d % 2:
+        q, k = pad(q, (0, 1)), pad(k, (0, 1))
+    step = 2 * max(1, _SPECTRUM.get(q.device.type, 2**24) // (kv * (groups + 1) * length))
+    product: Tensor | float = 0.0
+    for start in range(0, d, step):
+        spectrum_k = _spectrum(k[..., start : start + step], length).conj_physical_()  # (kv, planes, length)
+        spectrum_q = _spectrum(q[..., start : start + step], length)  # (kv, groups, planes, length)
+        product = product + spectrum_q.mul_(spectrum_k[:, None]).sum(2)
     sums: Tensor = torch.fft.ifft(product)[..., :width].real.double()
     return sums
 
@@ -123,11 +132,9 @@ def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
 def _spectrum(x: Tensor, length: int) -> Tensor:
     """Fourier transform over tokens of ``(..., n, d)``, padded to ``length``, ``(..., planes, length)``."""
     n, d = x.shape[-2:]
-    x = pad(x, (0, d % 2)).reshape(*x.shape[:-1], -1, 2)
-    padded = torch.zeros(*x.shape[:-3], x.shape[-2], length, dtype=torch.complex64, device=x.device)
-    if x.dtype == torch.float64:
-        padded = padded.to(torch.complex128)
-    padded[..., :n] = torch.view_as_complex(x).transpose(-1, -2)
+    dtype = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+    padded = torch.zeros(*x.shape[:-2], d // 2, length, dtype=dtype, device=x.device)
+    padded[..., :n] = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).transpose(-1, -2)
     spectrum: Tensor = torch.fft.fft(padded)
     return spectrum
 

@@ -12,6 +12,10 @@ from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.triangle import Triangle
 
 SUBSETS = ("a", "b", "c", "ab", "ac", "bc", "abc")
+_DOWNWARDS = (
+    *(("ab", "abc", "c"), ("ac", "abc", "b"), ("bc", "abc", "a")),
+    *(("a", "ab", "b"), ("b", "ab", "a"), ("c", "ac", "a"), ("", "a", "a")),
+)
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,14 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
     parts = torch.stack(
         [band.pack(a, zero, zero), band.pack(zero_a, b - mean[:, None], zero), band.pack(zero_a, zero, c)]
     )
-    images = band.normal(parts)
-    sums, squares = {}, {}
-    for subset in ("", *SUBSETS):
-        left = [index for index, axis in enumerate("abc") if axis not in subset]
-        sums[subset] = margins.sums + images[left].sum(0)
-        squares[subset] = margins.squares + (parts[left].sum(0) * (margins.sums + sums[subset])).sum(-1)
+    images = dict(zip("abc", band.normal(parts), strict=True))
+    left = dict(zip("abc", parts, strict=True))
+    # From the full set down: a subset's sums are those of a larger one and the offset of the axis it lacks.
+    sums, offsets = {"abc": margins.sums}, {"abc": torch.zeros_like(offset)}
+    for subset, larger, lacking in _DOWNWARDS:
+        sums[subset] = sums[larger] + images[lacking]
+        offsets[subset] = offsets[larger] + left[lacking]
+    squares = {s: margins.squares + (offsets[s] * (margins.sums + sums[s])).sum(-1) for s in sums}
     solve = _triangle_terms if band.width == band.n else _band_terms
     terms = solve(band, sums)
     shift = band.pack(zero_a, zero + mean[:, None], zero)
