@@ -152,7 +152,7 @@ def _fit(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
     share = {s: torch.where(varies, 1 - sse[s] / tss.clamp_min(1e-300), torch.nan).clamp(0, 1) for s in SUBSETS}
     behaviour = torch.where(varies, 1 - sse["abc"] / sse["b"].clamp_min(1e-300), torch.nan)
     freedom = max(1, band.pairs - band.rank)
-    a, b, c = canonical(*band.unpack(fits.terms))
+    a, b, c = canonical(*fits.terms)
     rest = {"a": "bc", "b": "ac", "c": "ab"}
     return AxesFit(
         r=share["abc"].sqrt(),

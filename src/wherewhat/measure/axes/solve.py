@@ -1,4 +1,4 @@
-"""Least squares for any subset of the three axes, from the margins of the logits alone."""
+"""Least squares for every subset of the three axes, from the margins of the logits alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.triangle import Triangle
 
 SUBSETS = ("a", "b", "c", "ab", "ac", "bc", "abc")
-_DOWNWARDS = (
-    *(("ab", "abc", "c"), ("ac", "abc", "b"), ("bc", "abc", "a")),
-    *(("a", "ab", "b"), ("b", "ab", "a"), ("c", "ac", "a"), ("", "a", "a")),
-)
+_PAIRS = ("ab", "ac", "bc")
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,13 @@ class SubsetFits:
         sse: Sum of squared errors by subset, ``(heads,)``.
         tss: Sum of squares around the mean, ``(heads,)``.
         mean: Mean of the matrix, ``(heads,)``.
-        terms: Best terms of all three axes, packed, ``(heads, size)``.
+        terms: Best terms of all three axes by distance, query and key.
     """
 
     sse: dict[str, Tensor]
     tss: Tensor
     mean: Tensor
-    terms: Tensor
+    terms: tuple[Tensor, Tensor, Tensor]
 
 
 def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
@@ -60,51 +57,72 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
         offset: Terms of the second, packed, ``(heads, size)``. They are kept apart because they would only cancel:
             an axis of a subset absorbs its own offset, so only those of the other axes are left to be explained.
     """
+    whole = margins.band.width == margins.band.n
+    return _fit_triangle(margins, offset) if whole else _fit_band(margins, offset)
+
+
+def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
-    mean = (band.unpack(margins.sums + band.normal(offset))[1].sum(-1)) / band.pairs
-    a, b, c = band.unpack(offset)
-    zero_a, zero = torch.zeros_like(a), torch.zeros_like(b)
-    parts = torch.stack(
-        [band.pack(a, zero, zero), band.pack(zero_a, b - mean[:, None], zero), band.pack(zero_a, zero, c)]
-    )
-    images = dict(zip("abc", band.normal(parts), strict=True))
-    left = dict(zip("abc", parts, strict=True))
-    # From the full set down: a subset's sums are those of a larger one and the offset of the axis it lacks.
-    sums, offsets = {"abc": margins.sums}, {"abc": torch.zeros_like(offset)}
-    for subset, larger, lacking in _DOWNWARDS:
-        sums[subset] = sums[larger] + images[lacking]
-        offsets[subset] = offsets[larger] + left[lacking]
-    squares = {s: margins.squares + (offsets[s] * (margins.sums + sums[s])).sum(-1) for s in sums}
-    solve = _triangle_terms if band.width == band.n else _band_terms
-    terms = solve(band, sums)
-    shift = band.pack(zero_a, zero + mean[:, None], zero)
-    return SubsetFits(
-        # With the terms of least squares the fit is orthogonal to the error: SSE is what the fit does not take.
-        sse={s: (squares[s] - (terms[s] * sums[s]).sum(-1)).clamp_min(0) for s in SUBSETS},
-        tss=(squares[""] - band.unpack(sums[""])[1].sum(-1).square() / band.pairs).clamp_min(0),
-        mean=mean,
-        terms=terms["abc"] + parts.sum(0) + shift,
-    )
-
-
-def _triangle_terms(band: Band, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Terms by subset in closed form."""
     triangle = Triangle(band.n, band.device)
-    means = {}
-    for subset in SUBSETS:
-        a, b, c = band.unpack(sums[subset] / band.counts)
-        means[subset] = {"a": a, "b": b.flip(-1), "c": c}  # queries counted from the end
-    pairs = [s for s in SUBSETS if len(s) == 2]
-    first, second = triangle.pair(*(torch.stack([means[s][s[side]] for s in pairs]) for side in (0, 1)))
-    found = {s: {s: means[s][s]} for s in "abc"}
-    found |= {s: {s[0]: first[index], s[1]: second[index]} for index, s in enumerate(pairs)}
-    found["abc"] = dict(zip("abc", triangle.triple(torch.stack(list(means["abc"].values()))), strict=True))
-    nothing = torch.zeros_like(means["a"]["a"])
-    return {
-        s: band.pack(f.get("a", nothing), f.get("b", nothing).flip(-1), f.get("c", nothing)) for s, f in found.items()
+    (a, b, c), (offset_a, offset_b, offset_c) = band.unpack(margins.sums), band.unpack(offset)
+    # On the simplex queries are counted from the end, and the three axes are alike: (3, heads, n).
+    means = torch.stack([a, b.flip(-1), c]) / triangle.weight
+    offsets = torch.stack([offset_a, offset_b.flip(-1), offset_c])
+    mean = (triangle.mean(means[0]) + triangle.mean(offsets).sum(0))[:, 0]
+    offsets[1] -= mean[:, None]
+    expected = triangle.expect(offsets)
+
+    def seen(axis: int, subset: str) -> Tensor:
+        """Mean of the matrix at each value of an axis, offsets of the axes in the subset left out."""
+        out = [y for y in range(3) if "abc"[y] not in subset]
+        return means[axis] + sum((offsets[y] if y == axis else expected[y] for y in out), torch.zeros_like(means[axis]))
+
+    squares = {}
+    for subset in ("", *SUBSETS):
+        out = [y for y in range(3) if "abc"[y] not in subset]
+        squares[subset] = margins.squares + sum(triangle.dot(offsets[y], means[y] + seen(y, subset)) for y in out)
+    first, second = (torch.stack([seen("abc".index(s[side]), s) for s in _PAIRS]) for side in (0, 1))
+    best = triangle.pair(first, second)
+    explained = dict(zip(_PAIRS, triangle.dot(best[0], first) + triangle.dot(best[1], second), strict=True))
+    for axis in "abc":
+        alone = seen("abc".index(axis), axis)
+        explained[axis] = triangle.dot(alone, alone)
+    terms = triangle.triple(means)
+    explained["abc"] = triangle.dot(terms, means).sum(0)
+    terms = terms + offsets
+    terms[1] += mean[:, None]
+    return SubsetFits(
+        # At least squares the fit is orthogonal to the error: SSE is what the fit does not explain.
+        sse={s: (squares[s] - explained[s]).clamp_min(0) for s in SUBSETS},
+        tss=squares[""].clamp_min(0),
+        mean=mean,
+        terms=(terms[0], terms[1].flip(-1), terms[2]),
+    )
+
+
+def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
+    band = margins.band
+    a, b, c = band.unpack(offset)
+    nothing_a, nothing = torch.zeros_like(a), torch.zeros_like(b)
+    mean = band.unpack(margins.sums + band.normal(offset))[1].sum(-1) / band.pairs
+    parts = {
+        "a": band.pack(a, nothing, nothing),
+        "b": band.pack(nothing_a, b - mean[:, None], nothing),
+        "c": band.pack(nothing_a, nothing, c),
     }
-
-
-def _band_terms(band: Band, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Terms by subset, by conjugate gradients."""
-    return {s: conjugate_gradients(band, sums[s], s) for s in SUBSETS}
+    sse, terms = {}, margins.sums
+    tss = margins.squares
+    for subset in ("", *SUBSETS):
+        left = sum((part for axis, part in parts.items() if axis not in subset), torch.zeros_like(offset))
+        sums = margins.sums + band.normal(left)
+        squares = margins.squares + (left * (margins.sums + sums)).sum(-1)
+        if subset:
+            terms = conjugate_gradients(band, sums, subset)
+            # The quadratic form itself: its error is quadratic in that of the iteration.
+            rest = 2 * sums - band.normal(terms)
+            sse[subset] = (squares - (terms * rest).sum(-1)).clamp_min(0)
+        else:
+            tss = squares.clamp_min(0)
+    terms = terms + sum(parts.values(), torch.zeros_like(offset))
+    a, b, c = band.unpack(terms)
+    return SubsetFits(sse=sse, tss=tss, mean=mean, terms=(a, b + mean[:, None], c))

@@ -50,6 +50,10 @@ class Triangle:
         """P: mean of ``f`` of one coordinate given each value of another."""
         return f.cumsum(-1).flip(-1) / self.weight
 
+    def dot(self, f: Tensor, g: Tensor) -> Tensor:
+        """Sum of ``f · g`` over the triangle, ``(...)``."""
+        return (f * g) @ self.weight
+
     def mean(self, f: Tensor) -> Tensor:
         """Mean of ``f`` over the triangle, ``(..., 1)``."""
         return (f * self.weight).sum(-1, keepdim=True) / self.weight.sum()
