@@ -11,7 +11,7 @@ from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.solve import Margins
 
 Logits = Callable[[int, int, int, int], Tensor]
-"""``logits(i0, i1, j0, j1)``: rows i0…i1 and columns j0…j1 of the matrix, ``(heads, i1 - i0, j1 - j0)``."""
+"""``logits(i0, i1, j0, j1)``: rows i0…i1 and columns j0…j1 of the matrix, ``(heads, …, …)``, a new tensor."""
 
 
 def blocked_margins(logits: Logits, heads: int, n: int, width: int, *, device: torch.device, block: int) -> Margins:
@@ -32,16 +32,16 @@ def blocked_margins(logits: Logits, heads: int, n: int, width: int, *, device: t
     for i0 in range(0, n, block):
         i1 = min(n, i0 + block)
         j0 = max(0, i0 - width + 1)
-        w = logits(i0, i1, j0, i1)
-        distance = torch.arange(i0, i1, device=device)[:, None] - torch.arange(j0, i1, device=device)
-        w = torch.where((distance >= 0) & (distance < width), w, 0)
+        w = logits(i0, i1, j0, i1).tril_(i0 - j0)
+        if i1 - j0 > width:
+            w.triu_(i0 - j0 - width + 1)
         by_query[:, i0:i1] = w.sum(-1)
         by_key[:, j0:i1] += w.sum(-2)
         diagonals = _diagonal_sums(w)  # from distance i1-1-j0 down to i0-(i1-1)
         largest = i1 - 1 - j0
         kept = diagonals.flip(-1)[:, i1 - 1 - i0 :]  # distances 0 … largest
         by_distance[:, : min(width, largest + 1)] += kept[:, :width]
-        squares += w.square().sum((-1, -2))
+        squares += w.square_().sum((-1, -2))
     return Margins(band, sums, squares)
 
 

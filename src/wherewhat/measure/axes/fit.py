@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wherewhat.errors import MeasureError
 from wherewhat.measure.axes.blocked import Logits, blocked_margins
-from wherewhat.measure.axes.margins import bilinear_margins
+from wherewhat.measure.axes.margins import bilinear_margins, centre
 from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.solve import SUBSETS, Margins, fit_subsets
 
@@ -120,8 +120,14 @@ def fit_axes(
     # What is known to be additive is kept apart from the sums, where it would only cancel.
     offset = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=q.device)
     by_distance, by_query, by_key = band.unpack(offset)
-    if method == "linear":
-        margins, rows, columns = bilinear_margins(q, k, width, dtype=dtype)
+    if bilinear:
+        if method == "linear":
+            margins, rows, columns = bilinear_margins(q, k, width, dtype=dtype)
+        else:
+            grouped = q.to(dtype).contiguous().view(k.shape[0], -1, side, q.shape[-1])
+            q, k, rows, columns = centre(grouped, k.to(dtype))
+            logits = _logits(q.view(heads, side, -1), k, 1.0, None, None)
+            margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
         by_query += scale * rows
         by_key += scale * columns
         margins = Margins(band, scale * margins.sums, scale**2 * margins.squares)
@@ -135,20 +141,21 @@ def fit_axes(
         by_distance += distance_bias[..., min_distance : min_distance + width].to(offset)
     if key_bias is not None:
         by_key += key_bias[..., keys].to(offset)
-    return _fit(margins, offset, method=method)
+    return fit_margins(margins, offset, method=method)
 
 
 def faster_blocked(n: int, width: int, d: int) -> bool:
     """Whether making the logits is faster than the sums in linear time: short texts and narrow windows."""
-    return min(n, 2 * width) <= 4 * max(64, d)
+    return min(n, 2 * width) <= 6 * max(64, d)
 
 
-def _fit(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
+def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
+    """The decomposition of a matrix known by its margins, plus known additive terms, packed ``(heads, size)``."""
     band = margins.band
     fits = fit_subsets(margins, offset)
     sse, tss, mean = fits.sse, fits.tss, fits.mean
-    # Rounding leaves constants a TSS of about 1e-14 of their squares, far below any real variation.
-    varies = tss > 1e-12 * (tss + band.pairs * mean.square()).clamp_min(1e-300)
+    # Rounding leaves constant logits a TSS of about 1e-14 of what they were added up from.
+    varies = tss > 1e-12 * fits.reach.clamp_min(1e-300)
     share = {s: torch.where(varies, 1 - sse[s] / tss.clamp_min(1e-300), torch.nan).clamp(0, 1) for s in SUBSETS}
     behaviour = torch.where(varies, 1 - sse["abc"] / sse["b"].clamp_min(1e-300), torch.nan)
     freedom = max(1, band.pairs - band.rank)
@@ -191,15 +198,19 @@ def canonical(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Tensor | None) -> Logits:
     heads, _, d = q.shape
     groups = heads // k.shape[0]
+    centred = softcap is None and bias is None
 
     def logits(i0: int, i1: int, j0: int, j1: int) -> Tensor:
         block = q[:, i0:i1].reshape(k.shape[0], groups * (i1 - i0), d) @ k[:, j0:j1].mT
-        block = block.view(heads, i1 - i0, j1 - j0) * scale
+        block = block.view(heads, i1 - i0, j1 - j0)
+        if centred:
+            return block
+        block = block * scale
         if softcap is not None:
             block = softcap * torch.tanh(block / softcap)
         if bias is not None:
             block = block + bias[:, i0:i1, j0:j1].to(block.dtype)
-        return block.double()  # sums of squares cancel in float32 where logits are far from zero
+        return block.double()  # not centred: in float32 the sums of squares would cancel
 
     return logits
 

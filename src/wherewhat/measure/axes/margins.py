@@ -52,11 +52,8 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
 
 def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Packed sums, sum of squares, query terms and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
-    kv, groups, n, d = q.shape
-    mean_q, mean_k = q.mean(-2, keepdim=True), k.mean(-2, keepdim=True)
-    query_terms = (q.view(kv, -1, d) @ mean_k.mT).view(-1, n)
-    q, k = q - mean_q, k - mean_k
-    key_terms = (mean_q.view(kv, groups, d) @ k.mT).view(-1, n)
+    kv, groups, n, _ = q.shape
+    q, k, query_terms, key_terms = centre(q, k)
     rows, columns, squares = _triangle(q, k)
     if width < n:
         # A band is the triangle without the smaller triangle of its far pairs.
@@ -65,7 +62,21 @@ def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, 
         columns[..., : n - width] -= far_columns
         squares = squares - far_squares
     sums = Band.pack(diagonal_sums(q, k, width), rows, columns)
-    return sums.view(kv * groups, -1), squares.view(-1), query_terms.double(), key_terms.double()
+    return sums.view(kv * groups, -1), squares.view(-1), query_terms, key_terms
+
+
+def centre(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries ``(kv, groups, n, d)`` and keys ``(kv, n, d)`` around their means, and the terms this takes out.
+
+    Returns:
+        Centred queries and keys, query terms and key terms, the last two ``(kv · groups, n)`` float64.
+    """
+    kv, groups, n, d = q.shape
+    mean_q, mean_k = q.mean(-2, keepdim=True), k.mean(-2, keepdim=True)
+    query_terms = (q.view(kv, -1, d) @ mean_k.mT).view(-1, n)
+    q, k = q - mean_q, k - mean_k
+    key_terms = (mean_q.view(kv, groups, d) @ k.mT).view(-1, n)
+    return q, k, query_terms.double(), key_terms.double()
 
 
 def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,12 +38,14 @@ class SubsetFits:
         sse: Sum of squared errors by subset, ``(heads,)``.
         tss: Sum of squares around the mean, ``(heads,)``.
         mean: Mean of the matrix, ``(heads,)``.
+        reach: Squares of all that was added up to the matrix, ``(heads,)``: what rounding is relative to.
         terms: Best terms of all three axes by distance, query and key.
     """
 
     sse: dict[str, Tensor]
     tss: Tensor
     mean: Tensor
+    reach: Tensor
     terms: tuple[Tensor, Tensor, Tensor]
 
 
@@ -58,10 +60,11 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
             an axis of a subset absorbs its own offset, so only those of the other axes are left to be explained.
     """
     whole = margins.band.width == margins.band.n
-    return _fit_triangle(margins, offset) if whole else _fit_band(margins, offset)
+    reach = margins.squares + offset.square() @ margins.band.counts
+    return _fit_triangle(margins, offset, reach) if whole else _fit_band(margins, offset, reach)
 
 
-def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
+def _fit_triangle(margins: Margins, offset: Tensor, reach: Tensor) -> SubsetFits:
     band = margins.band
     triangle = Triangle(band.n, band.device)
     (a, b, c), (offset_a, offset_b, offset_c) = band.unpack(margins.sums), band.unpack(offset)
@@ -96,11 +99,12 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
         sse={s: (squares[s] - explained[s]).clamp_min(0) for s in SUBSETS},
         tss=squares[""].clamp_min(0),
         mean=mean,
+        reach=reach,
         terms=(terms[0], terms[1].flip(-1), terms[2]),
     )
 
 
-def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
+def _fit_band(margins: Margins, offset: Tensor, reach: Tensor) -> SubsetFits:
     band = margins.band
     a, b, c = band.unpack(offset)
     nothing_a, nothing = torch.zeros_like(a), torch.zeros_like(b)
@@ -125,4 +129,4 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
             tss = squares.clamp_min(0)
     terms = terms + sum(parts.values(), torch.zeros_like(offset))
     a, b, c = band.unpack(terms)
-    return SubsetFits(sse=sse, tss=tss, mean=mean, terms=(a, b + mean[:, None], c))
+    return SubsetFits(sse=sse, tss=tss, mean=mean, reach=reach, terms=(a, b + mean[:, None], c))
