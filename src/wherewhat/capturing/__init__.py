@@ -1,8 +1,9 @@
 """Capture: a causal language model's queries and keys, layer by layer, proved against its own attention."""
 
 from wherewhat.capturing.attention import LayerAttention
+from wherewhat.capturing.compare import LayerProof
 from wherewhat.capturing.masking import Mask
-from wherewhat.capturing.proof import LayerProof, Proof, capture, intervene, prove
+from wherewhat.capturing.proof import Proof, capture, intervene, prove
 from wherewhat.capturing.rotation import Rotation, identify_rotation
 from wherewhat.capturing.session import Capture, Editor, Reducer
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall, observers
 from wherewhat.capturing.guard import RotationGuard
-from wherewhat.capturing.learn import Plan
+from wherewhat.capturing.learn import LayerPlan, Plan
 from wherewhat.capturing.watch import ModelWatch, observing
 from wherewhat.errors import CaptureError
 
@@ -64,21 +64,7 @@ class Capture:
         positions = self._watch.positions(call.key.shape[2], call.key.device)
         self._guard.compare(plan, positions)
         self.layers_seen += 1
-        attention = LayerAttention(
-            layer=plan.layer,
-            name=name,
-            rot_q=call.query,
-            rot_k=call.key,
-            value=call.value,
-            output=call.output,
-            scale=call.scale,
-            mask=call.mask,
-            rotation=plan.rotation,
-            positions=positions,
-            softcap=call.softcap,
-            sinks=call.sinks,
-            declared_window=call.window,
-        )
+        attention = describe(plan, call, positions)
         # What a reducer runs is its own affair, be it this very model.
         token = observers.set(tuple(o for o in observers.get() if o is not self))
         try:
@@ -119,3 +105,22 @@ def capture_with(model: nn.Module, plan: Plan, reducer: Reducer | Editor, *, edi
     session = Capture(watch, plan, reducer, edits=edits)
     with observing(model, watch, session, route=plan.route):
         yield session
+
+
+def describe(plan: LayerPlan, call: AttentionCall, positions: Tensor) -> LayerAttention:
+    """One layer's attention, from what is known of the layer and what was seen of the call."""
+    return LayerAttention(
+        layer=plan.layer,
+        name=plan.name,
+        rot_q=call.query,
+        rot_k=call.key,
+        value=call.value,
+        output=call.output,
+        scale=call.scale,
+        mask=call.mask,
+        rotation=plan.rotation,
+        positions=positions,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        declared_window=call.window,
+    )
