@@ -10,6 +10,7 @@ from wherewhat import ModelRequest, Request, run
 from wherewhat.errors import CaptureError
 from wherewhat.loading import load
 from wherewhat.measure import find
+from wherewhat.pipeline.stored import stored_document
 from wherewhat.pipeline.summary import interval, summarise
 
 
@@ -112,3 +113,34 @@ def test_interval_of_known_numbers():
     assert found.mean == 2.0
     assert found.high - found.mean == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
     assert interval([5.0]).low is None
+
+
+def test_documents_together_have_one_distance_curve(folder, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("a dog and a cat ran on the mat . " * 4)
+    both = Request(measurement="axes", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    directory = run(both, out=tmp_path / "out")
+    table = directory.scores().to_pydict()
+    rows = zip(table["document"], table["layer"], table["head"], table["metric"], table["value"], strict=True)
+    found = {(layer, head, metric): value for document, layer, head, metric, value in rows if document is None}
+    curves = directory.profiles()
+    names = sorted({name.rsplit("/", 2)[0] for name in curves} - {"-"})
+    for layer in range(2):
+        mean = torch.stack([curves[f"{name}/{layer}/a"] for name in names]).double().mean(0)
+        torch.testing.assert_close(curves[f"-/{layer}/shared_a"].double(), mean, rtol=1e-5, atol=1e-6)
+        for head in range(4):
+            assert found[layer, head, "r_shared"] <= found[layer, head, "r_separate"] + 1e-9
+    alone = run(Request(measurement="axes", model=ModelRequest(model=folder), text=(text,), tokens=24), out=tmp_path)
+    assert "r_shared" not in alone.scores().to_pydict()["metric"]
+
+
+def test_stored_documents_come_back_as_they_were_measured(folder, text, tmp_path):
+    directory = run(request(folder, text), out=tmp_path)
+    name = directory.scores().to_pydict()["document"][0]
+    document = stored_document(*directory.part(name))
+    found = values(directory)
+    assert [layer.layer for layer in document.layers] == [0, 1]
+    for layer in document.layers:
+        for metric, numbers in layer.heads.items():
+            assert numbers.tolist() == [found[layer.layer, head, metric] for head in range(4)]
+        assert layer.whole["entropy_uniform"] == found[layer.layer, None, "entropy_uniform"]

@@ -107,6 +107,7 @@ class Measurement:
         metrics: Words for what it measures, most important first.
         limits: What the numbers do not show.
         twins: Twins of the model to measure beside it, as controls.
+        combine: Numbers over all documents of a run together, from those of each; None if there are none.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Measurement:
     metrics: tuple[Metric, ...]
     limits: str
     twins: tuple[Literal["random", "shuffled"], ...] = ("random",)
+    combine: Callable[[Sequence[DocumentScores]], DocumentScores] | None = None
 
 
 def per_layer(

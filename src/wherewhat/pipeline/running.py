@@ -19,12 +19,17 @@ from wherewhat.models import LoadedModel, load
 from wherewhat.pipeline.estimate import estimate
 from wherewhat.pipeline.progress import Progress, Silent
 from wherewhat.pipeline.request import ModelRequest, Request
+from wherewhat.pipeline.stored import stored_document
 from wherewhat.pipeline.subject import ModelSubject
 from wherewhat.store import PartResult, Profile, Provenance, RunDirectory, ScoreSource, profile_name
 from wherewhat.text import Document, read_documents, text_hash
 
 EMBEDDED_DOCUMENTS = 4
 """Documents of the embedded text used by default: enough for an interval, few enough for a laptop."""
+
+
+_TOGETHER = "\n"
+"""Key of the part that holds what is measured over all documents together; no document has this name."""
 
 
 def run(request: Request, *, out: Path, progress: Progress | None = None) -> RunDirectory:
@@ -65,7 +70,16 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
                 found = measurement.measure(subject, tokens[name][None], config)
                 part = _part(measurement, loaded, name, found)
                 directory.save(name, part, seconds=time.perf_counter() - started)
-        directory.finish(tokens, provenance=_provenance(loaded, texts))
+        keys = list(tokens)
+        if measurement.combine is not None and len(tokens) > 1:
+            keys.append(_TOGETHER)
+            if not directory.has(_TOGETHER):
+                started = time.perf_counter()
+                found = measurement.combine([stored_document(*directory.part(name)) for name in tokens])
+                directory.save(
+                    _TOGETHER, _part(measurement, loaded, None, found), seconds=time.perf_counter() - started
+                )
+        directory.finish(keys, provenance=_provenance(loaded, texts))
     return directory
 
 
@@ -126,7 +140,7 @@ def resolved(
     }
 
 
-def _part(measurement: Measurement, loaded: LoadedModel, document: str, found: DocumentScores) -> PartResult:
+def _part(measurement: Measurement, loaded: LoadedModel, document: str | None, found: DocumentScores) -> PartResult:
     source = ScoreSource(
         measurement=measurement.name,
         model=loaded.name,
@@ -150,7 +164,7 @@ def _part(measurement: Measurement, loaded: LoadedModel, document: str, found: D
         for name, curve in layer.curves.items():
             profiles[profile_name(document, layer.layer, name)] = Profile(curve.values, curve.axes)
     if not scores:
-        raise TextError(f"document '{document}' gave no scores")
+        raise TextError(f"{document or 'the documents together'} gave no scores")
     return PartResult(scores=scores, profiles=profiles)
 
 

@@ -163,6 +163,16 @@ class RunDirectory:
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
         self._parts.save(key, result, seconds=seconds)
 
+    def part(self, key: str) -> "tuple[pa.Table, ProfileFile]":
+        """Scores and curves of the finished part `key`, before or after the run is finished.
+
+        Raises:
+            StoreError: The part is missing or damaged.
+        """
+        self._checked_times(key)
+        folder = self._parts.path(key)
+        return read_scores(folder / SCORES), ProfileFile(folder / PROFILES)
+
     def finish(self, keys: Iterable[str], *, provenance: Provenance) -> None:
         """Joins the parts into the run's files; the bytes do not depend on when or in which order they came.
 

@@ -13,8 +13,9 @@ from wherewhat.errors import ConfigError
 from wherewhat.measure.attention import effective_rank
 from wherewhat.measure.axes.fit import Method, fit_axes
 from wherewhat.measure.axes.layer import fit_layer, gaussian_like
+from wherewhat.measure.axes.shared import shared_curve
 from wherewhat.measure.axes.solve import SUBSETS
-from wherewhat.measure.base import Curve, LayerScores, Measurement, Metric, option, per_layer
+from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Metric, option, per_layer
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,30 @@ def pooled(layers: Sequence[LayerScores]) -> Mapping[str, float]:
     return {"pooled_r": float((1 - sse.sum() / total).clamp_min(0).sqrt())} if float(total) > 0 else {}
 
 
+def shared(documents: Sequence[DocumentScores]) -> DocumentScores:
+    """One distance curve per head over all documents: what r keeps of it says whether *where* belongs to the head."""
+    layers = []
+    for same in zip(*(document.layers for document in documents), strict=True):
+        if any("a" not in layer.curves for layer in same):
+            continue
+        found = shared_curve(
+            torch.stack([layer.curves["a"].values for layer in same]),
+            *(torch.stack([layer.heads[name] for layer in same]) for name in ("sse", "tss")),
+            n=same[0].curves["b"].values.shape[-1],
+        )
+        heads = {"r_shared": found.r.mean(0), "r_shared_pooled": found.r_pooled, "r_separate": found.r_separate.mean(0)}
+        curve = Curve(found.a.float(), ("head", "distance"))
+        layers.append(LayerScores(same[0].layer, heads, curves={"shared_a": curve}))
+    return DocumentScores(layers)
+
+
 AXES = Measurement(
     name="axes",
     summary="How much of every head's logits is a sum of a distance, a query and a key term.",
     config=AxesConfig,
     measure=per_layer(_scores, pooled),
     twins=("random", "shuffled"),
+    combine=shared,
     metrics=(
         Metric(
             "r",
@@ -98,6 +117,14 @@ AXES = Measurement(
             "The same without the query term, which softmax cancels: what of the attention pattern is additive.",
             "r_gaussian",
             "Gaussian q, k (r)",
+        ),
+        Metric(
+            "r_shared",
+            "r, one curve for all",
+            "",
+            "r with one distance curve per head for all documents; if it keeps r, where belongs to the head.",
+            "r_separate",
+            "own curves",
         ),
         Metric("r_a", "distance alone", "", "Correlation with a distance curve alone: where."),
         Metric("r_c", "key alone", "", "Correlation with a key term alone: what is attended to by all alike."),
