@@ -7,6 +7,8 @@ running Gram matrix of keys. Diagonal sums are a cross-correlation over tokens, 
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -42,12 +44,32 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     band = Band(n, width, q.device)
     step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
     found = []
+    if width == n and _has_kernels(q):
+        from wherewhat.measure.axes.cuda import triangle_margins
+
+        length = fft_length(2 * n - 1)
+        heads_of = q.contiguous().view(k.shape[0], groups, n, d)
+        found = [triangle_margins(*pair, length) for pair in zip(heads_of, k.contiguous(), strict=True)]
+        return _joined(band, found)
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
         some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
         found.append(_centred_margins(some_q, some_k, width))
+    return _joined(band, found)
+
+
+def _joined(band: Band, found: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> tuple[Margins, Tensor, Tensor]:
     sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
     return Margins(band, sums, squares), rows, columns
+
+
+def _has_kernels(q: Tensor) -> bool:
+    """Whether ``q`` is on a GPU, of a kind the kernels take, and long enough to be worth starting them."""
+    if not q.is_cuda or q.numel() < 2**22 or importlib.util.find_spec("triton") is None:
+        return False
+    from wherewhat.measure.axes.cuda import applies
+
+    return applies(q)
 
 
 def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
