@@ -76,7 +76,7 @@ def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, 
         for request, directory in zip(requests, directories, strict=True)
     ]
     console = Console()
-    console.print(by_layer(summaries[0][1], summaries[0][0]))
+    console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
     console.print(headline(measurement, summaries))
     for directory in directories:
         # soft_wrap keeps the path whole, to be copied or read by a script

@@ -16,7 +16,7 @@ from wherewhat.pipeline.summary import Interval, MetricSummary
 def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[MetricSummary]]]) -> Table:
     """Every metric once: each run beside the others, and the control. ``runs`` are (weights, summaries)."""
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
-    table.add_column("mean over all heads")
+    table.add_column("mean over heads and documents", max_width=24)
     for weights, _ in runs:
         table.add_column(weights, justify="right")
     table.add_column("control", justify="right")
@@ -28,15 +28,19 @@ def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[Metric
     return table
 
 
-def by_layer(summaries: Sequence[MetricSummary], weights: str) -> Table:
-    """One line per layer: mean over heads with its interval over documents."""
+def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) -> Table:
+    """One line per layer, mean over heads ± 95 % over documents, of as many metrics as a terminal has room for."""
+    by_head = [summary for summary in summaries if summary.layers]
+    shown = by_head[: max(1, (width - 9) // 19)]
     table = Table(title=f"by layer ({weights}): mean over heads ± 95 % over documents", title_justify="left")
+    if len(shown) < len(by_head):
+        table.caption = f"{len(by_head) - len(shown)} more in scores.parquet, or in a wider terminal"
+        table.caption_justify = "left"
     table.add_column("layer", justify="right")
-    summaries = [summary for summary in summaries if summary.layers]
-    for summary in summaries:
+    for summary in shown:
         table.add_column(summary.metric.title, justify="right")
-    for layer in sorted({i for summary in summaries for i in summary.layers}):
-        table.add_row(str(layer), *(_interval(s.layers[layer]) if layer in s.layers else "" for s in summaries))
+    for layer in sorted({i for summary in shown for i in summary.layers}):
+        table.add_row(str(layer), *(_interval(s.layers[layer]) if layer in s.layers else "" for s in shown))
     return table
 
 
