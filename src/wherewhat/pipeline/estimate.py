@@ -38,6 +38,19 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
     return f"{len(texts)} documents of {len(first)} tokens: about {duration(total)}"
 
 
+def memory(model: Any, tokens: int) -> float:
+    """Bytes a forward pass needs, roughly: the weights and the activations of one block.
+
+    Nothing n × n and no more than one layer's queries and keys are held, so this grows with the length of the text.
+    """
+    config = model.config.get_text_config()
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    size = next(model.parameters()).element_size()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return float(weights + tokens * (6 * hidden + 3 * inner) * size)
+
+
 def duration(seconds: float) -> str:
     """A time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
     if seconds < 90:

@@ -16,7 +16,7 @@ from wherewhat.measure.base import DocumentScores, Measurement
 from wherewhat.measure.options import build_config, config_values
 from wherewhat.measure.registry import find
 from wherewhat.models import LoadedModel, load
-from wherewhat.pipeline.estimate import estimate
+from wherewhat.pipeline.estimate import estimate, memory
 from wherewhat.pipeline.progress import Progress, Silent
 from wherewhat.pipeline.request import ModelRequest, Request
 from wherewhat.pipeline.stored import stored_document
@@ -50,6 +50,7 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
     measurement = find(request.measurement)
     config = build_config(measurement.config, request.options)
     texts = read_texts(request)
+    progress.say(f"loading {request.model.model} ({request.model.weights})")
     loaded = load_model(request.model, say=progress.say)
     tokens = {text.name: encode(loaded, text, request) for text in texts}
     directory = RunDirectory.open(
@@ -64,7 +65,8 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
         missing = [name for name in tokens if not directory.has(name)]
         if missing:
             subject = ModelSubject(loaded)
-            progress.say(estimate(subject, measurement, config, [tokens[name] for name in missing]))
+            line = estimate(subject, measurement, config, [tokens[name] for name in missing])
+            progress.say(line and f"{line}, about {memory(loaded.model, request.tokens) / 2**30:.1f} GiB")
             for name in progress.track(missing, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 started = time.perf_counter()
                 found = measurement.measure(subject, tokens[name][None], config)
