@@ -5,10 +5,10 @@ Importing it is light: models, files and the terminal are touched only by the na
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherewhat.errors import WherewhatError
+from wherewhat.lazily import lazy_names
 
 if TYPE_CHECKING:
     from wherewhat.capturing import LayerAttention, Proof, capture, intervene, prove
@@ -24,6 +24,7 @@ _HOMES = {
     "Proof": "wherewhat.capturing",
     "Request": "wherewhat.pipeline",
     "RunDirectory": "wherewhat.store",
+    "WherewhatError": "wherewhat.errors",
     "capture": "wherewhat.capturing",
     "embedded_documents": "wherewhat.text",
     "intervene": "wherewhat.capturing",
@@ -50,14 +51,4 @@ __all__ = [
     "run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the module that holds ``name`` on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    """The public names."""
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

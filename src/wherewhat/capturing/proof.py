@@ -87,7 +87,7 @@ _proofs: weakref.WeakKeyDictionary[nn.Module, Proof] = weakref.WeakKeyDictionary
 def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_TOKENS) -> Proof:
     """Show on a short prompt that the capture of ``model`` is faithful.
 
-    Three passes: plain, captured, and captured under the eager implementation.
+    Four passes: plain, captured, captured under the eager implementation, and with one token at every position.
 
     Args:
         model: A causal language model of transformers, in eval mode.

@@ -24,9 +24,14 @@ class TerminalProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    @property
+    def shown(self) -> bool:
+        """Whether there is a terminal."""
+        return self._console.is_terminal
+
     def say(self, line: str) -> None:
         """Show one line, if there is anything to say and anyone to see it."""
-        if line and self._console.is_terminal:
+        if line and self.shown:
             self._console.print(line, style="dim", markup=False, highlight=False)
 
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
@@ -38,5 +43,5 @@ class TerminalProgress:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
+        with Progress(*columns, console=self._console, transient=True, disable=not self.shown) as bar:
             yield from bar.track(items, description=label)

@@ -3,8 +3,9 @@
 Nothing heavy is imported until a name is used, so that `wherewhat --help` stays fast.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wherewhat.lazily import lazy_names
 
 if TYPE_CHECKING:
     from wherewhat.models.limits import max_positions
@@ -23,14 +24,4 @@ _HOMES = {
 
 __all__ = ["LoadedModel", "Weights", "load", "max_positions", "random_twin", "shuffle_query_key"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the module that holds `name` on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    """The public names."""
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -11,6 +11,10 @@ T = TypeVar("T")
 class Progress(Protocol):
     """Somebody who is told how far the work is."""
 
+    @property
+    def shown(self) -> bool:
+        """Whether anybody sees what is told."""
+
     def say(self, line: str) -> None:
         """Tell one line; empty lines are not told."""
 
@@ -20,6 +24,8 @@ class Progress(Protocol):
 
 class Silent:
     """Tells nobody."""
+
+    shown = False
 
     def say(self, line: str) -> None:
         """Say nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -65,8 +66,9 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
         missing = [name for name in tokens if not directory.has(name)]
         if missing:
             subject = ModelSubject(loaded)
-            line = estimate(subject, measurement, config, [tokens[name] for name in missing])
-            progress.say(line and f"{line}, about {memory(loaded.model, request.tokens) / 2**30:.1f} GiB")
+            if progress.shown:  # measuring short pieces to know how long it takes is for somebody who waits
+                line = estimate(subject, measurement, config, [tokens[name] for name in missing])
+                progress.say(line and f"{line}, about {memory(loaded.model, request.tokens) / 2**30:.1f} GiB")
             for name in progress.track(missing, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 started = time.perf_counter()
                 found = measurement.measure(subject, tokens[name][None], config)
@@ -78,9 +80,8 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
             if not directory.has(_TOGETHER):
                 started = time.perf_counter()
                 found = measurement.combine([stored_document(*directory.part(name)) for name in tokens])
-                directory.save(
-                    _TOGETHER, _part(measurement, loaded, None, found), seconds=time.perf_counter() - started
-                )
+                part = _part(measurement, loaded, None, found)
+                directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
         directory.finish(keys, provenance=_provenance(loaded, texts))
     return directory
 
@@ -95,19 +96,8 @@ def read_texts(request: Request) -> list[Document]:
 
 def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
     """The model a request names, not yet proved."""
-    return load(
-        model.model,
-        weights=model.weights,
-        seed=model.seed,
-        device=model.device,
-        dtype=model.dtype,
-        device_map=model.device_map,
-        offline=model.offline,
-        trust_remote_code=model.trust_remote_code,
-        revision=model.revision,
-        attn_implementation=model.attn_implementation,
-        progress=say,
-    )
+    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    return load(options.pop("model"), **options, progress=say)
 
 
 def encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:
