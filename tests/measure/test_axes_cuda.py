@@ -24,10 +24,10 @@ def draw(groups, n, d, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("groups", "n", "d"), [(4, 1000, 128), (3, 4096, 64), (1, 130, 16), (2, 20_000, 32)])
 def test_kernels_equal_float64(groups, n, d, dtype):
-    from wherewhat.measure.axes.cuda import triangle_margins
+    from wherewhat.measure.axes.cuda.margins import triangle_margins
 
     q, k = draw(groups, n, d, dtype)
-    found = triangle_margins(q, k[0], fft_length(2 * n - 1))
+    found = triangle_margins(q[None], k, fft_length(2 * n - 1))
     exact = _centred_margins(q.double()[None], k.double(), n)
     for ours, theirs in zip(found, exact, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-5

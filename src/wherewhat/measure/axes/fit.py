@@ -128,9 +128,9 @@ def fit_axes(
             q, k, rows, columns = centre(grouped, k.to(dtype))
             logits = _logits(q.view(heads, side, -1), k, 1.0, None, None)
             margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
-        by_query += scale * rows
-        by_key += scale * columns
-        margins = Margins(band, scale * margins.sums, scale**2 * margins.squares)
+        by_query.add_(rows, alpha=scale)
+        by_key.add_(columns, alpha=scale)
+        margins = Margins(band, margins.sums.mul_(scale), scale**2 * margins.squares)
     else:
         known = None if bias is None else bias.expand(heads, n, n)[:, queries, keys]
         logits = _logits(q.to(dtype), k.to(dtype), scale, softcap, known)

@@ -7,14 +7,13 @@ running Gram matrix of keys. Diagonal sums are a cross-correlation over tokens, 
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.solve import Margins
+from wherewhat.measure.axes.triangle import has_kernels
 
 _SLICE = {"cpu": 2**21, "cuda": 2**27}
 """Entries of q worked on at a time: on a CPU what its caches hold, on a GPU what its memory spares."""
@@ -45,29 +44,24 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
     found = []
     if width == n and _has_kernels(q):
-        from wherewhat.measure.axes.cuda import triangle_margins
+        from wherewhat.measure.axes.cuda.margins import triangle_margins
 
         length = fft_length(2 * n - 1)
-        heads_of = q.contiguous().view(k.shape[0], groups, n, d)
-        found = [triangle_margins(*pair, length) for pair in zip(heads_of, k.contiguous(), strict=True)]
-        return _joined(band, found)
+        sums, squares, rows, columns = triangle_margins(q.reshape(k.shape[0], groups, n, d), k, length)
+        return Margins(band, sums, squares), rows, columns
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
         some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
         found.append(_centred_margins(some_q, some_k, width))
-    return _joined(band, found)
-
-
-def _joined(band: Band, found: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> tuple[Margins, Tensor, Tensor]:
     sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
     return Margins(band, sums, squares), rows, columns
 
 
 def _has_kernels(q: Tensor) -> bool:
     """Whether ``q`` is on a GPU, of a kind the kernels take, and long enough to be worth starting them."""
-    if not q.is_cuda or q.numel() < 2**22 or importlib.util.find_spec("triton") is None:
+    if q.numel() < 2**22 or not has_kernels(q.device):
         return False
-    from wherewhat.measure.axes.cuda import applies
+    from wherewhat.measure.axes.cuda.margins import applies
 
     return applies(q)
 

@@ -60,11 +60,10 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
             an axis of a subset absorbs its own offset, so only those of the other axes are left to be explained.
     """
     whole = margins.band.width == margins.band.n
-    reach = margins.squares + offset.square() @ margins.band.counts
-    return _fit_triangle(margins, offset, reach) if whole else _fit_band(margins, offset, reach)
+    return _fit_triangle(margins, offset) if whole else _fit_band(margins, offset)
 
 
-def _fit_triangle(margins: Margins, offset: Tensor, reach: Tensor) -> SubsetFits:
+def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
     triangle = Triangle(band.n, band.device)
     (a, b, c), (offset_a, offset_b, offset_c) = band.unpack(margins.sums), band.unpack(offset)
@@ -74,39 +73,38 @@ def _fit_triangle(margins: Margins, offset: Tensor, reach: Tensor) -> SubsetFits
     mean = (triangle.mean(means[0]) + triangle.mean(offsets).sum(0))[:, 0]
     offsets[1] -= mean[:, None]
     expected = triangle.expect(offsets)
-
-    def seen(axis: int, subset: str) -> Tensor:
-        """Mean of the matrix at each value of an axis, offsets of the axes in the subset left out."""
-        out = [y for y in range(3) if "abc"[y] not in subset]
-        return means[axis] + sum((offsets[y] if y == axis else expected[y] for y in out), torch.zeros_like(means[axis]))
-
-    squares = {}
-    for subset in ("", *SUBSETS):
-        out = [y for y in range(3) if "abc"[y] not in subset]
-        squares[subset] = margins.squares + sum(triangle.dot(offsets[y], means[y] + seen(y, subset)) for y in out)
-    first, second = (torch.stack([seen("abc".index(s[side]), s) for s in _PAIRS]) for side in (0, 1))
-    best = triangle.pair(first, second)
-    explained = dict(zip(_PAIRS, triangle.dot(best[0], first) + triangle.dot(best[1], second), strict=True))
-    for axis in "abc":
-        alone = seen("abc".index(axis), axis)
+    # Offsets with one another and with the matrix: all that the squares of a subset need.
+    weighted = offsets * triangle.weight
+    known = {y + y: (weighted[i] * (offsets[i] + 2 * means[i])).sum(-1) for i, y in enumerate("abc")}
+    known |= {p: 2 * (weighted["abc".index(p[0])] * expected["abc".index(p[1])]).sum(-1) for p in _PAIRS}
+    squares = {
+        subset: margins.squares + sum(value for pair, value in known.items() if not set(pair) & set(subset))
+        for subset in ("", *SUBSETS)
+    }
+    # What a pair of axes sees: its own means, and those of the offset of the axis left out.
+    x = means[[0, 0, 1]] + expected[[2, 1, 0]]
+    y = means[[1, 2, 2]] + expected[[2, 1, 0]]
+    explained = dict(zip(_PAIRS, triangle.explained_by_pair(x, y), strict=True))
+    for axis, alone in (("a", x[0] + expected[1]), ("b", x[2] + expected[2]), ("c", y[1] + expected[0])):
         explained[axis] = triangle.dot(alone, alone)
     terms = triangle.triple(means)
     explained["abc"] = triangle.dot(terms, means).sum(0)
-    terms = terms + offsets
+    terms += offsets
     terms[1] += mean[:, None]
     return SubsetFits(
         # At least squares the fit is orthogonal to the error: SSE is what the fit does not explain.
         sse={s: (squares[s] - explained[s]).clamp_min(0) for s in SUBSETS},
         tss=squares[""].clamp_min(0),
         mean=mean,
-        reach=reach,
+        reach=margins.squares + triangle.dot(offsets, offsets).sum(0) + mean.square() * band.pairs,
         terms=(terms[0], terms[1].flip(-1), terms[2]),
     )
 
 
-def _fit_band(margins: Margins, offset: Tensor, reach: Tensor) -> SubsetFits:
+def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
     a, b, c = band.unpack(offset)
+    reach = margins.squares + offset.square() @ band.counts
     nothing_a, nothing = torch.zeros_like(a), torch.zeros_like(b)
     mean = band.unpack(margins.sums + band.normal(offset))[1].sum(-1) / band.pairs
     parts = {
