@@ -8,12 +8,16 @@ tensors only: no files, no transformers, no terminal.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
+
+if TYPE_CHECKING:
+    from wherewhat.capturing.blocks import Blocks
 
 
 class Subject(Protocol):
@@ -24,6 +28,19 @@ class Subject(Protocol):
 
     def edited(self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None]) -> Tensor:
         """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+
+    def key_mixing(self) -> Mapping[int, float]:
+        """How far swapping two inputs of a layer is from swapping its keys, by layer: 0 where each token makes its own.
+
+        Above :data:`KEYS_MIX` a layer's keys cannot be told from its inputs without running it.
+        """
+
+    def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
+        """The attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+
+
+KEYS_MIX = 0.05
+"""Layers with more key mixing are not token by token: rounding stays far below, real mixing is 0.4 and more."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,8 @@ class Metric:
         reading: One sentence that says how to read it.
         control: Name of the metric to read it against, if any.
         control_title: What the control is, in two or three words.
+        error: Name under which its standard error over documents is stored, for numbers over all documents together:
+            that of a mean over heads stands with the layer or the model as a whole.
     """
 
     name: str
@@ -75,6 +94,7 @@ class Metric:
     reading: str
     control: str | None = None
     control_title: str = ""
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,7 @@ class DocumentScores:
 
 
 Measure = Callable[[Subject, Tensor, Any], DocumentScores]
+Across = Callable[[Subject, Sequence[Tensor], Any], DocumentScores]
 
 
 @dataclass(frozen=True)
@@ -103,21 +124,27 @@ class Measurement:
         name: Subcommand and name in the store.
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
-        measure: Function from subject, token ids ``(1, n)`` and config to the document's numbers.
+        measure: Function from subject, token ids ``(1, n)`` and config to the document's numbers; None if a single
+            document has none.
         metrics: Words for what it measures, most important first.
         limits: What the numbers do not show.
         twins: Twins of the model to measure beside it, as controls.
         combine: Numbers over all documents of a run together, from those of each; None if there are none.
+        across: The same where they need the model: function from subject, token ids ``(n,)`` of every document and
+            config. At most one of the two is given.
+        least_documents: Fewest documents it makes sense for.
     """
 
     name: str
     summary: str
     config: type[Any]
-    measure: Measure
+    measure: Measure | None
     metrics: tuple[Metric, ...]
     limits: str
     twins: tuple[Literal["random", "shuffled"], ...] = ("random",)
-    combine: Callable[[Sequence[DocumentScores]], DocumentScores] | None = None
+    combine: Callable[[Sequence[DocumentScores], Any], DocumentScores] | None = None
+    across: Across | None = None
+    least_documents: int = 1
 
 
 def per_layer(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from wherewhat.errors import WherewhatError
 from wherewhat.measure.base import Measurement, Subject
 
 _SHORT, _LONG = 64, 256
@@ -17,7 +18,8 @@ _WORTH_SAYING = 2.0
 def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor]) -> str:
     """One line, or nothing if it is quick.
 
-    Two short pieces of the first text are measured; the time is taken to grow as n and n².
+    Two short pieces of the first text are measured (of the first few, where documents are measured together); the time
+    is taken to grow as n and n².
 
     Args:
         subject: The model.
@@ -28,8 +30,11 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
     if max(len(ids) for ids in texts) <= _LONG:
         return ""
     first = texts[0]
-    _seconds(subject, measurement, config, first[:_SHORT])  # warms up allocators and kernels
-    short, long = (_seconds(subject, measurement, config, first[:n]) for n in (_SHORT, _LONG))
+    try:
+        _seconds(subject, measurement, config, texts, _SHORT)  # warms up allocators and kernels
+        short, long = (_seconds(subject, measurement, config, texts, n) for n in (_SHORT, _LONG))
+    except WherewhatError:  # options made for long texts need not suit short pieces
+        return ""
     square = max(0.0, (long / _LONG - short / _SHORT) / (_LONG - _SHORT))
     linear = max(0.0, long / _LONG - square * _LONG)
     total = sum(linear * len(ids) + square * len(ids) ** 2 for ids in texts)
@@ -38,17 +43,23 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
     return f"{len(texts)} documents of {len(first)} tokens: about {duration(total)}"
 
 
-def memory(model: Any, tokens: int) -> float:
+def memory(model: Any, tokens: int, *, together: bool = False) -> float:
     """Bytes a forward pass needs, roughly: the weights and the activations of one block.
 
     Nothing n × n and no more than one layer's queries and keys are held, so this grows with the length of the text.
+
+    Args:
+        model: The model.
+        tokens: Tokens of a text.
+        together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     size = next(model.parameters()).element_size()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return float(weights + tokens * (6 * hidden + 3 * inner) * size)
+    sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
+    return float(weights + tokens * (6 * hidden + 3 * inner) * size + sums)
 
 
 def duration(seconds: float) -> str:
@@ -60,7 +71,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _seconds(subject: Subject, measurement: Measurement, config: Any, ids: Tensor) -> float:
-    started = time.perf_counter()
-    measurement.measure(subject, ids[None], config)
-    return time.perf_counter() - started
+def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor], n: int) -> float:
+    """Time that the first ``n`` tokens of one text take."""
+    seconds = 0.0
+    if measurement.measure is not None:
+        started = time.perf_counter()
+        measurement.measure(subject, texts[0][None, :n], config)
+        seconds += time.perf_counter() - started
+    if measurement.across is not None:
+        pieces = [ids[:n] for ids in texts[: measurement.least_documents]]
+        started = time.perf_counter()
+        measurement.across(subject, pieces, config)
+        seconds += (time.perf_counter() - started) / len(pieces)
+    return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
     measurement = find(request.measurement)
     config = build_config(measurement.config, request.options)
     texts = read_texts(request)
+    if len(texts) < (least := measurement.least_documents):
+        raise TextError(
+            f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "
+            f"{len(texts)} is all there is; give more with --text or --documents"
+        )
     progress.say(f"loading {request.model.model} ({request.model.weights})")
     loaded = load_model(request.model, say=progress.say)
     tokens = {text.name: encode(loaded, text, request) for text in texts}
@@ -63,25 +68,26 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
         progress.say(f"already measured: {directory.path}")
         return directory
     with directory.lock(on_wait=progress.say):
-        missing = [name for name in tokens if not directory.has(name)]
-        if missing:
+        keys = _keys(measurement, list(tokens))
+        missing = [key for key in keys if not directory.has(key)]
+        with_model = missing if measurement.across is not None else [key for key in missing if key != _TOGETHER]
+        if with_model:
             subject = ModelSubject(loaded)
             if progress.shown:  # measuring short pieces to know how long it takes is for somebody who waits
-                line = estimate(subject, measurement, config, [tokens[name] for name in missing])
-                progress.say(line and f"{line}, about {memory(loaded.model, request.tokens) / 2**30:.1f} GiB")
-            for name in progress.track(missing, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
+                ahead = [ids for name, ids in tokens.items() if name in with_model or _TOGETHER in with_model]
+                line = estimate(subject, measurement, config, ahead)
+                size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model)
+                progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
+            for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 started = time.perf_counter()
-                found = measurement.measure(subject, tokens[name][None], config)
-                part = _part(measurement, loaded, name, found)
-                directory.save(name, part, seconds=time.perf_counter() - started)
-        keys = list(tokens)
-        if measurement.combine is not None and len(tokens) > 1:
-            keys.append(_TOGETHER)
-            if not directory.has(_TOGETHER):
-                started = time.perf_counter()
-                found = measurement.combine([stored_document(*directory.part(name)) for name in tokens])
-                part = _part(measurement, loaded, None, found)
-                directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
+                found = _found(measurement, subject, key, tokens, config)
+                part = _part(measurement, loaded, None if key == _TOGETHER else key, found)
+                directory.save(key, part, seconds=time.perf_counter() - started)
+        if _TOGETHER in missing and measurement.combine is not None:
+            started = time.perf_counter()
+            found = measurement.combine([stored_document(*directory.part(name)) for name in tokens], config)
+            part = _part(measurement, loaded, None, found)
+            directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
         directory.finish(keys, provenance=_provenance(loaded, texts))
     return directory
 
@@ -130,6 +136,26 @@ def resolved(
         "tokens": request.tokens,
         "documents": [{"name": text.name, "sha256": text.sha256} for text in texts],
     }
+
+
+def _keys(measurement: Measurement, names: list[str]) -> list[str]:
+    """Parts of a run: one per document, and one for all of them, as far as the measurement has numbers for them."""
+    together = measurement.combine is not None or measurement.across is not None
+    return [
+        *(names if measurement.measure is not None else []),
+        *([_TOGETHER] if together and len(names) > 1 else []),
+    ]
+
+
+def _found(
+    measurement: Measurement, subject: ModelSubject, key: str, tokens: Mapping[str, Tensor], config: Any
+) -> DocumentScores:
+    """Run the model on one document, or on all of them."""
+    if key == _TOGETHER:
+        assert measurement.across is not None
+        return measurement.across(subject, list(tokens.values()), config)
+    assert measurement.measure is not None
+    return measurement.measure(subject, tokens[key][None], config)
 
 
 def _part(measurement: Measurement, loaded: LoadedModel, document: str | None, found: DocumentScores) -> PartResult:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from wherewhat.capturing import LayerAttention, Proof, capture, intervene, prove
+from wherewhat.capturing.blocks import Blocks, blocks, key_mixing
 from wherewhat.models import LoadedModel
 
 
@@ -33,6 +36,19 @@ class ModelSubject:
         with torch.no_grad(), capture(model, reducer, proof=self.proof):
             output = model(input_ids=ids, use_cache=False, **({} if logits else self._without_head))
         return output.logits if logits else None
+
+    @functools.cached_property
+    def _mixing(self) -> dict[int, float]:
+        return key_mixing(self.loaded.model, self.proof)
+
+    def key_mixing(self) -> Mapping[int, float]:
+        """How far swapping two inputs of a layer is from swapping its keys, by layer; see `capturing.blocks`."""
+        return self._mixing
+
+    def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
+        """The attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+        model = self.loaded.model
+        return blocks(model, ids.to(model.get_input_embeddings().weight.device), self.proof)
 
     def edited(self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None]) -> Tensor:
         """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""

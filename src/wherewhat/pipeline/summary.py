@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from wherewhat.measure.base import Measurement, Metric
 from wherewhat.store import RunDirectory
+from wherewhat.store.hashing import JSON
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval over documents; the bounds are None for a single document."""
+    """A mean with its 95 % interval over ``n`` documents; the bounds are None where they are too few for one."""
 
     mean: float
     low: float | None
@@ -39,13 +41,24 @@ class MetricSummary:
 
 def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricSummary]:
     """Summaries of the measurement's metrics that the run holds."""
-    columns = directory.scores().select(["metric", "document", "layer", "value"]).to_pydict()
+    columns = directory.scores().select(["metric", "document", "layer", "head", "value"]).to_pydict()
     by_metric: dict[str, dict[str, dict[int | None, list[float]]]] = {}
-    for name, document, layer, value in zip(*columns.values(), strict=True):
-        if value is not None:
-            by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
+    together: dict[str, dict[int | None, float]] = {}
+    for name, document, layer, head, value in zip(*columns.values(), strict=True):
+        if value is None:
+            continue
+        by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
+        if document is None and head is None:
+            together.setdefault(name, {})[layer] = value
+    count = len(cast("list[JSON]", directory.config["documents"]))
     return [
-        _summary(metric, by_metric[metric.name], by_metric.get(metric.control or ""))
+        _summary(
+            metric,
+            by_metric[metric.name],
+            by_metric.get(metric.control or ""),
+            together.get(metric.error or "", {}),
+            count,
+        )
         for metric in measurement.metrics
         if metric.name in by_metric
     ]
@@ -55,12 +68,19 @@ _Values = dict[str, dict[int | None, list[float]]]
 """Values by document and layer; the layer of the model as a whole is None."""
 
 
-def _summary(metric: Metric, documents: _Values, control: _Values | None) -> MetricSummary:
+def _summary(
+    metric: Metric, documents: _Values, control: _Values | None, errors: Mapping[int | None, float], count: int
+) -> MetricSummary:
     indices = sorted({layer for layers in documents.values() for layer in layers if layer is not None})
+
+    def between(values: Sequence[float], layer: int | None) -> Interval:
+        """Interval over documents, or from the stored error where the documents were measured together."""
+        return interval(values) if layer not in errors else around(values[0], errors[layer], count)
+
     return MetricSummary(
         metric=metric,
-        overall=interval([_mean(layers) for layers in documents.values()]),
-        layers={i: interval([_mean({i: v[i]}) for v in documents.values() if i in v]) for i in indices},
+        overall=between([_mean(layers) for layers in documents.values()], None),
+        layers={i: between([_mean({i: v[i]}) for v in documents.values() if i in v], i) for i in indices},
         control=None if control is None else sum(map(_mean, control.values())) / len(control),
     )
 
@@ -72,12 +92,16 @@ def _mean(layers: dict[int | None, list[float]]) -> float:
 
 def interval(values: Sequence[float]) -> Interval:
     """Mean and 95 % Student interval of independent values."""
-    from scipy.stats import t as student
-
     n = len(values)
     mean = sum(values) / n
     if n < 2:
         return Interval(mean, None, None, n)
-    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n)
+
+
+def around(mean: float, error: float, n: int) -> Interval:
+    """95 % Student interval around a mean with a standard error over ``n`` documents."""
+    from scipy.stats import t as student
+
     reach = float(student.ppf(0.975, n - 1)) * error
     return Interval(mean, mean - reach, mean + reach, n)

@@ -71,7 +71,7 @@ def pooled(layers: Sequence[LayerScores]) -> Mapping[str, float]:
     return {"pooled_r": float((1 - sse.sum() / total).clamp_min(0).sqrt())} if float(total) > 0 else {}
 
 
-def shared(documents: Sequence[DocumentScores]) -> DocumentScores:
+def shared(documents: Sequence[DocumentScores], _: AxesConfig) -> DocumentScores:
     """One distance curve per head over all documents: what r keeps of it says whether *where* belongs to the head."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):

@@ -1,0 +1,1 @@
+"""Positional or symbolic: what attention does when contents change places."""
