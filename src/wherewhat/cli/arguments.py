@@ -21,6 +21,7 @@ class Arguments:
 
     model: str = "smollm2"
     text: tuple[str, ...] | None = None
+    prompts: str | None = None
     documents: int | None = None
     tokens: int = 512
     out: str = "runs"
@@ -44,6 +45,7 @@ class Arguments:
             measurement=measurement,
             model=model,
             text=self.text,
+            prompts=self.prompts,
             documents=self.documents,
             tokens=self.tokens,
             beyond=self.beyond,

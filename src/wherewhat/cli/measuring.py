@@ -25,6 +25,7 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         context: typer.Context,
         model: options.Model = "smollm2",
         text: options.Text = None,
+        prompts: options.Prompts = None,
         documents: options.Documents = None,
         tokens: options.Tokens = 512,
         out: options.Out = _DEFAULT_OUT,
@@ -42,7 +43,7 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         offline: options.Offline = False,
         trust_remote_code: options.TrustRemoteCode = False,
     ) -> None:
-        del model, text, documents, tokens, out, weights, control, device, dtype, seed, set_, config, beyond
+        del model, text, prompts, documents, tokens, out, weights, control, device, dtype, seed, set_, config, beyond
         del device_map, revision, attn_implementation, offline, trust_remote_code
         execute(measurement, *collect(context))
 
@@ -76,7 +77,8 @@ def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, 
         for request, directory in zip(requests, directories, strict=True)
     ]
     console = Console()
-    console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
+    if any(summary.layers for summary in summaries[0][1]):
+        console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
     console.print(headline(measurement, summaries))
     for directory in directories:
         # soft_wrap keeps the path whole, to be copied or read by a script

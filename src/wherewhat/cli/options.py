@@ -15,7 +15,7 @@ Weights = Annotated[
     str,
     typer.Option(help="trained, random (freshly initialised twin) or shuffled (query and key entries permuted)."),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the twins.")]
+Seed = Annotated[int, typer.Option(help="Seed of the twins, and of prompts.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
 DeviceMap = Annotated[
@@ -34,7 +34,13 @@ Text = Annotated[
     list[str] | None,
     typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
 ]
-Documents = Annotated[int | None, typer.Option(help="How many documents to use (embedded text: 4).")]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND", help="Prompts made for the model instead of texts: binding, numbers, letters, random."
+    ),
+]
+Documents = Annotated[int | None, typer.Option(help="How many documents to use (embedded text and prompts: 4).")]
 Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
 Beyond = Annotated[bool, typer.Option("--beyond", help="Go beyond the positions the model was made for.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]

@@ -16,13 +16,16 @@ from wherewhat.pipeline.summary import Interval, MetricSummary
 def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[MetricSummary]]]) -> Table:
     """Every metric once: each run beside the others, and the control. ``runs`` are (weights, summaries)."""
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
-    table.add_column("mean over heads and documents", max_width=24)
+    over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
+    table.add_column(over, max_width=24)
     for weights, _ in runs:
         table.add_column(weights, justify="right")
     table.add_column("control", justify="right")
-    for index, summary in enumerate(runs[0][1]):
+    by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
+    for summary in runs[0][1]:
         metric = summary.metric
-        cells = [_interval(summaries[index].overall) for _, summaries in runs]
+        # A number that is not defined for one of the models, such as a correlation over equal values, is left blank.
+        cells = [_interval(named[metric.name].overall) if metric.name in named else "" for named in by_name]
         control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
         table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
     return table
@@ -76,6 +79,8 @@ def _interval(value: Interval) -> str:
     if value.low is None or value.high is None:
         return _number(value.mean)
     reach = value.high - value.mean
+    if abs(reach - (value.mean - value.low)) > 1e-9:
+        return f"{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
     decimals = 3 if reach == 0 else max(0, min(6, 1 - math.floor(math.log10(reach))))
     return f"{value.mean:.{decimals}f} ± {reach:.{decimals}f}"
 

@@ -86,6 +86,7 @@ class Metric:
         control_title: What the control is, in two or three words.
         error: Name under which its standard error over documents is stored, for numbers over all documents together:
             that of a mean over heads stands with the layer or the model as a whole.
+        proportion: Whether each document's value is 0 or 1, and the mean a share of documents.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Metric:
     control: str | None = None
     control_title: str = ""
     error: str | None = None
+    proportion: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,45 @@ class DocumentScores:
     curves: Mapping[str, Curve] = field(default_factory=dict)
 
 
-Measure = Callable[[Subject, Tensor, Any], DocumentScores]
+@dataclass(frozen=True)
+class Question:
+    """A text whose next token is an answer that can be right or wrong.
+
+    Attributes:
+        ids: Token ids ``(1, n)``; the logits of the last predict the answer.
+        candidates: Token ids of every possible answer; none begins with another.
+        correct: Which of them is right.
+        kind: The kind of question.
+        size: Number of alternatives in the text: pairs, or symbols of a list.
+        place: Where the answer stands among them, from 0 (first) to 1 (last).
+    """
+
+    ids: Tensor
+    candidates: tuple[tuple[int, ...], ...]
+    correct: int
+    kind: str
+    size: int
+    place: float
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts to be made for a model's tokenizer.
+
+    Attributes:
+        name: Name of the set; its prompts are numbered after it.
+        kind: Kind of prompt.
+        count: How many.
+        options: Options of the kind.
+    """
+
+    name: str
+    kind: str
+    count: int
+    options: Mapping[str, Any]
+
+
+Measure = Callable[[Subject, Any, Any], DocumentScores]
 Across = Callable[[Subject, Sequence[Tensor], Any], DocumentScores]
 
 
@@ -124,8 +164,8 @@ class Measurement:
         name: Subcommand and name in the store.
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
-        measure: Function from subject, token ids ``(1, n)`` and config to the document's numbers; None if a single
-            document has none.
+        measure: Function from subject, token ids ``(1, n)`` (a :class:`Question` where ``prompts`` is given) and config
+            to the document's numbers; None if a single document has none.
         metrics: Words for what it measures, most important first.
         limits: What the numbers do not show.
         twins: Twins of the model to measure beside it, as controls.
@@ -133,6 +173,8 @@ class Measurement:
         across: The same where they need the model: function from subject, token ids ``(n,)`` of every document and
             config. At most one of the two is given.
         least_documents: Fewest documents it makes sense for.
+        prompts: The prompts it is measured on in place of documents, by config; None for documents.
+        more_metrics: Words for numbers whose names depend on the config; they come after ``metrics``.
     """
 
     name: str
@@ -145,6 +187,12 @@ class Measurement:
     combine: Callable[[Sequence[DocumentScores], Any], DocumentScores] | None = None
     across: Across | None = None
     least_documents: int = 1
+    prompts: Callable[[Any], Sequence[PromptSet]] | None = None
+    more_metrics: Callable[[Any], tuple[Metric, ...]] | None = None
+
+    def words(self, config: Any) -> tuple[Metric, ...]:
+        """Words for all that it measures under a config."""
+        return self.metrics + (self.more_metrics(config) if self.more_metrics is not None else ())
 
 
 def per_layer(

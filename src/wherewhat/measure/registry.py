@@ -9,10 +9,24 @@ from wherewhat.measure.attention import ATTENTION
 from wherewhat.measure.axes.measurement import AXES
 from wherewhat.measure.base import Measurement
 from wherewhat.measure.distance import DISTANCE
+from wherewhat.measure.frequencies import FREQUENCIES
+from wherewhat.measure.heads import HEADS
 from wherewhat.measure.planes import PLANES
+from wherewhat.measure.prompts import PROMPTS
 from wherewhat.measure.residual import RESIDUAL
+from wherewhat.measure.split import SPLIT
 
-MEASUREMENTS: tuple[Measurement, ...] = (AXES, DISTANCE, PLANES, RESIDUAL, ATTENTION)
+MEASUREMENTS: tuple[Measurement, ...] = (
+    AXES,
+    DISTANCE,
+    PLANES,
+    RESIDUAL,
+    SPLIT,
+    HEADS,
+    FREQUENCIES,
+    PROMPTS,
+    ATTENTION,
+)
 
 
 def find(name: str) -> Measurement:

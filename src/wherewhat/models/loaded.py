@@ -71,7 +71,7 @@ class LoadedModel:
         if tokens is not None and tokens <= len(self.prefix):
             raise ConfigError(f"tokens={tokens} leaves no room for text: ask for at least {len(self.prefix) + 1}")
         # A request that no text could meet is refused before a long text is tokenised.
-        self._check_limit(tokens or 0, allow_beyond)
+        self.check_length(tokens or 0, allow_beyond=allow_beyond)
         body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if not body:
             raise TextError("the text is empty: it has no tokens")
@@ -80,13 +80,18 @@ class LoadedModel:
             if len(ids) < tokens:
                 raise TextError(f"the text has {len(ids)} tokens, but {tokens} were asked for: use a longer text")
             ids = ids[:tokens]
-        self._check_limit(len(ids), allow_beyond)
+        self.check_length(len(ids), allow_beyond=allow_beyond)
         rows = self.model.get_input_embeddings().weight.shape[0]
         if max(ids) >= rows:
             raise TextError(f"the tokenizer gave id {max(ids)}, but {self.name} knows only {rows} tokens")
         return torch.tensor(ids, dtype=torch.int64)
 
-    def _check_limit(self, count: int, allow_beyond: bool) -> None:
+    def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
+        """Refuse more tokens than the model has positions for.
+
+        Raises:
+            ConfigError: If there are more, and it cannot or shall not go beyond them.
+        """
         limit, hard = max_positions(self.model)
         if limit is None or count <= limit or (allow_beyond and not hard):
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError
+from wherewhat.text.prompts import KINDS
 
 if TYPE_CHECKING:
     from wherewhat.models import Weights
@@ -37,7 +39,8 @@ class Request:
         measurement: Name of the measurement.
         model: The model.
         text: Files, folders or ``-``; None for the embedded text.
-        documents: How many documents to use; None for all given (embedded: 4).
+        prompts: Kind of prompts to make in place of reading texts.
+        documents: How many documents to use; None for all given (embedded and prompts: 4).
         tokens: Tokens of each document.
         beyond: Also go beyond the positions the model was made for, where it can compute them.
         options: Options of the measurement, by name.
@@ -46,6 +49,7 @@ class Request:
     measurement: str
     model: ModelRequest = field(default_factory=ModelRequest)
     text: tuple[str, ...] | None = None
+    prompts: str | None = None
     documents: int | None = None
     tokens: int = 512
     beyond: bool = False
@@ -55,6 +59,14 @@ class Request:
         """Refuse values that make no sense."""
         if self.tokens < 2:
             raise ConfigError(f"--tokens is {self.tokens}: attention needs at least 2 tokens")
+        if self.documents is not None and self.documents < 1:
+            raise ConfigError(f"--documents is {self.documents}: at least 1 is needed")
+        if self.prompts is not None and self.text is not None:
+            raise ConfigError("--text and --prompts both say what to read: give one of them")
+        if self.prompts is not None and self.prompts not in KINDS:
+            near = difflib.get_close_matches(self.prompts, KINDS, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(KINDS)}"
+            raise ConfigError(f"there is no kind of prompt '{self.prompts}': {hint}")
 
     def twin(self, weights: Weights) -> Request:
         """The same request on a twin of the model."""

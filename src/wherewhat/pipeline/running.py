@@ -5,29 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from wherewhat.errors import TextError
-from wherewhat.measure.base import DocumentScores, Measurement
+from wherewhat.measure.base import DocumentScores, Measurement, Metric
 from wherewhat.measure.options import build_config, config_values
 from wherewhat.measure.registry import find
 from wherewhat.models import LoadedModel, load
 from wherewhat.pipeline.estimate import estimate, memory
+from wherewhat.pipeline.inputs import Input, model_inputs, read_texts
 from wherewhat.pipeline.progress import Progress, Silent
 from wherewhat.pipeline.request import ModelRequest, Request
 from wherewhat.pipeline.stored import stored_document
 from wherewhat.pipeline.subject import ModelSubject
 from wherewhat.store import PartResult, Profile, Provenance, RunDirectory, ScoreSource, profile_name
-from wherewhat.text import Document, read_documents, text_hash
-
-EMBEDDED_DOCUMENTS = 4
-"""Documents of the embedded text used by default: enough for an interval, few enough for a laptop."""
-
+from wherewhat.text import Document, text_hash
 
 _TOGETHER = "\n"
 """Key of the part that holds what is measured over all documents together; no document has this name."""
@@ -50,54 +46,52 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
     progress = progress or Silent()
     measurement = find(request.measurement)
     config = build_config(measurement.config, request.options)
-    texts = read_texts(request)
-    if len(texts) < (least := measurement.least_documents):
-        raise TextError(
-            f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "
-            f"{len(texts)} is all there is; give more with --text or --documents"
-        )
+    texts = read_texts(request, measurement)
     progress.say(f"loading {request.model.model} ({request.model.weights})")
     loaded = load_model(request.model, say=progress.say)
-    tokens = {text.name: encode(loaded, text, request) for text in texts}
+    inputs = {made.document.name: made for made in model_inputs(request, measurement, config, loaded, texts)}
     directory = RunDirectory.open(
         out,
         name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
-        config=resolved(request, measurement, config, loaded, texts),
+        config=resolved(request, measurement, config, loaded, inputs.values()),
     )
     if directory.is_complete:
         progress.say(f"already measured: {directory.path}")
         return directory
+
+    def source(key: str) -> ScoreSource:
+        return ScoreSource(
+            measurement=measurement.name,
+            model=loaded.name,
+            weights=loaded.weights,
+            seed=loaded.seed,
+            document=None if key == _TOGETHER else key,
+        )
+
     with directory.lock(on_wait=progress.say):
-        keys = _keys(measurement, list(tokens))
+        keys = _keys(measurement, list(inputs))
         missing = [key for key in keys if not directory.has(key)]
         with_model = missing if measurement.across is not None else [key for key in missing if key != _TOGETHER]
         if with_model:
             subject = ModelSubject(loaded)
-            if progress.shown:  # measuring short pieces to know how long it takes is for somebody who waits
-                ahead = [ids for name, ids in tokens.items() if name in with_model or _TOGETHER in with_model]
+            # Measuring short pieces to know how long it takes is for somebody who waits, and for what can be cut.
+            if progress.shown and measurement.prompts is None:
+                ahead = [made.ids for name, made in inputs.items() if name in with_model or _TOGETHER in with_model]
                 line = estimate(subject, measurement, config, ahead)
                 size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model)
                 progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
             for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 started = time.perf_counter()
-                found = _found(measurement, subject, key, tokens, config)
-                part = _part(measurement, loaded, None if key == _TOGETHER else key, found)
+                found = _found(measurement, subject, key, inputs, config)
+                part = _part(measurement.words(config), source(key), found)
                 directory.save(key, part, seconds=time.perf_counter() - started)
         if _TOGETHER in missing and measurement.combine is not None:
             started = time.perf_counter()
-            found = measurement.combine([stored_document(*directory.part(name)) for name in tokens], config)
-            part = _part(measurement, loaded, None, found)
+            found = measurement.combine([stored_document(*directory.part(name)) for name in inputs], config)
+            part = _part(measurement.words(config), source(_TOGETHER), found)
             directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
-        directory.finish(keys, provenance=_provenance(loaded, texts))
+        directory.finish(keys, provenance=_provenance(loaded, [made.document for made in inputs.values()]))
     return directory
-
-
-def read_texts(request: Request) -> list[Document]:
-    """The documents a request names."""
-    count = request.documents
-    if request.text is None and count is None:
-        count = EMBEDDED_DOCUMENTS
-    return read_documents(request.text, count=count)
 
 
 def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
@@ -106,21 +100,8 @@ def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None)
     return load(options.pop("model"), **options, progress=say)
 
 
-def encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:
-    """Token ids of a document, ``(tokens,)``.
-
-    Raises:
-        TextError: If the document is shorter than asked for.
-        ConfigError: If the model has fewer positions than asked for.
-    """
-    try:
-        return loaded.encode(text.text, tokens=request.tokens, allow_beyond=request.beyond)
-    except TextError as error:
-        raise TextError(f"document '{text.name}': {error}") from error
-
-
 def resolved(
-    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: list[Document]
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, inputs: Iterable[Input]
 ) -> dict[str, Any]:
     """Everything the numbers depend on: what the run directory is keyed by."""
     return {
@@ -134,7 +115,7 @@ def resolved(
         "dtype": loaded.dtype,
         "device": torch.device(loaded.device.split("+")[0]).type,
         "tokens": request.tokens,
-        "documents": [{"name": text.name, "sha256": text.sha256} for text in texts],
+        "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
     }
 
 
@@ -148,25 +129,20 @@ def _keys(measurement: Measurement, names: list[str]) -> list[str]:
 
 
 def _found(
-    measurement: Measurement, subject: ModelSubject, key: str, tokens: Mapping[str, Tensor], config: Any
+    measurement: Measurement, subject: ModelSubject, key: str, inputs: Mapping[str, Input], config: Any
 ) -> DocumentScores:
     """Run the model on one document, or on all of them."""
     if key == _TOGETHER:
         assert measurement.across is not None
-        return measurement.across(subject, list(tokens.values()), config)
+        return measurement.across(subject, [made.ids for made in inputs.values()], config)
     assert measurement.measure is not None
-    return measurement.measure(subject, tokens[key][None], config)
+    made = inputs[key]
+    return measurement.measure(subject, made.ids[None] if measurement.prompts is None else made.question, config)
 
 
-def _part(measurement: Measurement, loaded: LoadedModel, document: str | None, found: DocumentScores) -> PartResult:
-    source = ScoreSource(
-        measurement=measurement.name,
-        model=loaded.name,
-        weights=loaded.weights,
-        seed=loaded.seed,
-        document=document,
-    )
-    units = {metric.name: metric.unit or None for metric in measurement.metrics}
+def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
+    document = source.document
+    units = {metric.name: metric.unit or None for metric in words}
     scores = []
     profiles = {}
     for name, value in found.whole.items():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from wherewhat.measure.base import Measurement, Metric
+from wherewhat.measure.options import build_config
 from wherewhat.store import RunDirectory
 from wherewhat.store.hashing import JSON
 
@@ -50,6 +51,7 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
         by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
         if document is None and head is None:
             together.setdefault(name, {})[layer] = value
+    options = cast("dict[str, Any]", directory.config["options"])
     count = len(cast("list[JSON]", directory.config["documents"]))
     return [
         _summary(
@@ -59,7 +61,7 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
             together.get(metric.error or "", {}),
             count,
         )
-        for metric in measurement.metrics
+        for metric in measurement.words(build_config(measurement.config, options))
         if metric.name in by_metric
     ]
 
@@ -75,7 +77,9 @@ def _summary(
 
     def between(values: Sequence[float], layer: int | None) -> Interval:
         """Interval over documents, or from the stored error where the documents were measured together."""
-        return interval(values) if layer not in errors else around(values[0], errors[layer], count)
+        if layer in errors:
+            return around(values[0], errors[layer], count)
+        return wilson(values) if metric.proportion else interval(values)
 
     return MetricSummary(
         metric=metric,
@@ -97,6 +101,15 @@ def interval(values: Sequence[float]) -> Interval:
     if n < 2:
         return Interval(mean, None, None, n)
     return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n)
+
+
+def wilson(values: Sequence[float]) -> Interval:
+    """Share of ones among zeros and ones with its 95 % score interval (Wilson 1927), which 0 of 12 has too."""
+    n, z = len(values), 1.959964
+    share = sum(values) / n
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    reach = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return Interval(share, max(0.0, middle - reach), min(1.0, middle + reach), n)
 
 
 def around(mean: float, error: float, n: int) -> Interval:

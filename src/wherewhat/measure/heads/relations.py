@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from wherewhat.measure.base import LayerScores
+from wherewhat.measure.correlation import correlation
 
 PAIRS = {
     "corr_pos_sym": ("s_pos", "s_sym"),
@@ -20,17 +21,6 @@ PAIRS = {
 """Correlations over heads, by name."""
 
 
-def correlation(x: Tensor, y: Tensor) -> float | None:
-    """Pearson correlation of two vectors, without entries that are NaN in one; None if it is not defined."""
-    known = ~(x.isnan() | y.isnan())
-    x, y = x[known].double(), y[known].double()
-    if len(x) < 3:
-        return None
-    x, y = x - x.mean(), y - y.mean()
-    size = float(x.norm() * y.norm())
-    return float(x @ y) / size if size > 0 else None
-
-
 def relations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
     """The correlations over all heads of a model, those that are defined."""
     found: dict[str, float] = {}
@@ -38,6 +28,6 @@ def relations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
         both = [layer for layer in layers if first in layer.heads and second in layer.heads]
         if both:
             value = correlation(*(torch.cat([layer.heads[m].cpu() for layer in both]) for m in (first, second)))
-            if value is not None:
+            if not math.isnan(value):
                 found[name] = value
     return found

@@ -1,0 +1,147 @@
+"""``wherewhat prompts``: does the model find the answer, by kind of question, length and place of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from wherewhat.errors import ConfigError
+from wherewhat.measure.base import (
+    Curve,
+    DocumentScores,
+    Measurement,
+    Metric,
+    PromptSet,
+    Question,
+    Subject,
+    option,
+)
+from wherewhat.measure.prompts.answering import answer
+
+_SIZE = {"binding": "pairs", "numbers": "length", "letters": "pairs"}
+"""Kinds with a question, and the option that says how many alternatives there are."""
+
+_THIRDS = ("first", "middle", "last")
+
+
+@dataclass(frozen=True)
+class PromptsConfig:
+    """Options of the prompts measurement."""
+
+    kinds: tuple[str, ...] = option(
+        tuple(_SIZE), "binding (who likes what), numbers (which place), letters (which pair)"
+    )
+    sizes: tuple[int, ...] = option((4, 8, 16, 32), "numbers of alternatives: pairs, or symbols of a list")
+    count: int = option(12, "prompts of each kind and size; answers stand in every place equally often")
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        for kind in self.kinds:
+            if kind not in _SIZE:
+                raise ConfigError(f"there are no questions of the kind '{kind}': known: {', '.join(_SIZE)}")
+        if not self.kinds or not self.sizes or min(self.sizes) < 2:
+            raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give one or more, sizes from 2 on")
+        if len(set(self.kinds)) < len(self.kinds) or len(set(self.sizes)) < len(self.sizes):
+            raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give each once")
+        if self.count < 1:
+            raise ConfigError(f"count is {self.count}: at least 1 prompt is needed")
+
+
+def _sets(config: PromptsConfig) -> Sequence[PromptSet]:
+    return [
+        PromptSet(f"{kind}-{size}", kind, config.count, {_SIZE[kind]: size})
+        for kind in config.kinds
+        for size in config.sizes
+    ]
+
+
+def _measure(subject: Subject, question: Question, config: PromptsConfig) -> DocumentScores:
+    del config
+    found = answer(subject, question)
+    chance = 1 / len(question.candidates)
+    third = _THIRDS[min(2, int(3 * question.place))]
+    kind = question.kind
+    whole = {"accuracy": float(found.correct), "chance": chance, "said": float(found.said)}
+    whole |= {"answer_logprob": found.logprob, "answer_margin": found.margin}
+    whole |= {"answer_place": question.place, "answer_among": float(question.size)}
+    for name in (kind, f"{kind}_{question.size}", f"{kind}_{third}"):
+        whole |= {f"accuracy_{name}": float(found.correct), f"chance_{name}": chance}
+    return DocumentScores([], whole)
+
+
+def _together(documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
+    """Accuracy of each kind by size and third of the answer's place, NaN where there is no prompt."""
+    curves = {}
+    for kind in config.kinds:
+        table = torch.full((len(config.sizes), len(_THIRDS)), torch.nan)
+        for row, size in enumerate(config.sizes):
+            for column, third in enumerate(_THIRDS):
+                right = [
+                    document.whole["accuracy"]
+                    for document in documents
+                    if f"accuracy_{kind}_{size}" in document.whole and f"accuracy_{kind}_{third}" in document.whole
+                ]
+                if right:
+                    table[row, column] = sum(right) / len(right)
+        curves[f"accuracy_{kind}"] = Curve(table, ("size", "third of the list"))
+    right = [document.whole["accuracy"] for document in documents]
+    return DocumentScores([], {"accuracy_together": sum(right) / len(right)}, curves)
+
+
+def _metrics(config: PromptsConfig) -> tuple[Metric, ...]:
+    words = []
+    for kind in config.kinds:
+        what = "symbols" if kind == "numbers" else "pairs"
+        parts = [("", kind), *((f"_{size}", f"{kind}, {size} {what}") for size in config.sizes)]
+        parts += [(f"_{third}", f"{kind}, answer in the {third} third") for third in _THIRDS]
+        words += [
+            Metric(
+                f"accuracy_{kind}{suffix}",
+                title,
+                "",
+                "Share of right answers among the candidates.",
+                f"chance_{kind}{suffix}",
+                "chance",
+                proportion=True,
+            )
+            for suffix, title in parts
+        ]
+    return tuple(words)
+
+
+PROMPTS = Measurement(
+    name="prompts",
+    summary="Whether the model finds what a prompt asks for, by kind of question, length and place of the answer.",
+    config=PromptsConfig,
+    measure=_measure,
+    prompts=_sets,
+    combine=_together,
+    more_metrics=_metrics,
+    metrics=(
+        Metric(
+            "accuracy",
+            "right answers",
+            "",
+            "Share of prompts where the right answer is the most likely of the candidates.",
+            "chance",
+            "chance",
+            proportion=True,
+        ),
+        Metric(
+            "said",
+            "said unprompted",
+            "",
+            "Share where the likeliest token of all begins the right answer.",
+            proportion=True,
+        ),
+        Metric("answer_logprob", "log-probability", "nats", "Mean log-probability of the right answer."),
+        Metric("answer_margin", "margin", "nats", "The same less that of the best wrong candidate."),
+    ),
+    limits=(
+        "Made-up prompts in one wording: another wording, or more solved examples, may give other numbers. Intervals "
+        "are over prompts. A small model's failure says nothing of the mechanism; where its heads look on the same "
+        "prompts is measured by heads --prompts."
+    ),
+)

@@ -1,0 +1,114 @@
+"""What a run measures a model on: documents cut to size, or prompts made for its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import ConfigError, TextError
+from wherewhat.measure.base import Measurement, Question
+from wherewhat.models import LoadedModel
+from wherewhat.pipeline.request import Request
+from wherewhat.text import Document, read_documents
+from wherewhat.text.prompts import Prompt, Speller, make
+
+DEFAULT_DOCUMENTS = 4
+"""Embedded documents or prompts used by default: enough for an interval, few enough for a laptop."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One text as a model sees it.
+
+    Attributes:
+        document: Its name and text.
+        ids: Token ids, ``(n,)``.
+        question: What is asked at its end, for measurements of answers.
+    """
+
+    document: Document
+    ids: Tensor
+    question: Question | None = None
+
+
+def read_texts(request: Request, measurement: Measurement) -> list[Document]:
+    """The documents a request names; none where prompts are made for the model.
+
+    Raises:
+        ConfigError: If texts are named, but not used.
+        TextError: If there are too few documents, or they cannot be read.
+    """
+    if measurement.prompts is not None and (request.text is not None or request.prompts is not None):
+        raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
+    if measurement.prompts is not None or request.prompts is not None:
+        return []
+    count = request.documents
+    if request.text is None and count is None:
+        count = max(DEFAULT_DOCUMENTS, measurement.least_documents)
+    texts = read_documents(request.text, count=count)
+    if len(texts) < (least := measurement.least_documents):
+        raise TextError(
+            f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "
+            f"{len(texts)} is all there is; give more with --text or --documents"
+        )
+    return texts
+
+
+def model_inputs(
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
+) -> list[Input]:
+    """The texts in the model's tokens, or the prompts that the request or the measurement asks for.
+
+    Raises:
+        TextError: If a document is shorter than asked for, or the tokenizer cannot spell a prompt.
+        ConfigError: If the model has fewer positions than asked for.
+    """
+    if measurement.prompts is None and request.prompts is None:
+        return [Input(text, _encode(loaded, text, request)) for text in texts]
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
+    speller = Speller.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
+    seed = request.model.seed
+    if measurement.prompts is None:
+        assert request.prompts is not None
+        count = request.documents or DEFAULT_DOCUMENTS
+        named = [(p.name, p) for p in make(request.prompts, speller, tokens=request.tokens, count=count, seed=seed)]
+    else:
+        named = [
+            (f"{made.name}-{number}", prompt)
+            for made in measurement.prompts(config)
+            for number, prompt in enumerate(make(made.kind, speller, count=made.count, seed=seed, **made.options), 1)
+        ]
+    for _, prompt in named:
+        loaded.check_length(len(prompt.ids), allow_beyond=request.beyond)
+    return [_input(name, prompt) for name, prompt in named]
+
+
+def _input(name: str, prompt: Prompt) -> Input:
+    ids = torch.tensor(prompt.ids, dtype=torch.int64)
+    document = Document(name, prompt.text, f"{prompt.kind} prompts")
+    if not prompt.asks:
+        return Input(document, ids)
+    role = prompt.items[prompt.answer_item].role
+    # Items of solved examples are not among the alternatives: those come with the answer's own role, once a group.
+    alternatives = [item for item in prompt.items if item.role == role]
+    place = alternatives.index(prompt.items[prompt.answer_item])
+    question = Question(
+        ids=ids[None],
+        candidates=prompt.candidates,
+        correct=prompt.correct,
+        kind=prompt.kind,
+        size=len(alternatives),
+        place=place / max(1, len(alternatives) - 1),
+    )
+    return Input(document, ids, question)
+
+
+def _encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:
+    try:
+        return loaded.encode(text.text, tokens=request.tokens, allow_beyond=request.beyond)
+    except TextError as error:
+        raise TextError(f"document '{text.name}': {error}") from error

@@ -1,0 +1,75 @@
+"""Brute force: candidates scored token by token. End-to-end: prompts made for a tiny model's own tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from wherewhat.errors import ConfigError
+from wherewhat.measure.base import Question
+from wherewhat.measure.prompts import PROMPTS
+from wherewhat.measure.prompts.answering import answer
+from wherewhat.measure.prompts.measurement import PromptsConfig
+
+
+@dataclass
+class Bigrams:
+    """A model whose next token depends on the last one alone."""
+
+    logits: torch.Tensor
+
+    def run(self, ids, reducer, *, logits=False):
+        return self.logits[ids]
+
+
+def ask(candidates, correct, *, ids=(1, 2, 3)):
+    return Question(torch.tensor([ids]), candidates, correct, "binding", len(candidates), 0.5)
+
+
+def table(seed=0):
+    return torch.randn(10, 10, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_candidates_of_several_tokens_are_scored_to_their_end(seed):
+    logits = table(seed)
+    logp = logits.log_softmax(-1).double()
+    candidates = ((4,), (5, 6), (5, 7, 1), (8, 2))
+    expected = [float(logp[3, 4]), float(logp[3, 5] + logp[5, 6]), float(logp[3, 5] + logp[5, 7] + logp[7, 1])]
+    expected.append(float(logp[3, 8] + logp[8, 2]))
+    found = answer(Bigrams(logits), ask(candidates, 2))
+    assert found.chosen == max(range(4), key=expected.__getitem__)
+    assert found.correct == (found.chosen == 2)
+    assert found.logprob == pytest.approx(expected[2], abs=1e-5)
+    assert found.margin == pytest.approx(expected[2] - max(expected[i] for i in (0, 1, 3)), abs=1e-5)
+    assert found.said == (int(logits[3].argmax()) == 5)
+
+
+def test_accuracy_by_size_and_place():
+    logits = torch.zeros(10, 10)
+    logits[3, 4] = 9
+    right = PROMPTS.measure(Bigrams(logits), ask(((4,), (5,)), 0), PromptsConfig())
+    wrong = PROMPTS.measure(Bigrams(logits), ask(((4,), (5,)), 1), PromptsConfig())
+    assert right.whole["accuracy_binding_2"] == 1
+    assert wrong.whole["accuracy_binding_middle"] == 0
+    assert right.whole["chance"] == 0.5
+    together = PROMPTS.combine([right, wrong], PromptsConfig(kinds=("binding",), sizes=(2, 4)))
+    values = together.curves["accuracy_binding"].values
+    assert values[0, 1] == 0.5
+    assert bool(values[1].isnan().all())
+    assert together.whole["accuracy_together"] == 0.5
+
+
+def test_words_follow_the_options():
+    names = [metric.name for metric in PROMPTS.words(PromptsConfig(kinds=("letters",), sizes=(3,)))]
+    assert names[-5:] == [f"accuracy_letters{x}" for x in ("", "_3", "_first", "_middle", "_last")]
+
+
+@pytest.mark.parametrize(
+    "options", [{"kinds": ("songs",)}, {"sizes": ()}, {"sizes": (1,)}, {"count": 0}, {"sizes": (4, 4)}]
+)
+def test_bad_options(options):
+    with pytest.raises(ConfigError):
+        PromptsConfig(**options)
