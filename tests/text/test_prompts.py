@@ -22,7 +22,7 @@ from wherewhat.text.prompts.words import NAMES, THINGS
 LINES = [
     "Here is what everybody likes: Anna likes apples. Bob likes music.",
     "Question: what does Anna like? Answer: Anna likes apples.",
-    "List: k d a p. Number 3 from the end: d.",
+    "List: k d a p. Go back 3: d.",
     "Pairs: k=4 d=7. Ask: k=4",
     SENTENCES,
     " ".join(str(number) for number in range(200)),
@@ -109,7 +109,7 @@ def solve(kind, text):
         return pairs[place][1], place, [*(word for pair in pairs for word in pair), asked[1], asked[1]]
     if kind == "numbers":
         line = text[text.rindex("List:") :]
-        symbols, back = re.fullmatch(r"List:((?: \w+)+)\. Number (\d+) from the end: *", line).groups()
+        symbols, back = re.fullmatch(r"List:((?: \w+)+)\. Go back (\d+): *", line).groups()
         listed = symbols.split()
         return listed[-int(back)], len(listed) - int(back), [*listed, back]
     line = text[text.rindex("Pairs:") :]
@@ -214,7 +214,7 @@ def test_the_bytes_do_not_change_between_releases():
         make("letters", letters, pairs=3, shots=1, seed=1)[0].text
         == "Pairs: e=5 s=3 j=7. Ask: j=7\nPairs: t=8 l=5 f=1. Ask: t="
     )
-    numbers = "List: m t v y. Number 1 from the end: y.\nList: z s j l. Number 2 from the end: "
+    numbers = "List: m t v y. Go back 1: y.\nList: z s j l. Go back 2: "
     assert make("numbers", letters, length=4, shots=1, seed=1)[0].text == numbers
     binding = (
         "Here is what everybody likes: Jan likes feathers. Beatrice likes cookies.\n"
