@@ -45,14 +45,13 @@ def fitted(task: Task, speller: Speller, *, tokens: int | None, count: int, seed
     _check_size(task)
     smallest = max(task.smallest, 0 if task.place is None else task.place + 1)
     if task.size is not None or tokens is None:
-        size = max(smallest, task.default) if task.size is None else task.size
+        usual = task.default if task.largest is None else min(task.default, task.largest)
+        size = max(smallest, usual) if task.size is None else task.size
         drafts = _drafts(task, size, count, seed)
         _check_room(task, drafts, size, speller, tokens)
         return drafts
     room = tokens - len(speller.prefix)
-    size = smallest
-    drafts = _drafts(task, size, count, seed)
-    _check_room(task, drafts, size, speller, tokens)
+    _check_room(task, _drafts(task, smallest, count, seed), smallest, speller, tokens)
     # One prompt tells how much fits; where words differ in length, the others may need a little less.
     size = _largest_fitting(task, smallest, room, seed)
     while size > smallest:

@@ -83,6 +83,6 @@ class Numbers:
 def _list(draft: Draft, symbols: list[Word], asked: int, pool: Pool) -> None:
     for group, symbol in enumerate(symbols):
         draft.item(symbol, "letter", group, pool=pool)
-    draft.say(". Number")
+    draft.say(". Go back")
     draft.say_item(f" {len(symbols) - asked}", "number", asked)
-    draft.say(" from the end:")
+    draft.say(":")
