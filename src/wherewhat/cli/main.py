@@ -25,6 +25,7 @@ def build() -> typer.Typer:
     """The application, with one command per measurement."""
     from wherewhat.cli.checking import check
     from wherewhat.cli.measuring import command_for
+    from wherewhat.cli.multihop import app as multihop
     from wherewhat.measure.registry import MEASUREMENTS
 
     app = typer.Typer(
@@ -39,6 +40,7 @@ def build() -> typer.Typer:
     app.command("check")(check)
     for measurement in MEASUREMENTS:
         app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))
+    app.add_typer(multihop)
     return app
 
 

@@ -1,0 +1,197 @@
+"""Training steps, on a CPU: every thread works on a part of the batch by itself.
+
+Torch's own threads share out every operation and wait for each other after each. At this size there are a thousand
+small ones in a step, and whatever else runs on the machine delays all of them. Here threads meet twice in a step.
+Each computes by itself, in the same order every time, so the numbers depend on the number of parts and not on the
+machine's load or cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wherewhat.multihop.checkpoint import TrainState
+from wherewhat.multihop.config import Precision, TrainConfig
+from wherewhat.multihop.dropout import MaskDrawer
+from wherewhat.multihop.model import LabModel
+from wherewhat.multihop.schedule import batch_order, derived_seed, learning_rates
+
+
+class Steps(Protocol):
+    """Somebody who trains a model step by step."""
+
+    @property
+    def losses(self) -> Tensor:
+        """Loss of every step, ``(steps,)``; those not done are 0."""
+
+    def run(self, step: int) -> None:
+        """Do one step."""
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """AdamW's means of gradients and of their squares, by the weights' names."""
+
+    def record(self, function: Callable[[], None]) -> None:
+        """Call a function that looks at the model."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+class CpuSteps:
+    """Steps on a CPU.
+
+    Args:
+        model: The model to train, in place.
+        tokens: Training sequences, ``(count, n)``.
+        answers: Their answers, ``(count,)``.
+        config: How to train.
+        threads: Number of parts of a batch, and of threads.
+        state: Where to go on; None to begin.
+    """
+
+    def __init__(
+        self,
+        model: LabModel,
+        tokens: Tensor,
+        answers: Tensor,
+        config: TrainConfig,
+        *,
+        threads: int,
+        state: TrainState | None = None,
+    ) -> None:
+        self._model, self._tokens, self._answers, self._config = model, tokens, answers, config
+        self._names = [name for name, _ in model.named_parameters()]
+        self._parameters = list(model.parameters())
+        self._order = batch_order(config, len(tokens)).tensor_split(threads, dim=1)
+        self._rates = learning_rates(config).tolist()
+        self.losses = torch.zeros(config.steps)
+        sizes = [part.shape[1] for part in self._order]
+        n = tokens.shape[1]
+        self._drawers = [MaskDrawer(model.config, batch=size, n=n) for size in sizes] if model.config.dropout else []
+        self._generators = [torch.Generator() for _ in sizes]
+        self._shares = _balanced([p.numel() for p in self._parameters], threads)
+        self._optimizers = [
+            make_optimizer([self._parameters[i] for i in share], config, config.learning_rate) for share in self._shares
+        ]
+        for optimizer, share in zip(self._optimizers, self._shares, strict=True):
+            start_moments(optimizer, [self._names[i] for i in share], state)
+        model.places(n)
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(self, step: int) -> None:
+        """Do one step."""
+        parts = range(len(self._order))
+        with products(self._config.precision):
+            found = list(self._pool.map(lambda part: self._gradients(step, part), parts))
+        self.losses[step] = sum(loss for loss, _ in found)
+        list(self._pool.map(lambda part: self._update(step, part, [grads for _, grads in found]), parts))
+
+    def _gradients(self, step: int, part: int) -> tuple[float, tuple[Tensor, ...]]:
+        """What one part of the batch adds to the loss, and to the gradient of every weight."""
+        rows = self._order[part][step]
+        masks = None
+        if self._drawers:
+            seed = derived_seed(self._config.seed, "dropout", step, part)
+            masks = self._drawers[part].draw(self._generators[part].manual_seed(seed))
+        logits = self._model(self._tokens[rows], masks=masks)
+        loss = functional.cross_entropy(logits, self._answers[rows], reduction="sum") / self._config.batch
+        return float(loss.detach()), torch.autograd.grad(loss, self._parameters)
+
+    def _update(self, step: int, part: int, grads: list[tuple[Tensor, ...]]) -> None:
+        """Sum up the gradients of some weights, and change the weights."""
+        for index in self._shares[part]:
+            first, *others = (found[index] for found in grads)
+            for other in others:
+                first += other
+            self._parameters[index].grad = first
+        for group in self._optimizers[part].param_groups:
+            group["lr"] = self._rates[step]
+        self._optimizers[part].step()
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """AdamW's means of gradients and of their squares, by the weights' names."""
+        states = [optimizer.state for optimizer in self._optimizers]
+        return read_moments(zip(self._names, self._parameters, strict=True), states)
+
+    def record(self, function: Callable[[], None]) -> None:
+        """Call a function that looks at the model, with as many of torch's own threads as there were before."""
+        torch.set_num_threads(self._before)
+        try:
+            function()
+        finally:
+            torch.set_num_threads(1)
+
+    def close(self) -> None:
+        """End the threads and give torch back its own."""
+        self._pool.shutdown()
+        torch.set_num_threads(self._before)
+
+
+@contextmanager
+def products(precision: Precision) -> Iterator[None]:
+    """Matrix products of float32 tensors as precise as asked for, in all threads."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def make_optimizer(
+    parameters: list[torch.nn.Parameter], config: TrainConfig, rate: float | Tensor
+) -> torch.optim.AdamW:
+    """AdamW in one fused kernel; on a GPU one that a graph can hold."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+        capturable=isinstance(rate, Tensor),
+    )
+
+
+def start_moments(optimizer: torch.optim.AdamW, names: list[str], state: TrainState | None) -> None:
+    """Give AdamW its moments: zeros, or those of an earlier step."""
+    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        on_gpu = parameter.device if parameter.is_cuda else "cpu"
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(0 if state is None else state.step), device=on_gpu),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+        if state is not None:
+            optimizer.state[parameter]["exp_avg"].copy_(state.mean[name])
+            optimizer.state[parameter]["exp_avg_sq"].copy_(state.square[name])
+
+
+def read_moments(named: Iterable[tuple[str, Tensor]], states: list[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """AdamW's moments by name, from the states of one or more optimizers."""
+    mean, square = {}, {}
+    for name, parameter in named:
+        found = next(state[parameter] for state in states if parameter in state)
+        mean[name], square[name] = found["exp_avg"], found["exp_avg_sq"]
+    return mean, square
+
+
+def _balanced(sizes: list[int], parts: int) -> list[list[int]]:
+    """Indices of ``sizes`` shared out so that the parts' sums are about the same."""
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    sums = [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        lightest = sums.index(min(sums))
+        shares[lightest].append(index)
+        sums[lightest] += sizes[index]
+    return shares
