@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cli.test_bad_input import assert_one_line
 
 SMALL = ("--set", "layers=2", "--set", "width=16", "--set", "steps=30", "--set", "record_every=10")

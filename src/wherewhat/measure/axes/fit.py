@@ -135,13 +135,17 @@ def fit_axes(
         known = None if bias is None else bias.expand(heads, n, n)[:, queries, keys]
         logits = _logits(q.to(dtype), k.to(dtype), scale, softcap, known)
         margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
-    if not bool(margins.squares.isfinite().all()):
-        raise MeasureError(f"the logits are not finite: q or k hold NaN or Inf, or overflow {dtype}")
+    finite = margins.squares.isfinite().all()
     if distance_bias is not None:
         by_distance += distance_bias[..., min_distance : min_distance + width].to(offset)
     if key_bias is not None:
         by_key += key_bias[..., keys].to(offset)
-    return fit_margins(margins, offset, method=method)
+    whole = width == side
+    # On a GPU the answer is asked for last: waiting for it here would leave the GPU idle while the solve is launched.
+    fit = fit_margins(margins, offset, method=method) if whole and q.is_cuda else None
+    if not bool(finite):
+        raise MeasureError(f"the logits are not finite: q or k hold NaN or Inf, or overflow {dtype}")
+    return fit or fit_margins(margins, offset, method=method)
 
 
 def faster_blocked(n: int, width: int, d: int) -> bool:

@@ -22,7 +22,7 @@ CHUNK = 64
 SPAN = 16
 """Chunks one program runs through when it adds up Gram matrices."""
 
-_SPECTRA = 2**32
+_SPECTRA = 2**33
 """Bytes of Fourier transforms held at a time (twice: before and after)."""
 
 
