@@ -1,0 +1,135 @@
+"""What every length method offers, and the context in which a model runs with one."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from wherewhat.capturing import Capture, LayerAttention, Proof, intervene, prove
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.training import positions_checked, trained_length
+
+BLOCK_MIB = 64
+"""Default memory for one block of logits, in MiB."""
+
+
+@dataclass(frozen=True)
+class LengthMethod(ABC):
+    """A rule by which a trained model attends in texts longer than those it was trained on.
+
+    The first sentence of a method's docstring is its rule. Positions are counted in tokens from the first key, so a
+    constant shift of the model's positions changes nothing. Layers that do not rotate keep the rule's choice of keys
+    and have no distances to change.
+    """
+
+    name: ClassVar[str]
+    rotary: ClassVar[bool] = True
+    """Whether the rule is about distances, which only rotating layers have."""
+    cacheable: ClassVar[bool] = True
+    """Whether cached keys and the new queries are enough to attend."""
+
+    @classmethod
+    def rule(cls) -> str:
+        """The rule in one sentence."""
+        return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+    @abstractmethod
+    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
+        """The layer's attention by this rule, a block of queries at a time.
+
+        Args:
+            attention: One layer; its queries are the last of its keys.
+            block_mib: Memory for one block of logits; the result does not depend on it.
+
+        Returns:
+            Output ``(batch, n, heads, d_v)``, or None where the rule changes nothing.
+
+        Raises:
+            ConfigError: If a parameter is open that only the model can settle: see :meth:`fitted`.
+            MeasureError: If texts in the batch are padded or packed.
+        """
+
+    def fitted(self, *, trained: int, length: int | None = None) -> Self:
+        """The method with its open parameters settled.
+
+        Args:
+            trained: Length the model was trained on.
+            length: Length of the text to come, if it is to be told now; otherwise that of each pass.
+        """
+        del trained, length
+        return self
+
+    def check(self, length: int) -> None:
+        """Refuse a text so short that the rule does nothing.
+
+        Raises:
+            MeasureError: With the parameter and the length.
+        """
+        window = getattr(self, "window", None)
+        if window is not None and window >= length:
+            raise MeasureError(
+                f"{self.name} with window={window} sees all of a text of {length} tokens: choose a window below "
+                f"{length} or a longer text"
+            )
+
+
+@contextmanager
+def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) -> Iterator[Capture]:
+    """Let ``model`` attend by ``method`` while it runs inside the context, in texts of any length.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        method: The rule; what it leaves open is filled in from the model's training length.
+        proof: The model's proof; by default a new one, which costs four short passes.
+
+    Raises:
+        MeasureError: If the rule is about distances and no layer rotates, or a text is longer than the model's table of
+            positions.
+        ConfigError: If a parameter is open and the model does not say how long it was trained.
+        CaptureError: If the model's attention cannot be captured.
+
+    Example:
+        >>> with extended(model, LMInfinite(window=4096)):
+        ...     model(input_ids)
+    """
+    found = proof or prove(model)
+    if method.rotary and all(layer.rotation is None for layer in found.plan.layers):
+        raise MeasureError(
+            f"{method.name} changes distances, and no layer of {type(model).__name__} rotates its queries and keys: "
+            "choose none or sliding-window"
+        )
+    fitted = method.fitted(trained=trained_length(model)) if _open(method) else method
+    with positions_checked(model), intervene(model, fitted.attend, proof=found) as session:
+        yield session
+
+
+def positive(name: str, **values: float | None) -> None:
+    """Refuse parameters below one.
+
+    Raises:
+        ConfigError: With the first such parameter.
+    """
+    for key, value in values.items():
+        if value is not None and not value >= 1:
+            raise ConfigError(f"{name} with {key}={value} makes no sense: give 1 or more")
+
+
+def settled(name: str, key: str, value: int | None) -> int:
+    """A parameter that must be known by now.
+
+    Raises:
+        ConfigError: If it is still open.
+    """
+    if value is None:
+        raise ConfigError(f"{name} does not know its {key}: give one, or run it by extended(model, method)")
+    return value
+
+
+def _open(method: LengthMethod) -> bool:
+    return any(value is None for value in vars(method).values())

@@ -1,0 +1,109 @@
+"""InfLLM (Xiao et al., arXiv 2402.04617)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from wherewhat.capturing import LayerAttention
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
+from wherewhat.extend.far import Far
+from wherewhat.extend.parts import placed
+from wherewhat.extend.windowed import attend_windowed
+
+_LOCAL = 4096
+
+
+@dataclass(frozen=True)
+class InfLLM(LengthMethod):
+    """A query sees the first s keys, the last L, and the best blocks between them, all beyond the window at distance L.
+
+    Keys after the first s are cut into blocks; a block can be retrieved once all of it is at distance L or more. A
+    block is represented, per key head, by its keys with the largest summed logits from the L queries after each. For
+    each query the blocks are ranked by the dot products of its heads with the representatives at distance L, summed
+    over both: one choice for all heads of a layer. Retrieval is per query and not per chunk of queries, which would
+    look ahead.
+
+    Attributes:
+        sinks: s, the first keys that stay visible.
+        window: L, the last keys, the query's own among them; by default 4,096 or the training length if that is less.
+        block: Keys per block.
+        top: Blocks a query retrieves.
+        representatives: Keys that stand for a block.
+    """
+
+    name: ClassVar[str] = "infllm"
+    cacheable: ClassVar[bool] = False
+    sinks: int = 128
+    window: int | None = None
+    block: int = 128
+    top: int = 16
+    representatives: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that hold nothing."""
+        positive(self.name, sinks=self.sinks, window=self.window, block=self.block, top=self.top)
+        positive(self.name, representatives=self.representatives)
+        if self.representatives > self.block:
+            raise ConfigError(
+                f"{self.name} with representatives={self.representatives} asks for more than a block of {self.block}"
+            )
+
+    def fitted(self, *, trained: int, length: int | None = None) -> Self:
+        """The window is as long as the training, within reason."""
+        del length
+        return self if self.window is not None else replace(self, window=min(_LOCAL, trained))
+
+    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
+        """See :meth:`LengthMethod.attend`; the queries of cached keys are needed too."""
+        window = settled(self.name, "window", self.window)
+        if attention.m <= window:
+            return None
+        if attention.n < attention.m:
+            raise MeasureError(
+                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run with "
+                "use_cache=False"
+            )
+        blocks = (attention.m - window - self.sinks) // self.block
+        count = self.sinks + max(0, blocks) * self.block
+        summed = self._represented(attention, window, blocks) if blocks > 0 else None
+
+        def choose(q: Tensor, rows: slice) -> Tensor:
+            seen = torch.ones(q.shape[0], q.shape[2], count, dtype=torch.bool, device=q.device)
+            if summed is not None:
+                seen[..., self.sinks :] = self._retrieved(q, summed, rows, window).repeat_interleave(self.block, -1)
+            return seen
+
+        far = Far(count=count, query=lambda i: torch.full_like(i, window), key=torch.zeros_like, choose=choose)
+        return attend_windowed(attention, window, far, block_mib=block_mib)
+
+    def _represented(self, attention: LayerAttention, window: int, blocks: int) -> Tensor:
+        """Sum of every block's representatives, ``(batch, kv_heads, blocks, d)``."""
+        batch, kv_heads, _, d = attention.rot_k.shape
+        queries = attention.rot_q.reshape(batch, kv_heads, -1, attention.n, d).sum(2, dtype=torch.float64)
+        keys = slice(self.sinks, self.sinks + blocks * self.block)
+        # Sums over the next L queries as differences of running sums; these keys have L queries after them.
+        running = queries.cumsum(2)
+        later = running[:, :, keys.start + window : keys.stop + window] - running[:, :, keys]
+        scores = torch.unflatten((later * attention.rot_k[:, :, keys]).sum(-1), 2, (blocks, self.block))
+        best = scores.topk(self.representatives, dim=-1).indices
+        at = torch.arange(keys.start, keys.stop, device=best.device)
+        k = placed(attention, attention.rot_k[:, :, keys], at, torch.zeros_like(at))
+        k = torch.unflatten(k, 2, (blocks, self.block))
+        return k.gather(3, best[..., None].expand(*best.shape, d)).sum(3)
+
+    def _retrieved(self, q: Tensor, summed: Tensor, rows: slice, window: int) -> Tensor:
+        """Blocks each query retrieves, ``(batch, rows, blocks)`` bool, from queries placed at distance L."""
+        batch, _, count, d = q.shape
+        grouped = q.reshape(batch, summed.shape[1], -1, count, d).sum(2)
+        relevance = (grouped @ summed.to(q.dtype).transpose(-1, -2)).sum(1)
+        blocks = relevance.shape[-1]
+        i = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        last = self.sinks + self.block * (1 + torch.arange(blocks, device=q.device)) - 1
+        ready = i - last >= window
+        best = relevance.masked_fill(~ready, -torch.inf).topk(min(self.top, blocks), dim=-1).indices
+        return torch.zeros_like(relevance, dtype=torch.bool).scatter_(-1, best, True) & ready

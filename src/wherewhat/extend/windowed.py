@@ -1,0 +1,75 @@
+"""A window of near keys at their true distances, and keys beyond it at distances of the method's choice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wherewhat.capturing import LayerAttention
+from wherewhat.extend.band import runs_here
+from wherewhat.extend.far import Far, blocks
+from wherewhat.extend.kernels import attend_by_kernels
+from wherewhat.extend.parts import Part, attend_parts, check_unpadded, only_causal, placed, working
+
+_FEW = 256
+"""Far keys up to which all of them are looked at together, beside a kernel for the window."""
+
+
+def attend_windowed(
+    attention: LayerAttention, window: int, far: Far | None = None, *, block_mib: int, fast: bool = True
+) -> Tensor:
+    """Output ``(batch, n, heads, d_v)`` over the last ``window`` keys and some of those beyond them.
+
+    Only keys that can be seen are touched: beside the far keys, a block of queries costs its window.
+
+    Args:
+        attention: One layer.
+        window: Keys at a distance below it are seen at that distance.
+        far: The keys beyond the window; None for none.
+        block_mib: Memory for one block of logits.
+        fast: Use the kernels of ``band`` where they can do the job.
+    """
+    check_unpadded(attention)
+    few = far is None or (far.choose is None and far.count <= _FEW)
+    keys = None if far is None else _far_keys(attention, far)
+    if fast and few and only_causal(attention) and runs_here(attention, window):
+        return attend_by_kernels(attention, window, far, keys, block_mib=block_mib)
+    output = _empty(attention)
+    first = attention.m - attention.n
+    seen = min(attention.m, 2 * window) + (0 if far is None else far.count)
+    for rows in blocks(attention, seen, block_mib=block_mib, most=window):
+        i = torch.arange(rows.start, rows.stop, device=output.device) + first
+        near = slice(max(0, first + rows.start - window + 1), first + rows.stop)
+        j = torch.arange(near.start, near.stop, device=output.device)
+        q, k = attention.rot_q[:, :, rows], attention.rot_k[:, :, near]
+        parts = [Part(q, k, near, i[:, None] - j < window)]
+        if far is not None and keys is not None and first + rows.stop > window:
+            parts.append(_far_part(attention, rows, i, window, far, keys))
+        output[:, rows] = attend_parts(attention, rows, parts)
+    return output
+
+
+def _empty(attention: LayerAttention) -> Tensor:
+    batch, heads, n = attention.rot_q.shape[:3]
+    shape = (batch, n, heads, attention.value.shape[-1])
+    return torch.empty(shape, dtype=working(attention), device=attention.rot_q.device)
+
+
+def _far_keys(attention: LayerAttention, far: Far) -> Tensor:
+    """The first keys where the far queries see them, ``(batch, kv_heads, count, d)``."""
+    j = torch.arange(min(far.count, attention.m), device=attention.rot_k.device)
+    return placed(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
+
+
+def _far_part(attention: LayerAttention, rows: slice, i: Tensor, window: int, far: Far, keys: Tensor) -> Part:
+    """What the queries of a block see beyond their window."""
+    # Keys inside the window of the block's last query are inside that of every query.
+    stop = min(keys.shape[2], attention.m - attention.n + rows.stop - window)
+    j = torch.arange(stop, device=i.device)
+    q = placed(attention, attention.rot_q[:, :, rows], i, far.query(i))
+    allowed = i[:, None] - j >= window
+    if far.choose is None:
+        return Part(q, keys[:, :, :stop], slice(0, stop), allowed)
+    chosen = far.choose(q, rows)[..., :stop] & allowed
+    some = chosen.flatten(0, 1).any(0).nonzero()[:, 0]
+    return Part(q, keys[:, :, some], some, chosen[:, None, :, some])
