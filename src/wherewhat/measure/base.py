@@ -23,11 +23,29 @@ if TYPE_CHECKING:
 class Subject(Protocol):
     """A model as measurements see it: something that runs on tokens and shows its layers."""
 
-    def run(self, ids: Tensor, reducer: Callable[[LayerAttention], None], *, logits: bool = False) -> Tensor | None:
-        """Run on ``ids`` ``(batch, n)``, hand each layer to ``reducer``, return logits if asked for."""
+    def run(
+        self,
+        ids: Tensor,
+        reducer: Callable[[LayerAttention], None],
+        *,
+        logits: bool = False,
+        positions: Tensor | None = None,
+    ) -> Tensor | None:
+        """Run on ``ids`` ``(batch, n)``, hand each layer to ``reducer``, return logits if asked for.
 
-    def edited(self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None]) -> Tensor:
+        With ``positions`` ``(n,)`` the tokens stand there; who sees whom stays as it is.
+        """
+
+    def edited(
+        self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None], *, positions: Tensor | None = None
+    ) -> Tensor:
         """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+
+    def reordered(self, orders: Mapping[int, Tensor]) -> AbstractContextManager[None]:
+        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``."""
+
+    def trained_length(self) -> int:
+        """Tokens of the texts it was trained on."""
 
     def key_mixing(self) -> Mapping[int, float]:
         """How far swapping two inputs of a layer is from swapping its keys, by layer: 0 where each token makes its own.
@@ -136,6 +154,25 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A text in tokens, with where its words and sentences are.
+
+    Attributes:
+        ids: Token ids ``(1, n)``.
+        prefix: Number of tokens in front that are no text, such as BOS.
+        words: First token and one past the last of each word, in order; None where the tokenizer does not tell.
+        sentences: The same of each whole sentence.
+        respelled: For each word the token ids that it has with two inner letters transposed; empty where it has none.
+    """
+
+    ids: Tensor
+    prefix: int = 0
+    words: tuple[tuple[int, int], ...] | None = None
+    sentences: tuple[tuple[int, int], ...] | None = None
+    respelled: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class PromptSet:
     """Prompts to be made for a model's tokenizer.
 
@@ -164,8 +201,8 @@ class Measurement:
         name: Subcommand and name in the store.
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
-        measure: Function from subject, token ids ``(1, n)`` (a :class:`Question` where ``prompts`` is given) and config
-            to the document's numbers; None if a single document has none.
+        measure: Function from subject, token ids ``(1, n)`` (a :class:`Question` where ``prompts`` is given, a
+            :class:`Text` where ``spans`` is) and config to the document's numbers; None if a single document has none.
         metrics: Words for what it measures, most important first.
         limits: What the numbers do not show.
         twins: Twins of the model to measure beside it, as controls.
@@ -175,6 +212,7 @@ class Measurement:
         least_documents: Fewest documents it makes sense for.
         prompts: The prompts it is measured on in place of documents, by config; None for documents.
         more_metrics: Words for numbers whose names depend on the config; they come after ``metrics``.
+        spans: Whether it must know where words and sentences are.
     """
 
     name: str
@@ -189,6 +227,7 @@ class Measurement:
     least_documents: int = 1
     prompts: Callable[[Any], Sequence[PromptSet]] | None = None
     more_metrics: Callable[[Any], tuple[Metric, ...]] | None = None
+    spans: bool = False
 
     def words(self, config: Any) -> tuple[Metric, ...]:
         """Words for all that it measures under a config."""

@@ -11,6 +11,8 @@ from wherewhat.measure.base import Measurement
 from wherewhat.measure.distance import DISTANCE
 from wherewhat.measure.frequencies import FREQUENCIES
 from wherewhat.measure.heads import HEADS
+from wherewhat.measure.lengths import EXTEND
+from wherewhat.measure.perturb import PERTURB
 from wherewhat.measure.planes import PLANES
 from wherewhat.measure.prompts import PROMPTS
 from wherewhat.measure.residual import RESIDUAL
@@ -25,6 +27,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     HEADS,
     FREQUENCIES,
     PROMPTS,
+    PERTURB,
+    EXTEND,
     ATTENTION,
 )
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError, TextError
-from wherewhat.measure.base import Measurement, Question
+from wherewhat.measure.base import Measurement, Question, Text
 from wherewhat.models import LoadedModel
 from wherewhat.pipeline.request import Request
+from wherewhat.pipeline.spans import with_spans
 from wherewhat.text import Document, read_documents
 from wherewhat.text.prompts import Prompt, Speller, make
 
@@ -28,11 +29,13 @@ class Input:
         document: Its name and text.
         ids: Token ids, ``(n,)``.
         question: What is asked at its end, for measurements of answers.
+        spanned: The ids with where words and sentences are, for measurements that must know.
     """
 
     document: Document
     ids: Tensor
     question: Question | None = None
+    spanned: Text | None = None
 
 
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
@@ -67,6 +70,15 @@ def model_inputs(
         TextError: If a document is shorter than asked for, or the tokenizer cannot spell a prompt.
         ConfigError: If the model has fewer positions than asked for.
     """
+    made = _inputs(request, measurement, config, loaded, texts)
+    if not measurement.spans:
+        return made
+    return [replace(x, spanned=with_spans(loaded, x.document.text, x.ids)) for x in made]
+
+
+def _inputs(
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
+) -> list[Input]:
     if measurement.prompts is None and request.prompts is None:
         return [Input(text, _encode(loaded, text, request)) for text in texts]
     rows = loaded.model.get_input_embeddings().weight.shape[0]

@@ -75,7 +75,7 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
         if with_model:
             subject = ModelSubject(loaded)
             # Measuring short pieces to know how long it takes is for somebody who waits, and for what can be cut.
-            if progress.shown and measurement.prompts is None:
+            if progress.shown and measurement.prompts is None and not measurement.spans:
                 ahead = [made.ids for name, made in inputs.items() if name in with_model or _TOGETHER in with_model]
                 line = estimate(subject, measurement, config, ahead)
                 size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model)
@@ -137,7 +137,8 @@ def _found(
         return measurement.across(subject, [made.ids for made in inputs.values()], config)
     assert measurement.measure is not None
     made = inputs[key]
-    return measurement.measure(subject, made.ids[None] if measurement.prompts is None else made.question, config)
+    given = made.spanned if measurement.spans else made.question if measurement.prompts is not None else made.ids[None]
+    return measurement.measure(subject, given, config)
 
 
 def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
