@@ -15,7 +15,7 @@ PYTEST_WORKERS ?= 2
 .PHONY: report test check format lint types models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
-	@OMP_NUM_THREADS= $(BIN)/wherewhat axes smollm2
+	@OMP_NUM_THREADS= $(BIN)/wherewhat report
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)

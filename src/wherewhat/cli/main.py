@@ -26,6 +26,7 @@ def build() -> typer.Typer:
     from wherewhat.cli.checking import check
     from wherewhat.cli.measuring import command_for
     from wherewhat.cli.multihop import app as multihop
+    from wherewhat.cli.reporting import report
     from wherewhat.measure.registry import MEASUREMENTS
 
     app = typer.Typer(
@@ -37,6 +38,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
+    app.command("report")(report)
     app.command("check")(check)
     for measurement in MEASUREMENTS:
         app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))

@@ -74,9 +74,9 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     offsets[1] -= mean[:, None]
     expected = triangle.expect(offsets)
     # Offsets with one another and with the matrix: all that the squares of a subset need.
-    weighted = offsets * triangle.weight
-    known = {y + y: (weighted[i] * (offsets[i] + 2 * means[i])).sum(-1) for i, y in enumerate("abc")}
-    known |= {p: 2 * (weighted["abc".index(p[0])] * expected["abc".index(p[1])]).sum(-1) for p in _PAIRS}
+    own = triangle.dot(offsets, offsets + 2 * means)
+    mixed = 2 * triangle.dot(offsets[[0, 0, 1]], expected[[1, 2, 2]])
+    known = dict(zip(("aa", "bb", "cc", *_PAIRS), (*own, *mixed), strict=True))
     squares = {
         subset: margins.squares + sum(value for pair, value in known.items() if not set(pair) & set(subset))
         for subset in ("", *SUBSETS)
@@ -85,8 +85,8 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     x = means[[0, 0, 1]] + expected[[2, 1, 0]]
     y = means[[1, 2, 2]] + expected[[2, 1, 0]]
     explained = dict(zip(_PAIRS, triangle.explained_by_pair(x, y), strict=True))
-    for axis, alone in (("a", x[0] + expected[1]), ("b", x[2] + expected[2]), ("c", y[1] + expected[0])):
-        explained[axis] = triangle.dot(alone, alone)
+    alone = torch.stack([x[0], x[2], y[1]]) + expected[[1, 2, 0]]
+    explained |= dict(zip("abc", triangle.dot(alone, alone), strict=True))
     terms = triangle.triple(means)
     explained["abc"] = triangle.dot(terms, means).sum(0)
     terms += offsets

@@ -1,0 +1,84 @@
+"""Data → one HTML file that opens offline."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from wherewhat.errors import ConfigError
+from wherewhat.report.encoding import script_json
+from wherewhat.report.headline import Number
+from wherewhat.store.atomic import make_folder, write_file
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that can be written.
+
+    Attributes:
+        name: File name without its ending.
+        data: Everything the page shows, as plain JSON.
+        numbers: The numbers it begins with.
+    """
+
+    name: str
+    data: dict[str, Any]
+    numbers: list[Number] = field(default_factory=list)
+
+    def html(self) -> str:
+        """The page: template, style, script, plotly.js and data in one text.
+
+        Text from models and documents is in the data alone, and the script puts it on the page as text.
+
+        Raises:
+            ConfigError: If plotly is not installed.
+        """
+        parts = {
+            "STYLE": _resource("page.css"),
+            "PLOTLY": _in_script(_plotly()),
+            "DATA": script_json(self.data),
+            "SCRIPT": _in_script(_resource("page.js")),
+        }
+        # One pass over the template: what is put in is never searched for further marks.
+        return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _resource("page.html"))
+
+    def write(self, path: Path) -> Path:
+        """Write the page, whole or not at all, and return its path.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        content = self.html().encode("utf-8")
+        make_folder(path.parent)
+        write_file(path, content)
+        return path
+
+
+def _resource(name: str) -> str:
+    return (files("wherewhat.report") / name).read_text("utf-8")
+
+
+def _in_script(code: str) -> str:
+    """Code that cannot end the script element it stands in; a backslash before a slash changes no string."""
+    return re.sub(r"</(?=script)", r"<\\/", code, flags=re.IGNORECASE)
+
+
+def check_plotly() -> None:
+    """Refuse early what would fail after minutes of measuring.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
+    _plotly()
+
+
+def _plotly() -> str:
+    try:
+        offline = importlib.import_module("plotly.offline")
+    except ImportError:
+        raise ConfigError("the report needs the package 'plotly', which is not installed: pip install plotly") from None
+    return str(offline.get_plotlyjs())

@@ -1,0 +1,109 @@
+"""End-to-end: the page in a real browser, offline. Skips where there is no playwright or no Chromium.
+
+Screenshots go to the folder named by WHEREWHAT_SCREENSHOTS, else to pytest's temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with playwright.sync_playwright() as driver:
+        try:
+            started = driver.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium can be started: {str(error).splitlines()[0]}")
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def shots(tmp_path):
+    folder = Path(os.environ.get("WHEREWHAT_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def opened(browser, made):
+    """The page, ready, with everything it said or asked for; nothing may be left of it at the end."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", offline=True)
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(made.path.as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    yield page
+    context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [made.path.as_uri()]
+
+
+def test_reader_finds_a_head(opened, shots):
+    opened.select_option("#metric", label="symbolic score (heads)")
+    assert "goes along with the tokens" in opened.text_content("#reading")
+    opened.select_option("#weights", "random")
+    opened.select_option("#layer", "1")
+    opened.select_option("#head", "2")
+    assert opened.text_content("#h-panel") == "Layer 1, head 2"
+    assert opened.text_content("#label").startswith("Label: ")
+    for chart in ("map", "true", "fitted", "residual", "curve", "planes", "place", "scatter", "distance"):
+        assert opened.locator(f"#{chart} svg.main-svg").count() > 0, chart
+    opened.screenshot(path=shots / "desktop.png", full_page=True)
+
+
+def test_click_on_the_map_opens_the_head(opened):
+    opened.locator("#map").scroll_into_view_if_needed()
+    box = opened.locator("#map .nsewdrag").bounding_box()
+    opened.mouse.click(box["x"] + box["width"] * 7 / 8, box["y"] + box["height"] / 4)
+    opened.wait_for_selector("#h-panel:text-is('Layer 1, head 3')")
+    assert opened.input_value("#head") == "3"
+
+
+def test_keyboard_alone(opened):
+    opened.focus("#layer")
+    opened.keyboard.press("ArrowDown")
+    opened.wait_for_selector("#h-panel:text-is('Layer 1, head 0')")
+    opened.focus("#theme")
+    opened.keyboard.press("Enter")
+    assert opened.get_attribute("#theme", "aria-pressed") == "true"
+
+
+def test_dark_and_narrow(opened, shots):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = opened.evaluate(colour)
+    opened.click("#theme")
+    assert opened.evaluate(colour) != light
+    opened.set_viewport_size({"width": 360, "height": 740})
+    opened.wait_for_timeout(500)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 360
+    assert opened.locator("#map").bounding_box()["width"] <= 360
+    opened.screenshot(path=shots / "phone-dark.png", full_page=True)
+
+
+def test_hostile_text_is_shown_as_text(opened):
+    assert opened.text_content("#name") == "<b onclick=alert(3)>tiny"
+    assert "<script>alert(1)</script>" in opened.text_content("#text")
+    assert opened.locator("#text script, #text img, main b").count() == 0
+    opened.locator("#true").scroll_into_view_if_needed()
+    spot = opened.locator("#true .nsewdrag").bounding_box()
+    # The last query on an early key: the label beside the mouse quotes both tokens.
+    opened.mouse.move(spot["x"] + spot["width"] * 2.5 / 28, spot["y"] + spot["height"] * 27.5 / 28)
+    opened.wait_for_selector("#true .hovertext")
+    assert '→ " <"' in opened.text_content("#true .hoverlayer")
+    assert opened.locator("script").count() == 3

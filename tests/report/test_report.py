@@ -1,0 +1,147 @@
+"""End-to-end: one file with everything in it, nothing of the text executed, the same bytes again."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from transformers import GPT2Config
+
+from models.conftest import save_model
+from report.conftest import HOSTILE, TOKENS
+from report.test_encoding import unpacked
+from wherewhat.pipeline.request import ModelRequest
+from wherewhat.report import make_report
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the content of scripts."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.scripts = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.tags and self.tags[-1][0] == "script":
+            self.scripts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(made):
+    return Page(made.path.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def data(page):
+    return json.loads(page.scripts[0])
+
+
+def test_the_page_holds_everything(data):
+    assert len(data["numbers"]) == 5
+    assert all(number["controls"] and number["reading"] for number in data["numbers"])
+    assert {run["config"]["measurement"] for run in data["runs"]} == {"axes", "heads", "planes", "distance"}
+    assert data["model"]["layers"] == [0, 1]
+    assert [len(layer) for layer in data["records"]] == data["model"]["heads"] == [4, 4]
+    assert set(data["metrics"][0]["values"]) == {"trained", "random", "shuffled"}
+    assert data["distance"]["distances"][:3] == [0, 1, 2]
+    assert data["command"].startswith("wherewhat report ")
+    assert not data["left_out"]
+
+
+def test_map_and_curves_give_the_stored_r(data):
+    """On a text no longer than the map, fitted and true logits must correlate as the decomposition says."""
+    n = TOKENS
+    r = next(metric for metric in data["metrics"] if metric["id"] == "r")
+    assert r["measurement"] == "axes"
+    i, j = np.tril_indices(n)
+    for layer, heads in enumerate(data["records"]):
+        for head, record in enumerate(heads):
+            a, b, c = (unpacked(record[name]) for name in "abc")
+            fitted = a[i - j] + b[i] + c[j]
+            found = np.corrcoef(fitted, unpacked(record["map"]))[0, 1]
+            # Both documents begin alike, so the mean over documents is the first one's.
+            assert found == pytest.approx(r["values"]["trained"][layer][head], abs=5e-3)
+
+
+def test_tokens_are_the_text(data):
+    assert HOSTILE.startswith("".join(data["text"]["tokens"])[: len(HOSTILE)])
+    assert len(data["text"]["tokens"]) == TOKENS
+
+
+def test_nothing_comes_from_elsewhere(page, made):
+    for tag, attributes in page.tags:
+        assert "src" not in attributes, tag
+        assert re.match(r"#|data:", attributes.get("href", "#")), tag
+    policy = next(a for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")["content"]
+    assert "default-src 'none'" in policy
+    own = page.scripts[2] + re.search(r"<style>(.*?)</style>", made.path.read_text("utf-8"), re.DOTALL)[1]
+    assert not re.search(r"https?:|@import|url\(|innerHTML|insertAdjacentHTML|document\.write", own)
+
+
+def test_hostile_text_is_only_data(page, made, data):
+    html = made.path.read_text("utf-8")
+    for text in ("<script>alert", "<img", "onclick=alert(3)>", "onerror=alert(4)>", "🐈", "שלום", "\u202e"):
+        assert text not in html.replace(page.scripts[1], ""), text
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert "<b onclick" in data["model"]["name"]
+    assert data["text"]["document"] == "<i>0"
+
+
+def test_same_runs_same_bytes(made, model, tmp_path):
+    again = make_report(ModelRequest(model=model, device="cpu"), out=made.out, text=[str(made.text)], tokens=TOKENS)
+    assert again.name == made.report.name
+    assert again.write(tmp_path / "new" / "again.html").read_bytes() == made.path.read_bytes()
+
+
+def test_command_ends_with_the_path(cli, made, model):
+    outcome = cli("report", model, "--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1] == str(made.path)
+    assert "random twin" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--text", "-"), "only once"),
+        (("--tokens", "1"), "at least 2 tokens"),
+        (("--tokens", "99"), "99"),
+        (("--documents", "99"), "99 documents"),
+        (("--dtype", "float7"), "float7"),
+    ],
+)
+def test_wrong_input_is_one_line(cli, made, model, tmp_path, arguments, word):
+    given = () if "--text" in arguments else ("--text", made.text)
+    outcome = cli("report", model, *given, *arguments)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome
+    assert word in outcome.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_plotly_it_says_so_before_measuring(cli, made, model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    outcome = cli("report", model, "--text", made.text, "--tokens", TOKENS)
+    assert outcome.code == 2
+    assert "pip install plotly" in outcome.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_without_rotation_has_a_page_too(tmp_path):
+    config = GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    folder = save_model(tmp_path / "gpt2", config)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat and the dog ran " * 3)
+    report = make_report(ModelRequest(model=folder), out=tmp_path / "runs", text=[str(text)], tokens=24)
+    assert [line.split()[0] for line in report.data["left_out"]] == ["planes", "distance"]
+    assert report.data["distance"] is None
+    assert report.html().startswith("<!doctype html>")
