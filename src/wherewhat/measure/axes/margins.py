@@ -107,29 +107,32 @@ def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     chunks = -(-n // size)
     if spare := chunks * size - n:
         q, k = pad(q, (0, 0, 0, spare)), pad(k, (0, 0, 0, spare))  # zeros add nothing to any sum
-    q = q.view(kv, groups, chunks, size, d)
-    k = k.view(kv, 1, chunks, size, d)
-    inside = (q @ k.mT).tril_()  # (kv, groups, chunks, size, size)
-    rows, columns = inside.sum(-1).double(), inside.sum(-2).double()
+    # Heads that share keys stand side by side, so that no product has to repeat its keys.
+    q = q.view(kv, groups, chunks, size, d).transpose(1, 2).reshape(kv, chunks, groups * size, d)
+    k = k.view(kv, chunks, size, d)
+    inside = (q @ k.mT).view(kv, chunks, groups, size, size).tril_()
+    rows, columns = inside.sum(-1).double(), inside.sum(-2).double()  # (kv, chunks, groups, size)
     squares = _dot(inside, inside)
     del inside
     keys = k.sum(-2).double()
-    before = keys.cumsum(2) - keys  # (kv, 1, chunks, d): keys of earlier chunks
-    rows += (q @ before.to(q.dtype)[..., None])[..., 0]
-    queries = q.sum(-2).double()
-    after = queries.sum(2, keepdim=True) - queries.cumsum(2)  # queries of later chunks
-    columns += (k @ after.to(k.dtype)[..., None])[..., 0]
+    before = keys.cumsum(1) - keys  # (kv, chunks, d): keys of earlier chunks
+    rows += (q @ before.to(q.dtype)[..., None]).view(rows.shape)
+    queries = q.view(kv, chunks, groups, size, d).sum(-2).double()
+    after = queries.sum(1, keepdim=True) - queries.cumsum(1)  # (kv, chunks, groups, d): queries of later chunks
+    columns += (k @ after.to(k.dtype).mT).mT
     gram = k.mT @ k
-    gram = gram.cumsum(2) - gram  # (kv, 1, chunks, d, d): Gram matrix of the keys of earlier chunks
-    squares = squares + _dot(q @ gram, q)
+    gram = gram.cumsum(1) - gram  # (kv, chunks, d, d): Gram matrix of the keys of earlier chunks
+    grouped = (kv, chunks, groups, size, d)
+    squares = squares + _dot((q @ gram).view(grouped), q.view(grouped))
     flat = (kv, groups, chunks * size)
-    return rows.view(flat)[..., :n], columns.view(flat)[..., :n], squares
+    rows, columns = (x.transpose(1, 2).reshape(flat)[..., :n] for x in (rows, columns))
+    return rows, columns, squares
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """Sum of products over the last three dimensions, one chunk at a time and then in float64, ``(kv, groups)``."""
-    flat = (*x.shape[:3], 1, -1)
-    return (x.reshape(flat) @ y.reshape(flat).mT)[..., 0, 0].double().sum(-1)
+    """Sum of products of ``(kv, chunks, groups, …)``, one chunk at a time and then in float64, ``(kv, groups)``."""
+    products: Tensor = torch.linalg.vecdot(x.flatten(3), y.flatten(3))
+    return products.double().sum(1)
 
 
 def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
