@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 
 
@@ -33,8 +33,7 @@ def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(allowed)}"
+            hint = nearest(name, allowed, cutoff=0.6)
             raise ConfigError(f"--config {path}: there is no option '{key}': {hint}")
         found[name] = value
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 
 
@@ -41,9 +41,7 @@ def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
     converted = {}
     for key, value in values.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
-            raise ConfigError(f"there is no option '{key}': {hint}")
+            raise ConfigError(f"there is no option '{key}': {nearest(key, sorted(known))}")
         converted[key] = _convert(key, value, hints[key])
     return config_type(**converted)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.measure.attention import ATTENTION
 from wherewhat.measure.axes.measurement import AXES
@@ -42,6 +41,4 @@ def find(name: str) -> Measurement:
     by_name = {m.name: m for m in MEASUREMENTS}
     if name in by_name:
         return by_name[name]
-    near = difflib.get_close_matches(name, by_name, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(by_name)}"
-    raise ConfigError(f"there is no measurement '{name}': {hint}")
+    raise ConfigError(f"there is no measurement '{name}': {nearest(name, by_name, cutoff=0.6)}")

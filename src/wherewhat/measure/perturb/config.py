@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.measure.base import option
 from wherewhat.measure.perturb.names import KINDS
@@ -30,9 +30,7 @@ class PerturbConfig:
         """Refuse values that make no sense."""
         for kind in self.kinds:
             if kind not in KINDS:
-                near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.5)
-                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(KINDS)}"
-                raise ConfigError(f"there is no kind of perturbation '{kind}': {hint}")
+                raise ConfigError(f"there is no kind of perturbation '{kind}': {nearest(kind, KINDS)}")
         for name in ("kinds", "rates", "layers"):
             values = getattr(self, name)
             if len(set(values)) < len(values):

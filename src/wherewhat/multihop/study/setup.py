@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.measure.options import build_config, config_values
 from wherewhat.multihop.config import LabConfig, TrainConfig
@@ -46,8 +46,7 @@ class Setup:
         found: dict[type[Any], dict[str, Any]] = {kind: {} for kind in kinds}
         for name, value in options.items():
             if name not in homes:
-                near = difflib.get_close_matches(name, homes, n=1, cutoff=0.5)
-                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(homes))}"
+                hint = nearest(name, sorted(homes))
                 raise ConfigError(f"there is no option '{name}' of task, model or training: {hint}")
             found[homes[name]][name] = value
         made = [build_config(kind, found[kind]) for kind in kinds]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.multihop.tasks.letter import LetterTask
 from wherewhat.multihop.tasks.number import NumberTask
@@ -28,6 +28,4 @@ def find(name: str) -> type[Any]:
     """
     if name in TASKS:
         return TASKS[name]
-    near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(TASKS)}"
-    raise ConfigError(f"there is no task '{name}': {hint}")
+    raise ConfigError(f"there is no task '{name}': {nearest(name, TASKS)}")
