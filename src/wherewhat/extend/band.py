@@ -7,6 +7,7 @@ chunks, and their outputs are put together by their log-sum-exp: exact, time O(n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -50,30 +51,30 @@ def band_attention(
     Returns:
         Output ``(batch, heads, n, d)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
     """
-    kernel = kernel or _kernel_for(q)
-    n = q.shape[2]
+    kernel = kernel or kernel_for(q)
     if kernel == "banded":
-        rows = (x.transpose(1, 2) for x in (q, k, v))
+        n = q.shape[2]
+        by_token = (x.transpose(1, 2) for x in (q, k, v))
         found = torch.ops.aten._flash_attention_forward(
-            *rows, None, None, n, n, 0.0, True, False, scale=scale, window_size_left=window - 1, window_size_right=0
+            *by_token, None, None, n, n, 0.0, True, False, scale=scale, window_size_left=window - 1, window_size_right=0
         )
         return found[0].transpose(1, 2), found[1].float()
-    size = min(window, n)
-    whole = n - n % size
     # Token by token in memory, as the model goes on with it.
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    # The last chunk may be short; its padding comes after its queries and is never seen.
-    for start, stop in ((0, whole), (whole, n)):
-        if start < stop:
-            before = max(0, start - size)
-            mine, keys, values = _cut(q, start, stop, size), _cut(k, before, stop, size), _cut(v, before, stop, size)
-            out, sums = _two_chunks(mine, keys, values, keys.shape[1] - mine.shape[1], scale, kernel)
-            if (stop - start) % size:
-                output[:, :, start:stop] = _joined(out)[:, :, : stop - start]
-            else:
-                _chunks(output[:, :, start:stop], size).copy_(out)
-            lse[:, :, start:stop] = _joined(sums)[:, :, : stop - start]
+    for rows, own, back in two_halves(q, k, v, window=window, scale=scale, kernel=kernel):
+        out, sums = own
+        if back is not None:
+            behind, behind_lse = (x.flip(3) for x in back)
+            first = out.shape[1] - behind.shape[1]
+            part, part_lse = out[:, first:, :, :-1], sums[:, first:, :, :-1]
+            part[...], part_lse[...] = merged(part, part_lse, behind, behind_lse)
+        count, size = rows.stop - rows.start, out.shape[3]
+        if count % size:
+            output[:, :, rows] = _joined(out)[:, :, :count]
+        else:
+            _chunks(output[:, :, rows], size).copy_(out)
+        lse[:, :, rows] = _joined(sums)[:, :, :count]
     return output, lse
 
 
@@ -83,28 +84,51 @@ def merged(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tu
     return torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
 
 
-def _two_chunks(q: Tensor, k: Tensor, v: Tensor, skip: int, scale: float, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """Chunks ``(batch, chunks, heads, size, d)`` with those before them; ``skip`` more chunks of keys lead."""
-    count, size = q.shape[1], q.shape[3]
-    own, own_lse = _causal(q, k[:, skip:], v[:, skip:], scale, kernel)
-    first = 1 - skip  # the first chunk of a text has none before it
-    if count <= first or size == 1:
-        return own, own_lse
-    # Query r of a chunk sees keys r + 1 and later of the one before: backwards, a triangle again.
-    last = k.shape[1] - 1
-    back_q = q[:, first:, :, :-1].flip(3)
-    back_k, back_v = (x[:, :last, :, 1:].flip(3) for x in (k, v))
-    back, back_lse = _causal(back_q, back_k, back_v, scale, kernel)
-    part, part_lse = own[:, first:, :, :-1], own_lse[:, first:, :, :-1]
-    part[...], part_lse[...] = merged(part, part_lse, back.flip(3), back_lse.flip(3))
-    return own, own_lse
+Half = tuple[Tensor, Tensor]
+"""Output ``(batch, chunks, heads, rows, d)`` and log-sum-exp of queries over one half of their windows."""
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> tuple[Tensor, Tensor]:
+def two_halves(
+    q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, kernel: Kernel
+) -> Iterator[tuple[slice, Half, Half | None]]:
+    """Attention to the own chunk, and to what is left of the window in the chunk before.
+
+    Args:
+        q: Queries ``(batch, heads, n, d)``.
+        k: Keys ``(batch, kv_heads, n, d)``.
+        v: Values ``(batch, kv_heads, n, d)``.
+        window: Number of keys a query sees.
+        scale: Factor on the dot product.
+        kernel: One of those that work in chunks.
+
+    Yields:
+        Which queries; their first half, filled up to whole chunks; their second half, in which each chunk lacks its
+        last row and the rows stand in reverse order, and which lacks the first chunk of the text. None if nothing is
+        left in the chunk before.
+    """
+    n = q.shape[2]
+    size = min(window, n)
+    whole = n - n % size
+    # The last chunk may be short; its padding comes after its queries and is never seen.
+    for start, stop in ((0, whole), (whole, n)):
+        if start == stop:
+            continue
+        before = max(0, start - size)
+        mine, keys, values = _cut(q, start, stop, size), _cut(k, before, stop, size), _cut(v, before, stop, size)
+        skip = keys.shape[1] - mine.shape[1]
+        own = _causal(mine, keys[:, skip:], values[:, skip:], scale, kernel)
+        first = 1 - skip  # the first chunk of a text has none before it
+        back: Half | None = None
+        if mine.shape[1] > first and size > 1:
+            # Query r of a chunk sees keys r + 1 and later of the one before: backwards, a triangle again.
+            back_k, back_v = (x[:, :-1, :, 1:].flip(3) for x in (keys, values))
+            back = _causal(mine[:, first:, :, :-1].flip(3), back_k, back_v, scale, kernel)
+        yield slice(start, stop), own, back
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> Half:
     """Causal attention inside every chunk, with its log-sum-exp."""
     batch, count, heads, size, _ = q.shape
-    if kernel == "cudnn" and heads != k.shape[2]:  # the others read shared keys in place
-        k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     ops = torch.ops.aten
     if kernel == "cpu":
@@ -117,7 +141,8 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> tu
     return torch.unflatten(out, 0, (batch, count)), torch.unflatten(lse, 0, (batch, count))
 
 
-def _kernel_for(q: Tensor) -> Kernel:
+def kernel_for(q: Tensor) -> Kernel:
+    """The fastest kernel for the device."""
     if not q.is_cuda:
         return "cpu"
     hopper = torch.cuda.get_device_capability(q.device)[0] >= 9 and q.shape[-1] <= 128

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from wherewhat.capturing import LayerAttention
-from wherewhat.extend.band import Kernel, band_attention, merged
+from wherewhat.extend.band import Kernel, band_attention, kernel_for, merged, two_halves
 from wherewhat.extend.far import Far, blocks
+from wherewhat.gpu import has_triton
+
+_MOST_FAR = 64
+"""Far keys that the one pass of a GPU takes."""
 
 
 def attend_by_kernels(
@@ -31,6 +36,8 @@ def attend_by_kernels(
     """
     # All that waits for the device comes first, so that the work below is queued without a stop.
     turn = None if far is None or keys is None else _Turn(attention, far, keys)
+    if kernel is None and has_triton(attention.rot_q.device) and (keys is None or keys.shape[2] <= _MOST_FAR):
+        return _attend_on_gpu(attention, window, turn)
     output, lse = band_attention(
         attention.rot_q, attention.rot_k, attention.value, window=window, scale=attention.scale, kernel=kernel
     )
@@ -51,6 +58,23 @@ def attend_by_kernels(
     return output.transpose(1, 2)
 
 
+def _attend_on_gpu(attention: LayerAttention, window: int, turn: _Turn | None) -> Tensor:
+    """The same with all parts put together in one pass over the queries."""
+    from wherewhat.extend.cuda.together import FarKeys, put_together
+
+    q, k, v = attention.rot_q, attention.rot_k, attention.value
+    far: FarKeys | None = None
+    if turn is not None and attention.n > window:
+        value = v[:, :, : turn.keys.shape[-1]]
+        far = FarKeys(
+            q, turn.cos, turn.sin, turn.keys.mT, None if turn.turned is None else turn.turned.mT, value, window
+        )
+    output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
+    for rows, own, back in two_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
+        put_together(output.transpose(1, 2), own, back, far, start=rows.start, scale=attention.scale)
+    return output
+
+
 class _Turn:
     """Logits of far keys from queries that are turned while they are multiplied.
 
@@ -61,6 +85,8 @@ class _Turn:
     def __init__(self, attention: LayerAttention, far: Far, keys: Tensor) -> None:
         self.keys = keys.transpose(-1, -2)
         self.cos: Tensor | None = None
+        self.sin: Tensor | None = None
+        self.turned: Tensor | None = None
         rotation, d = attention.rotation, keys.shape[-1]
         if rotation is None:
             return
@@ -68,22 +94,23 @@ class _Turn:
         # Two angles subtracted, not one of the difference: that is how the model rounded the first.
         theta = rotation.angles(far.query(i)) - rotation.angles(attention.positions.to(keys.device))
         left, right = (rotation.pairs[:, side].to(keys.device) for side in (0, 1))
-        cos = torch.ones(*theta.shape[:-1], d, dtype=keys.dtype, device=keys.device)
-        sin = torch.zeros_like(cos)
-        cos[..., left] = cos[..., right] = theta.cos().to(cos.dtype)
-        sin[..., left] = sin[..., right] = theta.sin().to(cos.dtype)
+        plane = torch.full((d,), theta.shape[-1], device=keys.device)  # dimensions that do not rotate
+        plane[left] = plane[right] = torch.arange(len(left), device=keys.device)
+        by_dimension = pad(theta, (0, 1)).index_select(-1, plane)
+        # As precise as the half-precision queries they are multiplied with, and more; half the memory to read.
+        narrow = torch.float16 if attention.rot_q.dtype in (torch.float16, torch.bfloat16) else keys.dtype
+        self.cos, self.sin = by_dimension.cos().to(narrow), by_dimension.sin().to(narrow)
         turned = torch.zeros_like(keys)
         turned[..., left], turned[..., right] = keys[..., right], -keys[..., left]
-        self.cos, self.sin = (x if x.ndim == 2 else x[:, None] for x in (cos, sin))
         self.turned = turned.transpose(-1, -2)
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
         """Logits of some queries, ``(batch, heads, rows, c)`` float32."""
-        q = attention.rot_q[:, :, rows]
-        if self.cos is None:
-            return _times(q.to(self.keys.dtype), self.keys) * attention.scale
-        straight = _times(q * self.cos[..., rows, :], self.keys)
-        across = _times(q * self.sin[..., rows, :], self.turned)
+        q, dtype = attention.rot_q[:, :, rows], self.keys.dtype
+        if self.cos is None or self.sin is None or self.turned is None:
+            return _times(q.to(dtype), self.keys) * attention.scale
+        cos, sin = (x[..., rows, :] if x.ndim == 2 else x[:, None, rows] for x in (self.cos, self.sin))
+        straight, across = _times(q.to(dtype) * cos, self.keys), _times(q.to(dtype) * sin, self.turned)
         return (straight + across) * attention.scale
 
 

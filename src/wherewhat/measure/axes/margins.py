@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from wherewhat.gpu import has_triton
 from wherewhat.measure.axes.region import Band
 from wherewhat.measure.axes.solve import Margins
-from wherewhat.measure.axes.triangle import has_kernels
 
 _SLICE = {"cpu": 2**21, "cuda": 2**27}
 """Entries of q worked on at a time: on a CPU what its caches hold, on a GPU what its memory spares."""
@@ -59,7 +59,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
 
 def _has_kernels(q: Tensor) -> bool:
     """Whether ``q`` is on a GPU, of a kind the kernels take, and long enough to be worth starting them."""
-    if q.numel() < 2**22 or not has_kernels(q.device):
+    if q.numel() < 2**22 or not has_triton(q.device):
         return False
     from wherewhat.measure.axes.cuda.margins import applies
 

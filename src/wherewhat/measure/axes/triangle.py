@@ -14,23 +14,18 @@ iteration, no tolerance. ``docs/closed-form.md`` derives it.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether Triton is there to write kernels for the device."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+from wherewhat.gpu import has_triton
 
 
 class Triangle:
     """Operators on functions of one coordinate of the simplex, ``(..., n)`` float64."""
 
     def __init__(self, n: int, device: torch.device) -> None:
-        self._kernels = n >= 4096 and has_kernels(device)
+        self._kernels = n >= 4096 and has_triton(device)
         t = torch.arange(n, dtype=torch.float64, device=device)
         self.weight = n - t
         self.pairs = n * (n + 1) // 2

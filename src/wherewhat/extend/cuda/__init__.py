@@ -1,0 +1,1 @@
+"""Triton kernels of length methods; imported only where there is a GPU."""
