@@ -12,8 +12,9 @@ from wherewhat.lazily import lazy_names
 
 if TYPE_CHECKING:
     from wherewhat.capturing import LayerAttention, Proof, capture, intervene, prove
+    from wherewhat.figures import Result, run
     from wherewhat.loading import load
-    from wherewhat.pipeline import ModelRequest, Request, run
+    from wherewhat.pipeline import ModelRequest, Request
     from wherewhat.store import RunDirectory
     from wherewhat.text import Document, embedded_documents, read_documents
 
@@ -23,6 +24,7 @@ _HOMES = {
     "ModelRequest": "wherewhat.pipeline",
     "Proof": "wherewhat.capturing",
     "Request": "wherewhat.pipeline",
+    "Result": "wherewhat.figures",
     "RunDirectory": "wherewhat.store",
     "WherewhatError": "wherewhat.errors",
     "capture": "wherewhat.capturing",
@@ -31,7 +33,7 @@ _HOMES = {
     "load": "wherewhat.loading",
     "prove": "wherewhat.capturing",
     "read_documents": "wherewhat.text",
-    "run": "wherewhat.pipeline",
+    "run": "wherewhat.figures",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "ModelRequest",
     "Proof",
     "Request",
+    "Result",
     "RunDirectory",
     "WherewhatError",
     "capture",
