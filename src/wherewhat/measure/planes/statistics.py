@@ -11,6 +11,9 @@ from wherewhat.measure.axes.region import Band
 from wherewhat.measure.planes.layout import Planes
 from wherewhat.measure.planes.sums import band_sums, check
 
+_ENTRIES = {"cpu": 2**20, "cuda": 2**26}
+"""Numbers of q worked on at a time."""
+
 
 @dataclass(frozen=True)
 class PlaneStats:
@@ -76,25 +79,28 @@ def plane_stats(
     n = rot_q.shape[1]
     back = planes.rotor(torch.arange(n, device=rot_q.device) if positions is None else positions).conj()
     groups = rot_q.shape[0] // rot_k.shape[0]
+    # Key heads of one batch: a few on a CPU, where caches are small, all of a small model on a GPU.
+    step = max(1, _ENTRIES.get(rot_q.device.type, 2**20) // (groups * n * rot_q.shape[2]))
+    by_key = torch.unflatten(rot_q, 0, (-1, groups))
     pieces = [
-        _of_key_head(planes.arrange(rot_q[h * groups : (h + 1) * groups]), planes.arrange(key), planes, back, width)
-        for h, key in enumerate(rot_k)
+        _of_key_heads(planes.arrange(by_key[some]), planes.arrange(rot_k[some]), planes, back, width)
+        for some in (slice(h, h + step) for h in range(0, len(rot_k), step))
     ]
     joined = {f.name: torch.cat([getattr(piece, f.name) for piece in pieces]) for f in fields(PlaneStats)[:-2]}
-    return PlaneStats(**joined, period=pieces[0].period, slow=pieces[0].slow)
+    return PlaneStats(**joined, period=planes.period, slow=planes.period > width)
 
 
-def _of_key_head(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int) -> PlaneStats:
-    """Statistics of arranged ``q`` ``(heads, n, d)`` that read the same arranged ``k`` ``(n, d)``."""
-    heads, n, _ = q.shape
+def _of_key_heads(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int) -> PlaneStats:
+    """Statistics of arranged ``q`` ``(kv_heads, groups, n, d)`` that read arranged ``k`` ``(kv_heads, n, d)``."""
+    groups, n = q.shape[1:3]
     sums = band_sums(q, k, width)
     pairs = Band(n, width, q.device).pairs
     total = sums.totals.sum(-1, keepdim=True)
     covariance = sums.products - sums.totals * total / pairs
     variance = covariance.sum(-1, keepdim=True)
-    share = torch.where(sums.varies(variance[:, 0])[:, None], planes.by_plane(covariance) / variance, torch.nan)
-    of_q = _phases(planes.to_complex(q) * back, planes)
-    of_k = (x.expand(heads, -1) for x in _phases(planes.to_complex(k)[None] * back, planes))
+    share = torch.where(sums.varies(variance[..., 0])[..., None], planes.by_plane(covariance) / variance, torch.nan)
+    of_q = _phases((planes.to_complex(q) * back).flatten(0, 1), planes)
+    of_k = (x.repeat_interleave(groups, 0) for x in _phases(planes.to_complex(k) * back, planes))
     q_size, q_concentration, q_alignment, q_direction = of_q
     k_size, k_concentration, k_alignment, k_direction = of_k
     return PlaneStats(
@@ -106,7 +112,7 @@ def _of_key_head(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int)
         k_alignment=k_alignment,
         q_direction=q_direction,
         k_direction=k_direction,
-        share=share,
+        share=share.flatten(0, 1),
         period=planes.period,
         slow=planes.period > width,
     )

@@ -19,11 +19,11 @@ class BandSums:
     """Sums over the pairs ``0 ≤ i - j < width`` of logits ``W[i, j] = q_i · k_j`` and of their parts ``q_if k_jf``.
 
     Attributes:
-        rows: Sums of W over each query's keys, ``(heads, n)``.
-        columns: Sums of W over each key's queries, ``(heads, n)``.
-        totals: Sums of each dimension's part, ``(heads, d)``.
-        products: Sums of each dimension's part times W, ``(heads, d)``; together they are the sum of squares.
-        reach: Sum of W² over the whole triangle, ``(heads,)``: what the other sums' rounding is relative to.
+        rows: Sums of W over each query's keys, ``(..., heads, n)``.
+        columns: Sums of W over each key's queries, ``(..., heads, n)``.
+        totals: Sums of each dimension's part, ``(..., heads, d)``.
+        products: Sums of each dimension's part times W, ``(..., heads, d)``; together they are the sum of squares.
+        reach: Sum of W² over the whole triangle, ``(..., heads)``: what the other sums' rounding is relative to.
     """
 
     rows: Tensor
@@ -34,7 +34,7 @@ class BandSums:
 
     @property
     def squares(self) -> Tensor:
-        """Sum of W², ``(heads,)``."""
+        """Sum of W², ``(..., heads)``."""
         return self.products.sum(-1)
 
     def varies(self, tss: Tensor) -> Tensor:
@@ -43,47 +43,48 @@ class BandSums:
 
 
 def band_sums(q: Tensor, k: Tensor, width: int) -> BandSums:
-    """Sums of ``q_i · k_j`` for heads that share one key head, in time O(n d²) and memory O(n d).
+    """Sums of ``q_i · k_j`` for heads that share a key head, in time O(n d²) and memory O(n d).
 
     Args:
-        q: ``(heads, n, d)`` float64.
-        k: ``(n, d)`` float64.
+        q: ``(..., heads, n, d)`` float64.
+        k: ``(..., n, d)`` float64, one for the heads.
         width: Number of distances.
     """
-    n = k.shape[0]
+    n = k.shape[-2]
     whole = _triangle(q, k)
     if width >= n:
         return whole
     # A band is the triangle without the smaller triangle of its far pairs.
-    far = _triangle(q[:, width:], k[: n - width])
-    whole.rows[:, width:] -= far.rows
-    whole.columns[:, : n - width] -= far.columns
+    far = _triangle(q[..., width:, :], k[..., : n - width, :])
+    whole.rows[..., width:] -= far.rows
+    whole.columns[..., : n - width] -= far.columns
     products = whole.products - far.products
     return BandSums(whole.rows, whole.columns, whole.totals - far.totals, products, whole.reach)
 
 
 def _triangle(q: Tensor, k: Tensor) -> BandSums:
-    heads, n, d = q.shape
+    heads, n, d = q.shape[-3:]
+    lead = k.shape[:-2]
     size = min(n, max(64, d))  # work inside a chunk grows with it, work between chunks shrinks
     chunks = -(-n // size)
     pad = chunks * size - n
     # Padded tokens are zero: they add nothing to any sum.
-    q = torch.nn.functional.pad(q, (0, 0, 0, pad)).view(heads, chunks, size, d)
-    k = torch.nn.functional.pad(k, (0, 0, 0, pad)).view(chunks, size, d)
-    inside = (q @ k.mT).tril_()  # (heads, chunks, size, size)
-    key_sums = k.sum(1)
-    before = key_sums.cumsum(0) - key_sums  # (chunks, d): keys of earlier chunks
-    query_sums = q.sum(2)
-    after = query_sums.sum(1, keepdim=True) - query_sums.cumsum(1)  # (heads, chunks, d): queries of later chunks
+    q = torch.nn.functional.pad(q, (0, 0, 0, pad)).view(*lead, heads, chunks, size, d)
+    k = torch.nn.functional.pad(k, (0, 0, 0, pad)).view(*lead, 1, chunks, size, d)
+    inside = (q @ k.mT).tril_()  # (..., heads, chunks, size, size)
+    key_sums = k.sum(-2)
+    before = key_sums.cumsum(-2) - key_sums  # (..., 1, chunks, d): keys of earlier chunks
+    query_sums = q.sum(-2)
+    after = query_sums.sum(-2, keepdim=True) - query_sums.cumsum(-2)  # (..., heads, chunks, d): queries of later chunks
     gram = k.mT @ k
-    gram = gram.cumsum(0) - gram  # (chunks, d, d)
+    gram = gram.cumsum(-3) - gram  # (..., 1, chunks, d, d)
     rows = inside.sum(-1) + (q @ before[..., None])[..., 0]
     columns = inside.sum(-2) + (k @ after[..., None])[..., 0]
-    products = (q * (inside @ k + q @ gram)).sum((1, 2))
+    products = (q * (inside @ k + q @ gram)).sum((-3, -2))
     return BandSums(
-        rows=rows.view(heads, -1)[:, :n],
-        columns=columns.view(heads, -1)[:, :n],
-        totals=(q * (k.cumsum(1) + before[:, None])).sum((1, 2)),
+        rows=rows.flatten(-2)[..., :n],
+        columns=columns.flatten(-2)[..., :n],
+        totals=(q * (k.cumsum(-2) + before[..., None, :])).sum((-3, -2)),
         products=products,
         reach=products.sum(-1),
     )
