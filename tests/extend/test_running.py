@@ -26,7 +26,7 @@ from wherewhat.extend import (
     extended,
     generate,
 )
-from wherewhat.extend.lm_infinite import capped
+from wherewhat.extend.far import capped
 from wherewhat.extend.windowed import attend_windowed
 
 SMALL: list[LengthMethod] = [

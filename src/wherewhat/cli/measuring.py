@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 from rich.console import Console
@@ -26,6 +26,7 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         model: options.Model = "smollm2",
         text: options.Text = None,
         prompts: options.Prompts = None,
+        items: options.Items = None,
         documents: options.Documents = None,
         tokens: options.Tokens = 512,
         out: options.Out = _DEFAULT_OUT,
@@ -37,6 +38,8 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         set_: options.Set = None,
         config: options.ConfigFile = None,
         beyond: options.Beyond = False,
+        chunk: options.Chunk = None,
+        offload: options.Offload = False,
         device_map: options.DeviceMap = None,
         revision: options.Revision = None,
         attn_implementation: options.AttnImplementation = None,
@@ -44,7 +47,7 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         trust_remote_code: options.TrustRemoteCode = False,
     ) -> None:
         del model, text, prompts, documents, tokens, out, weights, control, device, dtype, seed, set_, config, beyond
-        del device_map, revision, attn_implementation, offline, trust_remote_code
+        del items, chunk, offload, device_map, revision, attn_implementation, offline, trust_remote_code
         execute(measurement, *collect(context))
 
     command.__doc__ = help_text(measurement)
@@ -63,7 +66,8 @@ def help_text(measurement: Measurement) -> str:
 
 def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, Any]) -> None:
     """Measure the model, and its random twin unless told not to, and show the numbers side by side."""
-    from wherewhat.cli.tables import by_layer, headline
+    from wherewhat.cli.tables import by_layer, compared, headline
+    from wherewhat.measure.options import build_config
     from wherewhat.pipeline.running import run
     from wherewhat.pipeline.summary import summarise
 
@@ -77,7 +81,13 @@ def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, 
         for request, directory in zip(requests, directories, strict=True)
     ]
     console = Console()
-    if any(summary.layers for summary in summaries[0][1]):
+    if measurement.compare is not None:
+        first = directories[0].config["options"]
+        config = build_config(measurement.config, cast("dict[str, Any]", first))
+        console.print(*compared(measurement.compare, config, summaries[0][1], width=console.width), sep="\n")
+        shown = {metric.name for metric in measurement.metrics}
+        summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
+    elif any(summary.layers for summary in summaries[0][1]):
         console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
     console.print(headline(measurement, summaries))
     for directory in directories:

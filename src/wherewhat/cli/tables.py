@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from wherewhat.capturing import Proof
 from wherewhat.measure.base import Measurement
+from wherewhat.measure.comparing import Comparison, Estimate
 from wherewhat.pipeline.summary import Interval, MetricSummary
 
 
@@ -17,6 +20,7 @@ def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[Metric
     """Every metric once: each run beside the others, and the control. ``runs`` are (weights, summaries)."""
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
     over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
+    over = "mean over items" if measurement.items else over
     table.add_column(over, max_width=24)
     for weights, _ in runs:
         table.add_column(weights, justify="right")
@@ -45,6 +49,32 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     for layer in sorted({i for summary in shown for i in summary.layers}):
         table.add_row(str(layer), *(_interval(s.layers[layer]) if layer in s.layers else "" for s in shown))
     return table
+
+
+def compared(
+    compare: Callable[[Mapping[str, Estimate], Any], Comparison],
+    config: Any,
+    summaries: Sequence[MetricSummary],
+    *,
+    width: int,
+) -> list[Table]:
+    """What a run measures side by side, as far as a terminal has room for it, with verdicts and notes below."""
+    overall = {summary.metric.name: summary.overall for summary in summaries}
+    found = compare(dict(overall), config)
+    table = Table(title="side by side: mean ± 95 % over documents", title_justify="left")
+    table.add_column(found.what)
+    shown = list(found.rows[0].metrics)[: max(1, (width - 4 - max(len(row.name) for row in found.rows)) // 18)]
+    for title in shown:
+        table.add_column(title, justify="right")
+    for row in found.rows:
+        cells = [row.metrics[title] for title in shown]
+        table.add_row(row.name, *(_interval(overall[x]) if x in overall else "" for x in cells))
+    verdicts = Table(title="in words", title_justify="left", caption=" ".join(found.notes), caption_justify="left")
+    verdicts.add_column(found.what)
+    verdicts.add_column("verdict")
+    for row in found.rows:
+        verdicts.add_row(row.name, escape(row.verdict))
+    return [table, verdicts]
 
 
 def proof_table(proof: Proof) -> Table:

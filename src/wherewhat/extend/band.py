@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wherewhat.capturing import LayerAttention
+from wherewhat.gpu import has_triton
 
 Kernel = Literal["cpu", "flash", "cudnn", "banded"]
 """Fused kernel that gives its log-sum-exp; ``banded`` is flash attention with a window of its own, without chunks."""
@@ -121,8 +122,8 @@ def two_halves(
         back: Half | None = None
         if mine.shape[1] > first and size > 1:
             # Query r of a chunk sees keys r + 1 and later of the one before: backwards, a triangle again.
-            back_k, back_v = (x[:, :-1, :, 1:].flip(3) for x in (keys, values))
-            back = _causal(mine[:, first:, :, :-1].flip(3), back_k, back_v, scale, kernel)
+            back_k, back_v = (_reversed(x[:, :-1, :, 1:]) for x in (keys, values))
+            back = _causal(_reversed(mine[:, first:, :, :-1]), back_k, back_v, scale, kernel)
         yield slice(start, stop), own, back
 
 
@@ -139,6 +140,15 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> Ha
         out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False, scale=scale)[:2]
     lse = lse.reshape(batch * count, heads, size).float()
     return torch.unflatten(out, 0, (batch, count)), torch.unflatten(lse, 0, (batch, count))
+
+
+def _reversed(x: Tensor) -> Tensor:
+    """Rows of ``x`` ``(batch, chunks, heads, rows, d)`` in reverse order."""
+    if has_triton(x.device):
+        from wherewhat.extend.cuda.reverse import reversed_rows
+
+        return reversed_rows(x)
+    return x.flip(3)
 
 
 def kernel_for(q: Tensor) -> Kernel:

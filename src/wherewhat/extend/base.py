@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from wherewhat.capturing import Capture, LayerAttention, Proof, intervene, prove
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.far import capped
+from wherewhat.extend.sight import Sight, Windowed
 from wherewhat.extend.training import positions_checked, trained_length
 
 BLOCK_MIB = 64
@@ -39,7 +42,22 @@ class LengthMethod(ABC):
         """The rule in one sentence."""
         return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
 
-    @abstractmethod
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """What the rule lets the layer's queries see; None where it changes nothing.
+
+        By default the last ``window`` keys and, if the method has ``sinks``, so many first keys at the window's edge.
+
+        Raises:
+            ConfigError: If a parameter is open that only the model can settle: see :meth:`fitted`.
+        """
+        if not hasattr(self, "window"):
+            return None
+        window = settled(self.name, "window", self.window)
+        if attention.m <= window:
+            return None
+        sinks = getattr(self, "sinks", 0)
+        return Windowed(window, capped(sinks, window) if sinks else None)
+
     def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
         """The layer's attention by this rule, a block of queries at a time.
 
@@ -54,6 +72,28 @@ class LengthMethod(ABC):
             ConfigError: If a parameter is open that only the model can settle: see :meth:`fitted`.
             MeasureError: If texts in the batch are padded or packed.
         """
+        sight = self.sight(attention)
+        return None if sight is None else sight.attend(attention, block_mib=block_mib)
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """Logits of some queries under the rule, as they enter softmax.
+
+        Their softmax (with the layer's sink column, where it has one) times the values is what :meth:`attend` gives.
+
+        Args:
+            attention: One layer; its queries are the last of its keys.
+            rows: Which queries, with a start and a stop.
+
+        Returns:
+            Logits ``(batch, heads, rows, m)``, -inf where a key is not seen.
+
+        Raises:
+            WherewhatError: As :meth:`attend`.
+        """
+        sight = self.sight(attention)
+        if sight is None:
+            return attention.attn_scores(rows).masked_fill(~attention.visible(rows), -torch.inf)
+        return sight.scores(attention, rows)
 
     def fitted(self, *, trained: int, length: int | None = None) -> Self:
         """The method with its open parameters settled.

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-import torch
-from torch import Tensor
-
 from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
+from wherewhat.extend.base import LengthMethod, positive, settled
 from wherewhat.extend.ntk import ntk_rotation
-from wherewhat.extend.parts import check_unpadded, working
-from wherewhat.extend.rescaled import attend_rotated
+from wherewhat.extend.rescaled import Turned
+from wherewhat.extend.sight import Sight
 
 
 @dataclass(frozen=True)
@@ -41,21 +38,17 @@ class DynamicNTK(LengthMethod):
         del length
         return self if self.trained is not None else replace(self, trained=trained)
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`."""
         trained = settled(self.name, "training length", self.trained)
         if attention.rotation is None or attention.m <= trained:
             return None
-        check_unpadded(attention)
-        batch, heads, n = attention.rot_q.shape[:3]
-        shape = (batch, n, heads, attention.value.shape[-1])
-        output = torch.empty(shape, dtype=working(attention), device=attention.rot_q.device)
-        first, start = attention.m - n, 0
-        while start < n:
+        first, start = attention.m - attention.n, 0
+        pieces = []
+        while start < attention.n:
             steps = max(0, -(-(first + start + 1 - trained) // self.step))
             length = trained + steps * self.step
-            rows = slice(start, min(n, length - first))
-            rotation = ntk_rotation(attention.rotation, length / trained)
-            output[:, rows] = attend_rotated(attention, rotation, rows, block_mib=block_mib)
+            rows = slice(start, min(attention.n, length - first))
+            pieces.append((rows, ntk_rotation(attention.rotation, length / trained)))
             start = rows.stop
-        return output
+        return Turned(tuple(pieces))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing import LayerAttention
-from wherewhat.extend.parts import working
+from wherewhat.extend.parts import placed, working
 
 Choice = Callable[[Tensor, slice], Tensor]
 """Of queries ``(batch, heads, rows, d)`` placed for the far keys: the blocks or keys each of them may see."""
@@ -31,6 +31,17 @@ class Far:
     query: Callable[[Tensor], Tensor]
     key: Callable[[Tensor], Tensor]
     choose: Choice | None = None
+
+
+def capped(count: int, window: int) -> Far:
+    """The first keys, all at distance ``window``."""
+    return Far(count=count, query=lambda i: torch.full_like(i, window), key=torch.zeros_like)
+
+
+def far_keys(attention: LayerAttention, far: Far) -> Tensor:
+    """The first keys where the far queries see them, ``(batch, kv_heads, count, d)``."""
+    j = torch.arange(min(far.count, attention.m), device=attention.rot_k.device)
+    return placed(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
 
 
 def blocks(attention: LayerAttention, keys: int, *, block_mib: int, most: int | None = None) -> Iterator[slice]:

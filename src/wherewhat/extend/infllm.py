@@ -10,10 +10,10 @@ from torch import Tensor
 
 from wherewhat.capturing import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
+from wherewhat.extend.base import LengthMethod, positive, settled
 from wherewhat.extend.far import Far
 from wherewhat.extend.parts import placed
-from wherewhat.extend.windowed import attend_windowed
+from wherewhat.extend.sight import Sight, Windowed
 
 _LOCAL = 4096
 
@@ -58,8 +58,8 @@ class InfLLM(LengthMethod):
         del length
         return self if self.window is not None else replace(self, window=min(_LOCAL, trained))
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`; the queries of cached keys are needed too."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`; the queries of cached keys are needed too."""
         window = settled(self.name, "window", self.window)
         if attention.m <= window:
             return None
@@ -79,7 +79,7 @@ class InfLLM(LengthMethod):
             return seen
 
         far = Far(count=count, query=lambda i: torch.full_like(i, window), key=torch.zeros_like, choose=choose)
-        return attend_windowed(attention, window, far, block_mib=block_mib)
+        return Windowed(window, far)
 
     def _represented(self, attention: LayerAttention, window: int, blocks: int) -> Tensor:
         """Sum of every block's representatives, ``(batch, kv_heads, blocks, d)``."""

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from wherewhat.capturing import LayerAttention
 from wherewhat.extend.band import Kernel, band_attention, kernel_for, merged, two_halves
-from wherewhat.extend.far import Far, blocks
+from wherewhat.extend.far import Far, blocks, far_keys
 from wherewhat.gpu import has_triton
 
 _MOST_FAR = 64
@@ -19,7 +19,6 @@ def attend_by_kernels(
     attention: LayerAttention,
     window: int,
     far: Far | None,
-    keys: Tensor | None,
     *,
     block_mib: int,
     kernel: Kernel | None = None,
@@ -30,20 +29,20 @@ def attend_by_kernels(
         attention: One layer, causal and nothing else.
         window: Keys at a distance below it are seen at that distance.
         far: The keys beyond it; None for none.
-        keys: Those keys where queries see them from, ``(batch, kv_heads, c, d)``.
         block_mib: Memory for the queries of one block in float32.
         kernel: Kernel for the window; by default the fastest for the device.
     """
-    # All that waits for the device comes first, so that the work below is queued without a stop.
-    turn = None if far is None or keys is None else _Turn(attention, far, keys)
-    if kernel is None and has_triton(attention.rot_q.device) and (keys is None or keys.shape[2] <= _MOST_FAR):
-        return _attend_on_gpu(attention, window, turn)
+    if attention.n <= window:
+        far = None
+    if kernel is None and has_triton(attention.rot_q.device) and (far is None or far.count <= _MOST_FAR):
+        return _attend_on_gpu(attention, window, far)
     output, lse = band_attention(
         attention.rot_q, attention.rot_k, attention.value, window=window, scale=attention.scale, kernel=kernel
     )
-    if turn is None or keys is None or attention.n <= window:
+    if far is None:
         return output.transpose(1, 2)
-    j = torch.arange(keys.shape[2], device=output.device)
+    turn = _Turn(attention, far)
+    j = torch.arange(turn.keys.shape[-1], device=output.device)
     value = attention.value[:, :, : len(j)]
     for block in blocks(attention, 2 * attention.rot_q.shape[-1], block_mib=block_mib):
         rows = slice(max(block.start, window), block.stop)
@@ -58,20 +57,19 @@ def attend_by_kernels(
     return output.transpose(1, 2)
 
 
-def _attend_on_gpu(attention: LayerAttention, window: int, turn: _Turn | None) -> Tensor:
+def _attend_on_gpu(attention: LayerAttention, window: int, far: Far | None) -> Tensor:
     """The same with all parts put together in one pass over the queries."""
     from wherewhat.extend.cuda.together import FarKeys, put_together
 
     q, k, v = attention.rot_q, attention.rot_k, attention.value
-    far: FarKeys | None = None
-    if turn is not None and attention.n > window:
-        value = v[:, :, : turn.keys.shape[-1]]
-        far = FarKeys(
-            q, turn.cos, turn.sin, turn.keys.mT, None if turn.turned is None else turn.turned.mT, value, window
-        )
+    few: FarKeys | None = None
+    if far is not None:
+        turn = _Turn(attention, far)
+        keys, turned = turn.keys.mT.half(), None if turn.turned is None else turn.turned.mT.half()
+        few = FarKeys(q, turn.cos, turn.sin, keys, turned, v[:, :, : keys.shape[2]], window)
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
     for rows, own, back in two_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
-        put_together(output.transpose(1, 2), own, back, far, start=rows.start, scale=attention.scale)
+        put_together(output.transpose(1, 2), own, back, few, start=rows.start, scale=attention.scale)
     return output
 
 
@@ -82,7 +80,8 @@ class _Turn:
     backwards by it instead leaves two products of the rotated queries with a row of cosines and one of sines.
     """
 
-    def __init__(self, attention: LayerAttention, far: Far, keys: Tensor) -> None:
+    def __init__(self, attention: LayerAttention, far: Far) -> None:
+        keys = far_keys(attention, far)
         self.keys = keys.transpose(-1, -2)
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-import torch
-from torch import Tensor
-
 from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
-from wherewhat.extend.far import Far
-from wherewhat.extend.windowed import attend_windowed
+from wherewhat.extend.base import LengthMethod, positive, settled
+from wherewhat.extend.far import capped
+from wherewhat.extend.sight import Sight, Windowed
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,7 @@ class LMInfinite(LengthMethod):
         del length
         return self if self.window is not None else replace(self, window=trained)
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`."""
         window = settled(self.name, "window", self.window)
-        if attention.m <= window:
-            return None
-        return attend_windowed(attention, window, capped(self.sinks, window), block_mib=block_mib)
-
-
-def capped(count: int, window: int) -> Far:
-    """The first keys, all at distance ``window``."""
-    return Far(count=count, query=lambda i: torch.full_like(i, window), key=torch.zeros_like)
+        return None if attention.m <= window else Windowed(window, capped(self.sinks, window))

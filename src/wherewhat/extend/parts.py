@@ -34,7 +34,7 @@ def attend_parts(attention: LayerAttention, rows: slice, parts: Sequence[Part]) 
 
     The layer's own mask, bias, soft-cap and sink column stay in force. A pair must be allowed in one part at most.
     """
-    scores = torch.cat([_scores(attention, rows, part) for part in parts], -1)
+    scores = torch.cat([part_scores(attention, rows, part) for part in parts], -1)
     columns = scores.shape[-1]
     if attention.sinks is not None:
         sink = attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -94,7 +94,7 @@ def check_unpadded(attention: LayerAttention) -> None:
             raise MeasureError("the first key is hidden: length methods count keys, so give texts without left padding")
 
 
-def _scores(attention: LayerAttention, rows: slice, part: Part) -> Tensor:
+def part_scores(attention: LayerAttention, rows: slice, part: Part) -> Tensor:
     """Logits ``(batch, heads, rows, c)`` of one part, -inf where a key is not seen."""
     dtype = working(attention)
     q, k = part.q.to(dtype), part.k.to(dtype)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import Tensor
-
 from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
-from wherewhat.extend.lm_infinite import capped
-from wherewhat.extend.windowed import attend_windowed
+from wherewhat.extend.base import LengthMethod, positive, settled
+from wherewhat.extend.far import capped
+from wherewhat.extend.sight import Sight, Windowed
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,9 @@ class ReRoPE(LengthMethod):
         del length
         return self if self.window is not None else replace(self, window=max(1, trained // 2))
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`."""
         window = settled(self.name, "window", self.window)
         if attention.m <= window or attention.rotation is None:
             return None
-        return attend_windowed(attention, window, capped(attention.m, window), block_mib=block_mib)
+        return Windowed(window, capped(attention.m, window))

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from wherewhat.capturing import LayerAttention, Rotation
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
+from wherewhat.extend.base import LengthMethod, positive, settled
 from wherewhat.extend.far import blocks
-from wherewhat.extend.parts import Part, attend_parts, check_unpadded, only_causal, placed, working
+from wherewhat.extend.parts import Part, attend_parts, check_unpadded, only_causal, part_scores, placed, working
+from wherewhat.extend.sight import Sight
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,51 @@ class RescaledMethod(LengthMethod):
     def rescaled(self, rotation: Rotation, factor: float) -> Rotation:
         """The layer's rotation for a factor above one."""
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`."""
         factor = self.factor_for(attention.m)
         if attention.rotation is None or factor == 1:
             return None
+        return Turned(((slice(0, attention.n), self.rescaled(attention.rotation, factor)),))
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Every key at its true distance, with other frequencies.
+
+    Attributes:
+        pieces: Rows of queries, one after the other, and the rotation with which they see all keys before them.
+    """
+
+    pieces: tuple[tuple[slice, Rotation], ...]
+
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """See :class:`~wherewhat.extend.sight.Sight`."""
         check_unpadded(attention)
-        rotation = self.rescaled(attention.rotation, factor)
-        return attend_rotated(attention, rotation, slice(0, attention.n), block_mib=block_mib)
+        if len(self.pieces) == 1:
+            return attend_rotated(attention, self.pieces[0][1], self.pieces[0][0], block_mib=block_mib)
+        batch, heads, n = attention.rot_q.shape[:3]
+        shape = (batch, n, heads, attention.value.shape[-1])
+        output = torch.empty(shape, dtype=working(attention), device=attention.rot_q.device)
+        for rows, rotation in self.pieces:
+            output[:, rows] = attend_rotated(attention, rotation, rows, block_mib=block_mib)
+        return output
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """See :class:`~wherewhat.extend.sight.Sight`."""
+        check_unpadded(attention)
+        first, device = attention.m - attention.n, attention.rot_q.device
+        keys = torch.arange(attention.m, device=device)
+        everything = torch.ones(1, 1, dtype=torch.bool, device=device)
+        found = []
+        for piece, rotation in self.pieces:
+            some = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
+            if some.start < some.stop:
+                i = torch.arange(first + some.start, first + some.stop, device=device)
+                q = placed(attention, attention.rot_q[:, :, some], i, i, rotation=rotation)
+                k = placed(attention, attention.rot_k, keys, keys, rotation=rotation)
+                found.append(part_scores(attention, some, Part(q, k, slice(0, attention.m), everything)))
+        return torch.cat(found, 2)
 
 
 def attend_rotated(attention: LayerAttention, rotation: Rotation, rows: slice, *, block_mib: int) -> Tensor:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import Tensor
-
 from wherewhat.capturing import LayerAttention
 from wherewhat.errors import ConfigError
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
+from wherewhat.extend.base import LengthMethod, positive, settled
 from wherewhat.extend.far import Far
-from wherewhat.extend.windowed import attend_windowed
+from wherewhat.extend.sight import Sight, Windowed
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class SelfExtend(LengthMethod):
             group += 1
         return group
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`."""
         window = settled(self.name, "window", self.window)
         group = self.group_for(attention.m)
         if attention.m <= window or group == 1 or attention.rotation is None:
@@ -66,4 +64,4 @@ class SelfExtend(LengthMethod):
             query=lambda i: i // group + window - window // group,
             key=lambda j: j // group,
         )
-        return attend_windowed(attention, window, far, block_mib=block_mib)
+        return Windowed(window, far)

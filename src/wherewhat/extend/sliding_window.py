@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import Tensor
-
-from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
-from wherewhat.extend.windowed import attend_windowed
+from wherewhat.extend.base import LengthMethod, positive
 
 
 @dataclass(frozen=True)
@@ -32,10 +28,3 @@ class SlidingWindow(LengthMethod):
         """The window is as long as the training."""
         del length
         return self if self.window is not None else replace(self, window=trained)
-
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
-        window = settled(self.name, "window", self.window)
-        if attention.m <= window:
-            return None
-        return attend_windowed(attention, window, block_mib=block_mib)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import Tensor
-
 from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod, positive, settled
+from wherewhat.extend.base import LengthMethod, positive, settled
 from wherewhat.extend.far import Far
-from wherewhat.extend.windowed import attend_windowed
+from wherewhat.extend.sight import Sight, Windowed
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,11 @@ class StreamingLLM(LengthMethod):
         del length
         return self if self.window is not None else replace(self, window=max(1, trained - self.sinks))
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """See :meth:`LengthMethod.attend`."""
+    def sight(self, attention: LayerAttention) -> Sight | None:
+        """See :meth:`LengthMethod.sight`."""
         window = settled(self.name, "window", self.window)
         if attention.m <= window + self.sinks:
             return None
         last = self.sinks + window - 1
         far = Far(count=self.sinks, query=lambda i: i.clamp(max=last), key=lambda j: j)
-        return attend_windowed(attention, window, far, block_mib=block_mib)
+        return Windowed(window, far)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import BLOCK_MIB, LengthMethod
+from wherewhat.extend.base import LengthMethod
 
 
 @dataclass(frozen=True)
@@ -17,8 +14,3 @@ class Untouched(LengthMethod):
 
     name: ClassVar[str] = "none"
     rotary: ClassVar[bool] = False
-
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
-        """Leave the layer alone."""
-        del attention, block_mib
-        return None

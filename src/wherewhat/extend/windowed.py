@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wherewhat.capturing import LayerAttention
 from wherewhat.extend.band import runs_here
-from wherewhat.extend.far import Far, blocks
+from wherewhat.extend.far import Far, blocks, far_keys
 from wherewhat.extend.kernels import attend_by_kernels
 from wherewhat.extend.parts import Part, attend_parts, check_unpadded, only_causal, placed, working
 
@@ -31,9 +31,9 @@ def attend_windowed(
     """
     check_unpadded(attention)
     few = far is None or (far.choose is None and far.count <= _FEW)
-    keys = None if far is None else _far_keys(attention, far)
     if fast and few and only_causal(attention) and runs_here(attention, window):
-        return attend_by_kernels(attention, window, far, keys, block_mib=block_mib)
+        return attend_by_kernels(attention, window, far, block_mib=block_mib)
+    keys = None if far is None else far_keys(attention, far)
     output = _empty(attention)
     first = attention.m - attention.n
     seen = min(attention.m, 2 * window) + (0 if far is None else far.count)
@@ -53,12 +53,6 @@ def _empty(attention: LayerAttention) -> Tensor:
     batch, heads, n = attention.rot_q.shape[:3]
     shape = (batch, n, heads, attention.value.shape[-1])
     return torch.empty(shape, dtype=working(attention), device=attention.rot_q.device)
-
-
-def _far_keys(attention: LayerAttention, far: Far) -> Tensor:
-    """The first keys where the far queries see them, ``(batch, kv_heads, count, d)``."""
-    j = torch.arange(min(far.count, attention.m), device=attention.rot_k.device)
-    return placed(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
 
 
 def _far_part(attention: LayerAttention, rows: slice, i: Tensor, window: int, far: Far, keys: Tensor) -> Part:

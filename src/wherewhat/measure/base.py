@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
+from wherewhat.measure.comparing import Comparison, Estimate
 
 if TYPE_CHECKING:
     from wherewhat.capturing.blocks import Blocks
@@ -202,7 +203,8 @@ class Measurement:
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
         measure: Function from subject, token ids ``(1, n)`` (a :class:`Question` where ``prompts`` is given, a
-            :class:`Text` where ``spans`` is) and config to the document's numbers; None if a single document has none.
+            :class:`Text` where ``spans`` is, :class:`~wherewhat.measure.choices.Choices` where ``items`` is) and config
+            to the document's numbers; None if a single document has none.
         metrics: Words for what it measures, most important first.
         limits: What the numbers do not show.
         twins: Twins of the model to measure beside it, as controls.
@@ -213,6 +215,9 @@ class Measurement:
         prompts: The prompts it is measured on in place of documents, by config; None for documents.
         more_metrics: Words for numbers whose names depend on the config; they come after ``metrics``.
         spans: Whether it must know where words and sentences are.
+        items: Whether it is measured on questions with alternatives in place of documents.
+        compare: What stands side by side in a finished run, with verdicts, from the estimates of its metrics and the
+            config; ``more_metrics`` are then shown there and not one below the other.
     """
 
     name: str
@@ -228,6 +233,8 @@ class Measurement:
     prompts: Callable[[Any], Sequence[PromptSet]] | None = None
     more_metrics: Callable[[Any], tuple[Metric, ...]] | None = None
     spans: bool = False
+    items: bool = False
+    compare: Callable[[Mapping[str, Estimate], Any], Comparison] | None = None
 
     def words(self, config: Any) -> tuple[Metric, ...]:
         """Words for all that it measures under a config."""

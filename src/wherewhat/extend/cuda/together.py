@@ -23,7 +23,7 @@ class FarKeys:
         q: Rotated queries, ``(batch, heads, n, d)``.
         cos: Cosine of the angle each query is turned by, ``(n, d)`` or ``(batch, n, d)``; None for no turn.
         sin: Its sine.
-        keys: Keys where queries see them from, ``(batch, kv_heads, c, d)`` float32.
+        keys: Keys where queries see them from, ``(batch, kv_heads, c, d)`` float16.
         turned: Keys turned by a right angle; None like ``cos``.
         value: Their values, ``(batch, kv_heads, c, d)``.
         window: Keys nearer than it are not far.
@@ -120,15 +120,16 @@ def _together(
         far = tl.load(there_keys + column[:, None] * key_strides[2] + dim * key_strides[3], mask=known, other=0.0)
         if TURN:
             angle = batch * turn_strides[0] + token[:, None] * turn_strides[1] + dim * turn_strides[2]
-            scores = tl.dot(query * tl.load(cos + angle, mask=inside, other=0.0), tl.trans(far), input_precision="tf32")
+            turned_query = query * tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+            scores = tl.dot(turned_query.to(tl.float16), tl.trans(far))
             there_keys = turned + batch * turned_strides[0] + kv * turned_strides[1]
             far = tl.load(
                 there_keys + column[:, None] * turned_strides[2] + dim * turned_strides[3], mask=known, other=0.0
             )
-            query *= tl.load(sin + angle, mask=inside, other=0.0)
-            scores += tl.dot(query, tl.trans(far), input_precision="tf32")
+            turned_query = query * tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+            scores += tl.dot(turned_query.to(tl.float16), tl.trans(far))
         else:
-            scores = tl.dot(query, tl.trans(far), input_precision="tf32")
+            scores = tl.dot(query.to(tl.float16), tl.trans(far))
         seen = (token[:, None] - column[None, :] >= window) & (column < count)[None, :]
         scores = tl.where(seen, scores * scale, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))

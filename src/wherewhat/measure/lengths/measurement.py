@@ -1,47 +1,50 @@
-"""``wherewhat extend``: loss beyond the trained length under each length method, and what attention does there."""
+"""``wherewhat extend``: texts beyond the trained length under each length method, and what attention does there."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
-from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend import METHODS, LengthMethod, find
-from wherewhat.measure.base import Curve, DocumentScores, Measurement, Metric, Subject, option
-from wherewhat.measure.lengths.outputs import Reference, Shift, rank_correlation, shift
+from wherewhat.errors import MeasureError
+from wherewhat.extend import METHODS, LengthMethod, Untouched, find
+from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Subject
+from wherewhat.measure.lengths.attending import look
+from wherewhat.measure.lengths.config import ExtendConfig
+from wherewhat.measure.lengths.losses import buckets, by_multiple, losses, read_in_pieces
+from wherewhat.measure.lengths.outputs import Reference, rank_correlation, shift
+from wherewhat.measure.lengths.planting import Planting, find_planted, plant
+from wherewhat.measure.lengths.verdicts import compare
+from wherewhat.measure.lengths.words import METRICS, more_metrics
 
-_NAMES = tuple(method.name for method in METHODS)
+_Heads = dict[int, dict[str, Tensor]]
+"""Values per head by layer and name."""
 
 
 @dataclass(frozen=True)
-class ExtendConfig:
-    """Options of the extend measurement."""
+class _Inside:
+    """What the untouched model does on the first part of a text, as long as in training.
 
-    methods: tuple[str, ...] = option(_NAMES, "length methods to compare; none is the untouched model")
-    trained: int | None = option(None, "length the model was trained on; what the model says if not given")
-    window: int | None = option(None, "window of methods that have one; the trained length if not given")
+    Attributes:
+        outputs: Attention outputs in the second half of it, by layer.
+        heads: What attention is like there, by layer.
+        rotates: Whether any layer rotates.
+    """
 
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        for name in self.methods:
-            find(name)
-        if not self.methods or len(set(self.methods)) < len(self.methods):
-            raise ConfigError(f"methods={self.methods}: give one or more, each once")
-        for name in ("trained", "window"):
-            value = getattr(self, name)
-            if value is not None and value < 4:
-                raise ConfigError(f"{name} is {value}: give at least 4 tokens")
+    outputs: dict[int, Reference]
+    heads: _Heads
+    rotates: bool
 
 
 def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> DocumentScores:
-    """Loss inside and beyond the trained length, and the shift of attention outputs, under each method.
+    """Losses, planted runs, attention and its outputs beyond the trained length, under each method.
 
-    Every method gives what the model gives within its window, so losses inside differ only where a rule acts earlier
-    (rescaled frequencies). Outputs beyond are compared with the untouched model's at the second half of the trained
-    length, layer by layer and head by head.
+    Losses beyond are compared with those of the same tokens read in pieces of the trained length; planted runs with the
+    text that has none; attention and its outputs with the untouched model's in the second half of the trained length,
+    layer by layer and head by head. Each method reads the text twice: as it is, and planted.
 
     Args:
         subject: The model.
@@ -49,7 +52,8 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
         config: Options.
 
     Raises:
-        MeasureError: If the text is not longer than the trained length, or no layer rotates.
+        MeasureError: If the text is not longer than the trained length or too short for a method's window or for what
+            is planted, or a method is about distances and no layer rotates.
     """
     n = ids.shape[1]
     trained = config.trained or subject.trained_length()
@@ -58,127 +62,131 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
             f"{n} tokens are not beyond the {trained} the model was trained on: ask for more with --tokens and "
             "--beyond, or say less with trained"
         )
-    inside, beyond = slice(trained // 2, trained), slice(trained, n)
-    references: dict[int, Reference] = {}
-    rotates = False
+    methods = [config.method(name, trained=trained, length=n) for name in config.methods]
+    for method in methods:
+        method.check(n)
+    piece = plant(torch.cat([ids[:, :1], ids[:, n - trained + 1 :]], 1), config.depths, run=config.run)
+    planting = plant(ids, config.depths, run=config.run)
+    inside = _inside(subject, ids[:, :trained], methods)
+    pieces = read_in_pieces(subject, ids, trained)
+    whole: dict[str, float] = {
+        "trained_length": float(trained),
+        "text_length": float(n),
+        "loss_pieces": float(pieces[trained:].mean()),
+        "found_pieces": float(find_planted(piece, *_both(subject, piece, Untouched())).gain.mean()),
+    } | {f"distance_{depth}": float(x) for depth, x in zip(config.depths, planting.distances, strict=True)}
+    curves: dict[str, Curve] = {}
+    heads: _Heads = {layer: {f"{name}_inside": x for name, x in of.items()} for layer, of in inside.heads.items()}
+    for method in methods:
+        found = _measured(subject, planting, method, config, trained, inside, pieces)
+        whole |= {f"{name}_{method.name}": value for name, value in found.whole.items() if math.isfinite(value)}
+        curves |= {f"{name}_{method.name}": curve for name, curve in found.curves.items()}
+        for layer in found.layers:
+            heads[layer.layer] |= {f"{name}_{method.name}": x for name, x in layer.heads.items()}
+    shifts = [_mean(heads, f"output_shift_{name}") for name in config.methods]
+    ranked = rank_correlation(
+        torch.tensor(shifts), torch.tensor([whole[f"loss_beyond_{name}"] for name in config.methods])
+    )
+    if math.isfinite(ranked):
+        whole["rank_shift_loss"] = ranked
+    return DocumentScores([LayerScores(layer, heads[layer]) for layer in sorted(heads)], whole, curves)
+
+
+def _inside(subject: Subject, ids: Tensor, methods: list[LengthMethod]) -> _Inside:
+    """Look at the untouched model within the trained length.
+
+    Raises:
+        MeasureError: If one of the methods needs distances, and the model has none.
+    """
+    n = ids.shape[1]
+    queries = slice(n // 2, n)
+    outputs: dict[int, Reference] = {}
+    heads: _Heads = {}
+    rotating = []
 
     def remember(attention: LayerAttention) -> None:
-        nonlocal rotates
-        rotates |= attention.rotation is not None
-        references[attention.layer] = Reference.of(attention.output[0, inside])
+        rotating.append(attention.rotation is not None)
+        outputs[attention.layer] = Reference.of(attention.output[0, queries])
+        heads[attention.layer] = look(attention, Untouched(), queries, limit=n // 2)
 
-    subject.run(ids[:, :trained], remember)
-    turning = [name for name in config.methods if find(name).rotary]
-    if turning and not rotates:
+    subject.run(ids, remember)
+    turning = [method.name for method in methods if method.rotary]
+    if turning and not any(rotating):
         raise MeasureError(
             f"{turning[0]} changes distances, and no layer of this model rotates its queries and keys: choose of "
-            + ", ".join(method.name for method in METHODS if not method.rotary)
+            + ", ".join(kind.name for kind in METHODS if not find(kind.name).rotary)
         )
-    whole: dict[str, float] = {"trained_length": float(trained)}
-    curves: dict[str, Curve] = {}
-    losses, shifts = [], []
-    for name in config.methods:
-        method = _method(name, config, trained, n)
-        found: list[Shift] = []
-
-        def attend(
-            attention: LayerAttention, method: LengthMethod = method, found: list[Shift] = found
-        ) -> Tensor | None:
-            output = method.attend(attention)
-            seen = attention.output if output is None else output
-            found.append(shift(references[attention.layer], seen[0, beyond]))
-            return output
-
-        by_token = _losses(subject.edited(ids, attend), ids)
-        before, after = float(by_token[inside].mean()), float(by_token[trained:].mean())
-        moved = torch.cat([x.mean for x in found])
-        whole |= {
-            f"loss_inside_{name}": before,
-            f"loss_beyond_{name}": after,
-            f"loss_rise_{name}": after - before,
-            f"output_shift_{name}": float(moved.mean()),
-            f"output_covariance_{name}": float(torch.cat([x.covariance for x in found]).mean()),
-            f"output_outliers_{name}": float(torch.cat([x.outliers for x in found]).mean()),
-        }
-        curves[f"loss_by_position_{name}"] = Curve(_buckets(by_token, trained), ("bucket", "position and loss"))
-        losses.append(after)
-        shifts.append(float(moved.mean()))
-    ranked = rank_correlation(torch.tensor(shifts), torch.tensor(losses))
-    if ranked == ranked:
-        whole["rank_shift_loss"] = ranked
-    return DocumentScores([], whole, curves)
+    return _Inside(outputs, heads, any(rotating))
 
 
-def _method(name: str, config: ExtendConfig, trained: int, length: int) -> LengthMethod:
-    kind = find(name)
-    own = {"window": config.window} if config.window is not None and "window" in kind.__dataclass_fields__ else {}
-    return kind(**own).fitted(trained=trained, length=length)
+def _measured(
+    subject: Subject,
+    planting: Planting,
+    method: LengthMethod,
+    config: ExtendConfig,
+    trained: int,
+    inside: _Inside,
+    pieces: Tensor,
+) -> DocumentScores:
+    """Numbers of one method, by names without its own."""
+    ids = planting.control
+    beyond = slice(trained, ids.shape[1])
+    layers = []
+
+    def attend(attention: LayerAttention) -> Tensor | None:
+        output = method.attend(attention)
+        seen = attention.output if output is None else output
+        moved = shift(inside.outputs[attention.layer], seen[0, beyond])
+        found = {"output_shift": moved.mean, "output_covariance": moved.covariance, "output_outliers": moved.outliers}
+        layers.append(LayerScores(attention.layer, found | look(attention, method, beyond, limit=trained)))
+        return output
+
+    logits = subject.edited(ids, attend)
+    by_place = losses(logits, ids)
+    found = find_planted(planting, subject.edited(planting.planted, method.attend), logits)
+    rise = by_place - pieces
+    half = slice(trained // 2, trained)
+    whole = {
+        "loss_inside": float(by_place[half].mean()),
+        "loss_beyond": float(by_place[trained:].mean()),
+        "loss_rise": float(rise[trained:].mean()),
+        "rise_inside": float(rise[half].mean()),
+    }
+    whole |= {f"rise_to_{multiple:g}x": value for multiple, value in by_multiple(rise, trained).items()}
+    far = planting.distances >= trained
+    for name, some in (("found_within", ~far), ("found_beyond", far)):
+        whole[name] = float(found.gain[some].mean())
+    for index, depth in enumerate(config.depths):
+        whole |= {f"found_{depth}": float(found.gain[index]), f"exact_{depth}": float(found.exact[index])}
+    curves = {
+        "loss_by_position": Curve(buckets(by_place, trained), ("bucket", "position and loss")),
+        "rise_by_position": Curve(buckets(rise[half.start :], trained), ("bucket", "position and rise")),
+    }
+    return DocumentScores(layers, whole, curves)
 
 
-def _losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Loss of every token but the first, at its own position, ``(n - 1,)`` float64 on the CPU."""
-    targets = ids[0, 1:].to(logits.device)
-    predicting = logits[0, :-1]
-    parts = [
-        torch.nn.functional.cross_entropy(predicting[i : i + 1024].float(), targets[i : i + 1024], reduction="none")
-        for i in range(0, len(targets), 1024)
-    ]
-    return torch.cat(parts).double().cpu()
+def _both(subject: Subject, planting: Planting, method: LengthMethod) -> tuple[Tensor, Tensor]:
+    """Logits ``(1, n, vocabulary)`` on the planted text and on the text as it is."""
+    return subject.edited(planting.planted, method.attend), subject.edited(planting.control, method.attend)
 
 
-def _buckets(losses: Tensor, trained: int, *, per_length: int = 4) -> Tensor:
-    """Mean position and loss of each quarter of a trained length, ``(buckets, 2)``."""
-    size = max(1, trained // per_length)
-    rows = [
-        (float(i + min(size, len(losses) - i) / 2), float(losses[i : i + size].mean()))
-        for i in range(0, len(losses), size)
-    ]
-    return torch.tensor(rows)
-
-
-def _metrics(config: ExtendConfig) -> tuple[Metric, ...]:
-    words = []
-    for prefix, title, unit, reading in (
-        ("loss_beyond", "loss beyond, {}", "nats", "Mean loss at positions beyond the trained length."),
-        (
-            "loss_rise",
-            "rise, {}",
-            "nats",
-            "The same less the loss in the second half of the trained length: 0 is flat.",
-        ),
-        (
-            "output_shift",
-            "output shift, {}",
-            "",
-            "How far the mean attention output beyond lies from that inside, in units of the spread inside.",
-        ),
-        ("output_outliers", "outliers, {}", "", "Share of outputs beyond farther out than 99 % inside: 0.01 is none."),
-    ):
-        words += [Metric(f"{prefix}_{name}", title.format(name), unit, reading) for name in config.methods]
-    return tuple(words)
+def _mean(heads: _Heads, name: str) -> float:
+    return float(torch.cat([values[name] for values in heads.values()]).mean())
 
 
 EXTEND = Measurement(
     name="extend",
-    summary="What the loss becomes beyond the trained length under each length method, and how attention outputs move.",
+    summary="What becomes of a model beyond the trained length under each length method, and why.",
     config=ExtendConfig,
     measure=measure_lengths,
     twins=(),
-    more_metrics=_metrics,
-    metrics=(
-        Metric("trained_length", "trained length", "tokens", "Where beyond begins."),
-        Metric(
-            "rank_shift_loss",
-            "shift ~ loss, over methods",
-            "",
-            "Rank correlation over methods of output shift and loss beyond: 1 if outputs that stay where they were in "
-            "training go with a low loss.",
-        ),
-    ),
+    metrics=METRICS,
+    more_metrics=more_metrics,
+    compare=compare,
     limits=(
-        "Loss by position mixes what a method forgets with what the text is like: compare methods, not positions. "
-        "A window forgets everything before it and may still have a low loss; whether something far back can be found "
-        "again is another question. Outputs are compared head by head in mean and covariance, not in what later layers "
-        "read from them."
+        "A low loss does not say that anything far back can be found: a window forgets all before it, which planted "
+        "runs show and the loss hardly does. Planted runs ask for copying and for nothing harder. Attention is looked "
+        "at from 128 queries per layer, its axes on the last 256 tokens; outputs are compared head by head in mean and "
+        "covariance, not in what later layers read from them."
     ),
 )
