@@ -22,6 +22,7 @@ class Arguments:
     model: str = "smollm2"
     text: tuple[str, ...] | None = None
     prompts: str | None = None
+    items: str | None = None
     documents: int | None = None
     tokens: int = 512
     out: str = "runs"
@@ -31,6 +32,8 @@ class Arguments:
     dtype: str = "float32"
     seed: int = 0
     beyond: bool = False
+    chunk: int | None = None
+    offload: bool = False
     device_map: str | None = None
     revision: str | None = None
     attn_implementation: str | None = None
@@ -46,9 +49,12 @@ class Arguments:
             model=model,
             text=self.text,
             prompts=self.prompts,
+            items=self.items,
             documents=self.documents,
             tokens=self.tokens,
             beyond=self.beyond,
+            chunk=self.chunk,
+            offload=self.offload,
             options=options,
         )
 

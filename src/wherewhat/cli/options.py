@@ -40,9 +40,24 @@ Prompts = Annotated[
         metavar="KIND", help="Prompts made for the model instead of texts: binding, numbers, letters, random."
     ),
 ]
-Documents = Annotated[int | None, typer.Option(help="How many documents to use (embedded text and prompts: 4).")]
+Items = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASK", help="Questions with alternatives: a task such as arc_easy or boolq/rc_5shot, or a .jsonl file."
+    ),
+]
+Documents = Annotated[
+    int | None, typer.Option(help="How many documents or items to use (embedded text and prompts: 4, tasks: 100).")
+]
 Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
 Beyond = Annotated[bool, typer.Option("--beyond", help="Go beyond the positions the model was made for.")]
+Chunk = Annotated[
+    int | None,
+    typer.Option(help="Run longer documents in chunks of so many tokens through the key-value cache, such as 512."),
+]
+Offload = Annotated[
+    bool, typer.Option("--offload", help="With --chunk: keep queries and outputs in main memory meanwhile.")
+]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]
 Set = Annotated[
     list[str] | None,

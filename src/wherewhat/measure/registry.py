@@ -7,6 +7,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.measure.attention import ATTENTION
 from wherewhat.measure.axes.measurement import AXES
 from wherewhat.measure.base import Measurement
+from wherewhat.measure.choices import CHOICES
 from wherewhat.measure.distance import DISTANCE
 from wherewhat.measure.frequencies import FREQUENCIES
 from wherewhat.measure.heads import HEADS
@@ -27,6 +28,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     FREQUENCIES,
     PROMPTS,
     PERTURB,
+    CHOICES,
     EXTEND,
     ATTENTION,
 )

@@ -43,15 +43,17 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
     return f"{len(texts)} documents of {len(first)} tokens: about {duration(total)}"
 
 
-def memory(model: Any, tokens: int, *, together: bool = False) -> float:
+def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
     """Bytes a forward pass needs, roughly: the weights and the activations of one block.
 
-    Nothing n × n and no more than one layer's queries and keys are held, so this grows with the length of the text.
+    Nothing n × n is held, and no more than one layer's queries and keys unless the text is run in chunks, so this grows
+    with the length of the text.
 
     Args:
         model: The model.
         tokens: Tokens of a text.
         together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
+        chunk: Tokens of a chunk, if texts are run in chunks: queries, keys, values and outputs of all layers are held.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
@@ -59,7 +61,9 @@ def memory(model: Any, tokens: int, *, together: bool = False) -> float:
     size = next(model.parameters()).element_size()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
-    return float(weights + tokens * (6 * hidden + 3 * inner) * size + sums)
+    at_once = min(tokens, chunk or tokens)
+    held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
+    return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run measures a model on: documents cut to size, or prompts made for its tokenizer."""
+"""What a run measures a model on: documents cut to size, prompts made for its tokenizer, or items."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError, TextError
+from wherewhat.evaluate import Item, read_items
 from wherewhat.measure.base import Measurement, Question, Text
+from wherewhat.measure.choices import Choices
 from wherewhat.models import LoadedModel
+from wherewhat.pipeline.choosing import item_choices
 from wherewhat.pipeline.request import Request
 from wherewhat.pipeline.spans import with_spans
 from wherewhat.text import Document, read_documents
@@ -30,16 +33,18 @@ class Input:
         ids: Token ids, ``(n,)``.
         question: What is asked at its end, for measurements of answers.
         spanned: The ids with where words and sentences are, for measurements that must know.
+        choices: The question and its alternatives, for measurements of items; the ids are then the question's.
     """
 
     document: Document
     ids: Tensor
     question: Question | None = None
     spanned: Text | None = None
+    choices: Choices | None = None
 
 
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
-    """The documents a request names; none where prompts are made for the model.
+    """The documents a request names; none where prompts are made for the model, or items are read for it.
 
     Raises:
         ConfigError: If texts are named, but not used.
@@ -47,7 +52,13 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
     """
     if measurement.prompts is not None and (request.text is not None or request.prompts is not None):
         raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
-    if measurement.prompts is not None or request.prompts is not None:
+    if measurement.items and (request.text is not None or request.prompts is not None):
+        raise ConfigError(f"{measurement.name} is measured on items: leave --text and --prompts out")
+    if measurement.items and request.items is None:
+        raise ConfigError(f"{measurement.name} needs --items: a task such as arc_easy or boolq, or a .jsonl file")
+    if request.items is not None and not measurement.items:
+        raise ConfigError(f"{measurement.name} is not measured on items: leave --items out")
+    if measurement.items or measurement.prompts is not None or request.prompts is not None:
         return []
     count = request.documents
     if request.text is None and count is None:
@@ -70,6 +81,9 @@ def model_inputs(
         TextError: If a document is shorter than asked for, or the tokenizer cannot spell a prompt.
         ConfigError: If the model has fewer positions than asked for.
     """
+    if measurement.items:
+        assert request.items is not None
+        return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]
     made = _inputs(request, measurement, config, loaded, texts)
     if not measurement.spans:
         return made
@@ -117,6 +131,12 @@ def _input(name: str, prompt: Prompt) -> Input:
         place=place / max(1, len(alternatives) - 1),
     )
     return Input(document, ids, question)
+
+
+def _chosen(loaded: LoadedModel, item: Item, request: Request) -> Input:
+    choices = item_choices(loaded, item, beyond=request.beyond)
+    # Alternatives and which is right are part of what the numbers depend on.
+    return Input(Document(item.name, item.text, item.source), choices.context.ids[0], choices=choices)
 
 
 def _encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:

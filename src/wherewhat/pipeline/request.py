@@ -40,9 +40,12 @@ class Request:
         model: The model.
         text: Files, folders or ``-``; None for the embedded text.
         prompts: Kind of prompts to make in place of reading texts.
-        documents: How many documents to use; None for all given (embedded and prompts: 4).
+        items: Task or file of questions with alternatives, for measurements of those.
+        documents: How many documents to use; None for all given (embedded and prompts: 4, items of a task: 100).
         tokens: Tokens of each document.
         beyond: Also go beyond the positions the model was made for, where it can compute them.
+        chunk: Run longer documents in chunks of so many tokens through the key-value cache; None for one pass.
+        offload: Keep what chunks leave in main memory.
         options: Options of the measurement, by name.
     """
 
@@ -50,9 +53,12 @@ class Request:
     model: ModelRequest = field(default_factory=ModelRequest)
     text: tuple[str, ...] | None = None
     prompts: str | None = None
+    items: str | None = None
     documents: int | None = None
     tokens: int = 512
     beyond: bool = False
+    chunk: int | None = None
+    offload: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +67,12 @@ class Request:
             raise ConfigError(f"--tokens is {self.tokens}: attention needs at least 2 tokens")
         if self.documents is not None and self.documents < 1:
             raise ConfigError(f"--documents is {self.documents}: at least 1 is needed")
+        if self.chunk is not None:
+            from wherewhat.capturing.chunks import check_chunk
+
+            check_chunk(self.chunk)
+        if self.offload and self.chunk is None:
+            raise ConfigError("--offload is about what chunks leave: give --chunk as well, such as --chunk 512")
         if self.prompts is not None and self.text is not None:
             raise ConfigError("--text and --prompts both say what to read: give one of them")
         if self.prompts is not None and self.prompts not in KINDS:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from wherewhat.measure.registry import find
 from wherewhat.models import LoadedModel, load
 from wherewhat.pipeline.estimate import estimate, memory
 from wherewhat.pipeline.inputs import Input, model_inputs, read_texts
+from wherewhat.pipeline.keeping import LastModel
 from wherewhat.pipeline.progress import Progress, Silent
 from wherewhat.pipeline.request import ModelRequest, Request
 from wherewhat.pipeline.stored import stored_document
@@ -29,7 +31,30 @@ _TOGETHER = "\n"
 """Key of the part that holds what is measured over all documents together; no document has this name."""
 
 
-def run(request: Request, *, out: Path, progress: Progress | None = None) -> RunDirectory:
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose model is loaded and whose run directory is known; nothing is measured or written yet.
+
+    Attributes:
+        request: What to measure.
+        measurement: The measurement it names.
+        config: The measurement's options.
+        loaded: The model.
+        inputs: The documents or prompts, by name.
+        directory: Where the numbers go, or are already.
+    """
+
+    request: Request
+    measurement: Measurement
+    config: Any
+    loaded: LoadedModel
+    inputs: Mapping[str, Input]
+    directory: RunDirectory
+
+
+def run(
+    request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
+) -> RunDirectory:
     """Measure, store, and return the finished run directory.
 
     What is finished is never computed again: an interrupted run goes on with the next document, a complete one
@@ -39,22 +64,48 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
         request: What to measure.
         out: Folder that holds run directories.
         progress: Where to tell how far it is; silent by default.
+        models: Keeps the model for the next request; by default it is let go.
 
     Raises:
         WherewhatError: If anything about the request, the model, the text or the disk is wrong.
     """
-    progress = progress or Silent()
+    progress, models = progress or Silent(), models or LastModel()
+    return measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
+
+
+def prepare(request: Request, *, out: Path, progress: Progress, models: LastModel) -> Prepared:
+    """Load the model, read the texts and find the run directory.
+
+    Raises:
+        WherewhatError: If anything about the request, the model or the text is wrong.
+    """
     measurement = find(request.measurement)
     config = build_config(measurement.config, request.options)
     texts = read_texts(request, measurement)
     progress.say(f"loading {request.model.model} ({request.model.weights})")
-    loaded = load_model(request.model, say=progress.say)
+    loaded = models.loaded(request.model, lambda: load_model(request.model, say=progress.say))
     inputs = {made.document.name: made for made in model_inputs(request, measurement, config, loaded, texts)}
     directory = RunDirectory.open(
         out,
         name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
         config=resolved(request, measurement, config, loaded, inputs.values()),
     )
+    return Prepared(request, measurement, config, loaded, inputs, directory)
+
+
+def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
+    """Measure what is missing and return the finished run directory.
+
+    Args:
+        prepared: What to measure, as :func:`prepare` gave it.
+        progress: Where to tell how far it is.
+        models: Holds the model.
+
+    Raises:
+        WherewhatError: If the model cannot be captured or measured, or the disk cannot be written.
+    """
+    request, measurement, config = prepared.request, prepared.measurement, prepared.config
+    loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
     if directory.is_complete:
         progress.say(f"already measured: {directory.path}")
         return directory
@@ -72,13 +123,14 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
         keys = _keys(measurement, list(inputs))
         missing = [key for key in keys if not directory.has(key)]
         with_model = missing if measurement.across is not None else [key for key in missing if key != _TOGETHER]
+        subject = None
         if with_model:
-            subject = ModelSubject(loaded)
+            subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
             # Measuring short pieces to know how long it takes is for somebody who waits, and for what can be cut.
-            if progress.shown and measurement.prompts is None and not measurement.spans:
+            if progress.shown and measurement.prompts is None and not (measurement.spans or measurement.items):
                 ahead = [made.ids for name, made in inputs.items() if name in with_model or _TOGETHER in with_model]
                 line = estimate(subject, measurement, config, ahead)
-                size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model)
+                size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model, chunk=request.chunk)
                 progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
             for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 started = time.perf_counter()
@@ -90,7 +142,9 @@ def run(request: Request, *, out: Path, progress: Progress | None = None) -> Run
             found = measurement.combine([stored_document(*directory.part(name)) for name in inputs], config)
             part = _part(measurement.words(config), source(_TOGETHER), found)
             directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
-        directory.finish(keys, provenance=_provenance(loaded, [made.document for made in inputs.values()]))
+        texts = [made.document for made in inputs.values()]
+        encoding = subject.encoding if subject is not None else None
+        directory.finish(keys, provenance=_provenance(loaded, texts, request.model.revision, encoding))
     return directory
 
 
@@ -104,7 +158,10 @@ def resolved(
     request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, inputs: Iterable[Input]
 ) -> dict[str, Any]:
     """Everything the numbers depend on: what the run directory is keyed by."""
+    # Numbers of chunks are those of one pass but for rounding; bytes are not, and every byte has one key.
+    chunked = {"chunk": request.chunk} if request.chunk is not None else {}
     return {
+        **chunked,
         "measurement": measurement.name,
         "options": config_values(config),
         "model": loaded.name,
@@ -113,10 +170,15 @@ def resolved(
         "tokenizer_hash": loaded.tokenizer_hash,
         "seed": loaded.seed,
         "dtype": loaded.dtype,
-        "device": torch.device(loaded.device.split("+")[0]).type,
+        "device": _device_kind(loaded.device),
         "tokens": request.tokens,
         "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
     }
+
+
+def _device_kind(device: str) -> str:
+    """``cpu``, ``cuda`` or ``mps``; of a spread model that of the first layers that are not offloaded."""
+    return torch.device(next((name for name in device.split("+") if name != "offloaded"), "cpu")).type
 
 
 def _keys(measurement: Measurement, names: list[str]) -> list[str]:
@@ -138,7 +200,7 @@ def _found(
     assert measurement.measure is not None
     made = inputs[key]
     given = made.spanned if measurement.spans else made.question if measurement.prompts is not None else made.ids[None]
-    return measurement.measure(subject, given, config)
+    return measurement.measure(subject, made.choices if measurement.items else given, config)
 
 
 def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
@@ -163,8 +225,15 @@ def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -
     return PartResult(scores=scores, profiles=profiles)
 
 
-def _provenance(loaded: LoadedModel, texts: list[Document]) -> Provenance:
-    extra: dict[str, Any] = {"spec": loaded.spec, "revision": loaded.revision}
+def _provenance(loaded: LoadedModel, texts: list[Document], checkpoint: str | None, encoding: str | None) -> Provenance:
+    extra: dict[str, Any] = {
+        "spec": loaded.spec,
+        "revision": loaded.revision,
+        # The name that was asked for, such as step1000; the revision is the commit it stood for.
+        "checkpoint": checkpoint,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "encoding": encoding,
+    }
     if loaded.device.startswith("cuda"):
         extra["gpu"] = torch.cuda.get_device_name(loaded.device.split("+")[0])
     return Provenance(

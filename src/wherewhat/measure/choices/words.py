@@ -1,0 +1,113 @@
+"""Words for the numbers of the measurement of choices."""
+
+from __future__ import annotations
+
+from wherewhat.measure.base import Metric
+from wherewhat.measure.choices.config import ChoicesConfig
+from wherewhat.measure.perturb.names import KINDS, labels, percent
+
+METRICS = (
+    Metric(
+        "accuracy",
+        "right",
+        "",
+        "Share of items whose right alternative has the largest log-probability (acc of lm-evaluation-harness).",
+        "chance",
+        "chance",
+        proportion=True,
+    ),
+    Metric(
+        "accuracy_norm",
+        "right, by character",
+        "",
+        "The same of log-probability divided by number of characters (acc_norm).",
+        "chance",
+        "chance",
+        proportion=True,
+    ),
+    Metric(
+        "accuracy_blank",
+        "right without context",
+        "",
+        "Right answers where the alternatives alone are compared; what stays is not read from the context.",
+        "chance",
+        "chance",
+        proportion=True,
+    ),
+    Metric(
+        "accuracy_norm_blank",
+        "the same by character",
+        "",
+        "The same of log-probability divided by number of characters.",
+        "chance",
+        "chance",
+        proportion=True,
+    ),
+    Metric(
+        "accuracy_one_place", "always one place", "", "Right answers of choosing the same place always, the best one."
+    ),
+    Metric(
+        "probability",
+        "probability of right",
+        "",
+        "Probability of the right alternative if one of them is certain to follow.",
+        "chance",
+        "chance",
+    ),
+    Metric("margin", "margin", "nats", "Log-probability of the right alternative less that of the best wrong one."),
+)
+
+LIMITS = (
+    "One wording of each question and one draw per item and rate. A rate is a share of units to the nearest swap: of a "
+    "short question 1 % is none, and 5 % may be one swap, so read the share of tokens moved beside it. Where right "
+    "answers without context are as many, or the same place always does as well, staying the same shows nothing. "
+    "Intervals are over items: Wilson's for shares, paired ones (Bonett & Price) for changes."
+)
+
+
+def more_metrics(config: ChoicesConfig) -> tuple[Metric, ...]:
+    """Words for what depends on kinds and rates."""
+    found: list[Metric] = []
+    for kind in config.kinds:
+        for label, layer in labels(kind, config.layers).items():
+            where = KINDS[kind] if layer is None else f"{KINDS[kind]}, layer {layer}"
+            for rate in sorted(config.rates):
+                if rate > 0:
+                    found += _at(f"{label}_at_{percent(rate)}", f"{where}, {percent(rate)} %")
+    return tuple(found)
+
+
+def _at(name: str, what: str) -> list[Metric]:
+    return [
+        Metric(
+            f"accuracy_{name}", what, "", f"Right answers: {what}.", "accuracy", "untouched context", proportion=True
+        ),
+        Metric(
+            f"change_{name}", "— its change", "", f"The same less the untouched: {what}.", error=f"change_{name}_error"
+        ),
+        Metric(
+            f"accuracy_norm_{name}",
+            "— by character",
+            "",
+            f"Right answers by character: {what}.",
+            "accuracy_norm",
+            "untouched context",
+            proportion=True,
+        ),
+        Metric(
+            f"change_norm_{name}",
+            "— its change",
+            "",
+            f"The same less the untouched: {what}.",
+            error=f"change_norm_{name}_error",
+        ),
+        Metric(f"probability_change_{name}", "— probability", "", f"Change of the right one's probability: {what}."),
+        Metric(
+            f"flipped_{name}",
+            "— other answers",
+            "",
+            f"Share of items where another alternative is chosen, right or wrong: {what}.",
+            proportion=True,
+        ),
+        Metric(f"moved_{name}", "— tokens moved", "", f"Share of the context's tokens that were moved: {what}."),
+    ]
