@@ -15,6 +15,12 @@ from wherewhat.capturing.watch import ModelWatch, Route, observing
 from wherewhat.errors import CaptureError
 
 
+def input_device(model: Any) -> torch.device:
+    """Where tokens go: to the embedding, or to the CPU where that is offloaded and tokens are moved on by a hook."""
+    device = next(model.get_input_embeddings().parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
 def prompt(model: Any, length: int) -> Tensor:
     """Random tokens ``(1, length)``, none of them special."""
     config = model.config.get_text_config()
@@ -23,7 +29,7 @@ def prompt(model: Any, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, embedding.shape[0], (1, 4 * length), generator=generator)
     ordinary = [i for i in ids[0].tolist() if i not in special][:length]
-    return torch.tensor([ordinary], device=embedding.device)
+    return torch.tensor([ordinary], device=input_device(model))
 
 
 def logits_of(model: Any, ids: Tensor) -> Tensor:

@@ -1,0 +1,41 @@
+"""End-to-end: ``wherewhat compare`` through the real command line."""
+
+import pytest
+
+from compare.stores import finished
+from wherewhat.cli.main import run_cli
+
+pl = pytest.importorskip("polars")
+
+
+@pytest.fixture
+def store(tmp_path):
+    for step, value in (("step1", 0.2), ("step10", 0.4)):
+        finished(tmp_path / "store", {"a": value, "b": value + 0.1}, extra={"checkpoint": step})
+    return tmp_path / "store"
+
+
+def test_tables_and_files(store, tmp_path, capsys):
+    files = {name: tmp_path / "out" / f"c.{name}" for name in ("csv", "parquet", "html")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert run_cli(["compare", str(store), *options]) == 0
+    shown = capsys.readouterr().out
+    assert "2 runs" in shown
+    assert "0.25 ± 0.64" in shown
+    assert "rise with each tenfold of step" in shown
+    from_csv, from_parquet = pl.read_csv(files["csv"]), pl.read_parquet(files["parquet"])
+    assert from_csv["mean"].to_list() == pytest.approx([0.25, 0.45])
+    assert from_csv.columns == from_parquet.columns
+    assert files["html"].read_text().startswith("<!doctype html>")
+
+
+def test_damaged_runs_are_said(store, capsys):
+    (next(store.glob("axes-*")) / "scores.parquet").write_bytes(b"damage")
+    assert run_cli(["compare", str(store), "--by", "model"]) == 0
+    assert "left out axes-" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--by", "modle"], ["--where", "step"], ["--metric", "nothing"]])
+def test_wrong_options_are_one_line(store, words, capsys):
+    assert run_cli(["compare", str(store), *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
