@@ -21,13 +21,13 @@ finished run is never computed twice; an interrupted one goes on where it stoppe
 """
 
 
-def build() -> typer.Typer:
-    """The application, with one command per measurement."""
-    from wherewhat.cli.checking import check
-    from wherewhat.cli.measuring import command_for
-    from wherewhat.cli.multihop import app as multihop
-    from wherewhat.cli.reporting import report
-    from wherewhat.measure.registry import MEASUREMENTS
+def build(first: str = "") -> typer.Typer:
+    """The application, with one command per measurement.
+
+    Args:
+        first: The command that will be called. The state of a sweep is told without waiting for torch and the others.
+    """
+    from wherewhat.cli.sweeping import sweep
 
     app = typer.Typer(
         name="wherewhat",
@@ -38,12 +38,30 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
+    app.command("sweep")(sweep)
+    if first != "sweep":
+        _add_others(app)
+    return app
+
+
+def _add_others(app: typer.Typer) -> None:
+    from wherewhat.cli.checking import check
+    from wherewhat.cli.comparing import compare
+    from wherewhat.cli.encodings import app as encodings
+    from wherewhat.cli.exporting import export
+    from wherewhat.cli.measuring import command_for
+    from wherewhat.cli.multihop import app as multihop
+    from wherewhat.cli.reporting import report
+    from wherewhat.measure.registry import MEASUREMENTS
+
     app.command("report")(report)
     app.command("check")(check)
+    app.command("compare")(compare)
+    app.command("export")(export)
     for measurement in MEASUREMENTS:
         app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))
     app.add_typer(multihop)
-    return app
+    app.add_typer(encodings)
 
 
 def _show_version(wanted: bool) -> None:
@@ -71,7 +89,7 @@ def main() -> None:
 def run_cli(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0, 2 for anything wrong with the input, 130 if interrupted."""
     try:
-        result = typer.main.get_command(build())(arguments, prog_name="wherewhat", standalone_mode=False)
+        result = typer.main.get_command(build(*arguments[:1]))(arguments, prog_name="wherewhat", standalone_mode=False)
     except WherewhatError as error:
         return _say(str(error))
     except _CLICK_ERROR as error:

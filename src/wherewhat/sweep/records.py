@@ -1,0 +1,149 @@
+"""What a store knows of a sweep: its cells in ``sweep.json``, and one small file for each that is done or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from wherewhat.errors import StoreError
+from wherewhat.store.hashing import canonical_json, parse_object, readable_json, text_sha256
+from wherewhat.store.naming import HASH_DIGITS
+from wherewhat.sweep.place import Place
+
+SWEEPS = "sweeps"
+SWEEP = "sweep.json"
+CELLS = "cells"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """How a cell ended.
+
+    Attributes:
+        state: ``done`` or ``failed``.
+        run: Name of its run directory in the store; None where it failed.
+        reason: Why it failed, in one line.
+        seconds: Wall time of the last attempt, loading included.
+        attempts: How often it was started; what Ray started again by itself is not counted.
+    """
+
+    state: Literal["done", "failed"]
+    run: str | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+    attempts: int = 1
+
+    @property
+    def done(self) -> bool:
+        """Whether its numbers are in the store."""
+        return self.state == "done"
+
+
+class SweepFolder:
+    """``sweeps/<hash>/`` in a store.
+
+    Attributes:
+        place: The store.
+        name: The hash: it stands for the names of all cells.
+    """
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.place = place
+        self.name = name
+
+    def begin(self, cells: Mapping[str, Mapping[str, Any]], *, title: str, file_sha256: str) -> None:
+        """Write down which cells there are.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        content: dict[str, Any] = {"schema": SCHEMA, "name": title, "file_sha256": file_sha256, "cells": dict(cells)}
+        self.place.write(self._path(SWEEP), canonical_json(content).encode() + b"\n")
+
+    def content(self) -> dict[str, Any]:
+        """What ``sweep.json`` holds.
+
+        Raises:
+            StoreError: If it is missing, damaged, or of a newer version.
+        """
+        found = parse_object(self.place.read(self._path(SWEEP)) or b"")
+        where = f"{self.place.address}/{self._path(SWEEP)}"
+        if found is None or not isinstance(found.get("cells"), dict):
+            raise StoreError(f"{where} is missing or damaged: start its sweep again, what is finished is kept")
+        if found.get("schema") != SCHEMA:
+            raise StoreError(f"{where} has version {found.get('schema')}, not {SCHEMA}: upgrade wherewhat")
+        return dict(found)
+
+    def records(self, cells: Iterable[str]) -> dict[str, Record]:
+        """Records of those of the cells that have one; one listing, then only files that are there.
+
+        Raises:
+            StoreError: If the store cannot be read.
+        """
+        wanted = {f"{cell}.json": cell for cell in cells}
+        there = [name for name in self.place.names(self._path(CELLS)) if name in wanted]
+        contents = self.place.read_many(self._path(f"{CELLS}/{name}") for name in there)
+        found = {wanted[path.rpartition("/")[2]]: _record(content) for path, content in contents.items()}
+        return {cell: record for cell, record in found.items() if record is not None}
+
+    def record(self, cell: str) -> Record | None:
+        """Record of one cell, if it has one.
+
+        Raises:
+            StoreError: If the store cannot be read.
+        """
+        content = self.place.read(self._path(f"{CELLS}/{cell}.json"))
+        return None if content is None else _record(content)
+
+    def write(self, cell: str, record: Record) -> None:
+        """Write down how a cell ended.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        self.place.write(self._path(f"{CELLS}/{cell}.json"), readable_json(asdict(record)))
+
+    def _path(self, name: str) -> str:
+        return f"{SWEEPS}/{self.name}/{name}"
+
+
+def sweep_name(cells: Iterable[str]) -> str:
+    """Name of the folder of a sweep with these cells, in whatever order."""
+    return text_sha256(canonical_json(sorted(cells)))[:HASH_DIGITS]
+
+
+def sweep_folders(place: Place) -> list[SweepFolder]:
+    """All sweeps of a store.
+
+    Raises:
+        StoreError: If the store cannot be read.
+    """
+    return [SweepFolder(place, name) for name in place.names(SWEEPS)]
+
+
+def finished_elsewhere(place: Place, cells: Iterable[str], *, but: str) -> dict[str, Record]:
+    """Records of cells that other sweeps of the store have done: a sweep that grew does not start again.
+
+    Raises:
+        StoreError: If the store cannot be read.
+    """
+    missing = set(cells)
+    found: dict[str, Record] = {}
+    for folder in sweep_folders(place):
+        if folder.name != but and missing:
+            found |= {cell: record for cell, record in folder.records(missing).items() if record.done}
+            missing -= set(found)
+    return found
+
+
+def _record(content: bytes) -> Record | None:
+    """A record from its file; None if it is damaged, and the cell is then run again."""
+    values = parse_object(content)
+    if values is None or values.get("state") not in ("done", "failed"):
+        return None
+    try:
+        return Record(**values)  # type: ignore[arg-type]
+    except TypeError:
+        return None

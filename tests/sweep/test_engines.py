@@ -1,0 +1,155 @@
+"""Parity and end-to-end: engines give the same bytes, and killed workers neither lose nor repeat anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sweep import mortal
+from sweep.watching import Told
+from wherewhat.errors import StoreError
+from wherewhat.store import RunDirectory
+from wherewhat.sweep.engine import EngineError, Task
+from wherewhat.sweep.local import run_locally
+from wherewhat.sweep.place import open_place
+from wherewhat.sweep.running import sweep
+
+SWEEP = {
+    "models": ["tiny", {"model": "grown", "checkpoints": ["step-*"]}],
+    "weights": ["trained", "random"],
+    "texts": ["a.txt", "b.txt"],
+    "measurements": ["attention"],
+    "tokens": 24,
+}
+
+
+def results(store: Path) -> dict[str, bytes]:
+    """Everything that must not depend on who measured, by path, sorted; each run is read and checked."""
+    runs = sorted(path for path in store.iterdir() if path.name != "sweeps")
+    for path in runs:
+        RunDirectory.load(path)
+    names = ("config.json", "scores.parquet", "profiles.safetensors")
+    return {f"{path.name}/{name}": (path / name).read_bytes() for path in runs for name in names}
+
+
+@pytest.fixture(scope="module")
+def expected(home, tmp_path_factory):
+    """The sweep by one local worker that nobody disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        folder = tmp_path_factory.mktemp("undisturbed")
+        path = folder / "sweep.json"
+        path.write_text(json.dumps(SWEEP))
+        from wherewhat.sweep.file import read_sweep_file
+
+        outcome = sweep(read_sweep_file(path), watch=Told(), store=str(folder / "runs"), workers=1)
+    assert {record.state for record in outcome.records.values()} == {"done"}
+    assert len(outcome.cells) == 12
+    return results(folder / "runs")
+
+
+def test_two_ray_workers_give_the_bytes_of_one_local_worker(expected, sweep_file, tmp_path, ray_cluster):
+    watch = Told()
+    outcome = sweep(sweep_file(SWEEP), watch=watch, store=str(tmp_path / "runs"), engine="ray")
+    assert results(tmp_path / "runs") == expected
+    assert watch.workers.startswith("Ray: 1 node, 2 CPUs")
+    assert sorted(watch.ended) == sorted((cell, "done") for cell in outcome.cells)
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_killed_workers_lose_nothing_and_repeat_nothing(engine, expected, sweep_file, tmp_path, request):
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
+    watch = Told()
+    options = {"workers": 2} if engine == "local" else {}
+    store = tmp_path / "runs"
+    outcome = sweep(sweep_file(SWEEP), watch=watch, store=str(store), engine=engine, work=mortal.perform, **options)
+    deaths = [path.name for path in (tmp_path / "deaths").iterdir()]
+    assert len(deaths) >= 5
+    moments = {mortal.moment_of(outcome.cells[cell].described) for cell in deaths}
+    assert moments == {"before", "part written", "run finished", "record written"}
+    assert results(store) == expected
+    assert sorted(watch.ended) == sorted((cell, "done") for cell in outcome.cells)
+    assert sorted(outcome.folder.records(outcome.cells)) == sorted(outcome.cells)
+    computed = (tmp_path / "log").read_text().splitlines()
+    assert len(computed) == len(set(computed)) == len(outcome.cells)
+
+
+def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_path):
+    tasks = [Task(cell=f"c{i}", described=f"cell {i}", store=str(tmp_path), sweep="s") for i in range(2)]
+    watch = Told()
+    run_locally(tasks, slots=[{}], work=mortal.always_dies, watch=watch, retries=1)
+    assert watch.ended == [("c0", "failed"), ("c1", "failed")]
+    record = json.loads((tmp_path / "sweeps/s/cells/c0.json").read_text())
+    assert record["reason"].startswith("its worker process died 2 times (killed by SIGKILL)")
+    assert record["attempts"] == 2
+
+
+def test_any_address_of_fsspec_gets_the_same_runs(expected, sweep_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
+    outcome = sweep(sweep_file(SWEEP), watch=Told(), store=f"file://{tmp_path}/remote", workers=1)
+    assert not outcome.failed
+    assert results(tmp_path / "remote") == expected
+    assert not list((tmp_path / "cache/sweeps").glob("*/*/*"))  # what was uploaded is not kept twice
+    again = Told()
+    sweep(sweep_file(SWEEP), watch=again, store=f"file://{tmp_path}/remote", workers=1)
+    assert again.plan is None
+
+
+def test_a_larger_sweep_finds_what_a_smaller_one_did(sweep_file, tmp_path):
+    small = {"models": ["tiny"], "texts": ["a.txt"], "measurements": ["attention"], "tokens": 24}
+    sweep(sweep_file(small), watch=Told(), store=str(tmp_path / "runs"), workers=1)
+    watch = Told()
+    both = {**small, "measurements": ["attention", "axes"]}
+    outcome = sweep(sweep_file(both), watch=watch, store=str(tmp_path / "runs"), workers=1)
+    assert watch.plan == (1, 1, 0)
+    assert [cell.rsplit("-", 3)[0] for cell, _ in watch.ended] == ["axes"]
+    assert len(outcome.records) == 2
+
+
+def full(task):
+    raise StoreError("cannot write: No space left on device")
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_store_that_cannot_be_written_ends_the_sweep(engine, sweep_file, tmp_path, request):
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
+    with pytest.raises(StoreError, match="No space left"):
+        sweep(sweep_file(SWEEP), watch=Told(), store=str(tmp_path / "runs"), engine=engine, work=full)
+
+
+def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
+    from wherewhat.sweep import on_ray
+
+    monkeypatch.setattr(on_ray, "_SILENCE", 0.0)
+    head = on_ray._Head("127.0.0.1:9")
+    with pytest.raises(EngineError, match=r"the Ray cluster is gone .* what is finished is kept"):
+        head.check()
+
+
+def test_a_cluster_that_does_not_answer(sweep_file, tmp_path):
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    from wherewhat.sweep.on_ray import _knock
+
+    _knock("auto")
+    with pytest.raises(EngineError, match=r"the Ray cluster at ray://127.0.0.1:9 cannot be reached"):
+        _knock("ray://127.0.0.1:9")
+
+
+def test_places_with_the_same_content_read_alike(tmp_path):
+    for address in (str(tmp_path / "plain"), f"file://{tmp_path}/remote", "memory://sweep-places"):
+        place = open_place(address)
+        place.check()
+        assert place.names("sweeps/x") == []
+        assert place.read("sweeps/x/nothing") is None
+        place.write("sweeps/x/one", b"1")
+        place.write("sweeps/x/two", b"2")
+        place.write("sweeps/x/two", b"22")
+        assert place.names("sweeps/x") == ["one", "two"]
+        assert place.names("sweeps") == ["x"]
+        assert place.read("sweeps/x/two") == b"22"
+        named = ["sweeps/x/one", "sweeps/x/two", "sweeps/x/three"]
+        assert place.read_many(named) == {"sweeps/x/one": b"1", "sweeps/x/two": b"22"}

@@ -1,0 +1,173 @@
+"""Identity: a sweep file has exactly the cells it says, and every mistake in it is named before anything runs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from wherewhat.errors import ConfigError, LoadError, TextError
+from wherewhat.sweep.cell import request_from_json, request_json
+from wherewhat.sweep.engine import Resources
+from wherewhat.sweep.expanding import expand, resources_of
+
+BASE = {"models": ["tiny"], "texts": ["a.txt"], "measurements": ["attention"], "tokens": 24}
+
+
+def test_cells_are_the_product_of_the_axes(sweep_file):
+    models, weights = ["tiny", "grown/step-9"], ["random", "shuffled"]
+    texts, measurements = ["a.txt", ["a.txt", "b.txt"]], ["attention", "axes"]
+    axes = {"models": models, "weights": weights, "texts": texts, "measurements": measurements, "seeds": [3, 4, 5]}
+    file = sweep_file({**BASE, **axes})
+    cells = expand(file)
+    assert len(cells) == len({cell.id for cell in cells}) == 2 * 2 * 3 * 2 * 2
+    found = {(str(c.request.model.model), c.request.model.weights, c.request.model.seed, c.text, c.request.measurement)
+             for c in cells}  # fmt: skip
+    assert len(found) == len(cells)
+    assert {text for *_, text, _ in found} == {"a", "a and 1 more"}
+
+
+def test_seeds_repeat_only_what_is_drawn(sweep_file):
+    cells = expand(sweep_file({**BASE, "weights": ["trained", "random"], "seeds": [0, 1, 2]}))
+    seeds = [(cell.request.model.weights, cell.request.model.seed) for cell in cells]
+    assert seeds == [("trained", 0), ("random", 0), ("random", 1), ("random", 2)]
+    drawn = expand(sweep_file({**BASE, "texts": [{"prompts": "random"}], "seeds": [0, 1, 2]}))
+    assert [cell.request.model.seed for cell in drawn] == [0, 1, 2]
+
+
+def test_a_measurement_with_prompts_of_its_own_is_not_repeated_for_texts(sweep_file):
+    cells = expand(sweep_file({**BASE, "texts": ["a.txt", "b.txt"], "measurements": ["attention", "prompts"]}))
+    assert [(c.request.measurement, c.text) for c in cells] == [
+        ("attention", "a"),
+        ("attention", "b"),
+        ("prompts", None),
+    ]
+
+
+def test_toml_yaml_and_json_say_the_same(sweep_file):
+    toml = """
+    tokens = 24
+    texts = {first = "a.txt", rest = {text = ["b.txt"], tokens = 20}}
+    [[models]]
+    model = "grown"
+    checkpoints = "step-*"
+    dtype = "float64"
+    [measurements.heads]
+    documents = 1
+    set = {queries = 4}
+    """
+    yaml = """
+    tokens: 24
+    texts: {first: a.txt, rest: {text: [b.txt], tokens: 20}}
+    models: [{model: grown, checkpoints: [step-9, step-10], dtype: float64}]
+    measurements:
+      - {measurement: heads, documents: 1, set: {queries: 4}}
+    """
+    one, other = expand(sweep_file(toml, "s.toml")), expand(sweep_file(yaml, "s.yaml"))
+    assert [cell.json() for cell in one] == [cell.json() for cell in other]
+    assert [(c.checkpoint, c.text, c.request.tokens) for c in one] == [
+        ("step-9", "first", 24), ("step-9", "rest", 20), ("step-10", "first", 24), ("step-10", "rest", 20),
+    ]  # fmt: skip
+    assert one[0].request.options["queries"] == 4
+    assert one[0].request.model.dtype == "float64"
+
+
+def test_a_request_survives_the_way_to_a_worker(sweep_file):
+    for cell in expand(sweep_file({**BASE, "weights": ["trained", "random"]})):
+        assert request_from_json(request_json(cell.request)) == cell.request
+
+
+def test_a_changed_text_or_model_is_another_cell(sweep_file, home):
+    (before,) = expand(sweep_file(BASE))
+    (again,) = expand(sweep_file({**BASE, "texts": [str(home / "a.txt")]}))
+    assert again.id == before.id  # a text is known by its content, wherever it lies
+    (home / "c").mkdir(exist_ok=True)
+    (home / "c/a.txt").write_text("the dog ran " * 12)
+    (other,) = expand(sweep_file({**BASE, "texts": ["c/a.txt"]}))
+    assert other.id != before.id
+    weights = home / "tiny/model.safetensors"
+    stat = weights.stat()
+    try:
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+        assert expand(sweep_file(BASE))[0].id != before.id
+    finally:
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"measurements": ["atention"]}, ["atention", "did you mean 'attention'"]),
+        ({"measurements": {"axis": {}}}, ["axis", "did you mean 'axes'"]),
+        ({"measurement": ["axes"]}, ["no key 'measurement'", "did you mean 'measurements'"]),
+        ({"wieghts": ["trained"]}, ["wieghts", "did you mean 'weights'"]),
+        ({"weights": ["traind"]}, ["traind", "did you mean 'trained'"]),
+        ({"weights": []}, ["weights is empty"]),
+        ({"seeds": ["one"]}, ["one", "whole number"]),
+        ({"seeds": [-1]}, ["-1"]),
+        ({"tokens": 1}, ["at least 2 tokens"]),
+        ({"tokens": "many"}, ["many", "whole number"]),
+        ({"dtype": "float7"}, ["float7"]),
+        ({"measurements": [{"measurement": "attention", "set": {"sink": 1}}]}, ["sink", "did you mean 'sink_tokens'"]),
+        ({"measurements": {"attention": {"sink_tokens": 1}}}, ["sink_tokens", "put it under 'set'"]),
+        ({"measurements": {"attention": {"tokns": 1}}}, ["tokns", "did you mean 'tokens'"]),
+        ({"measurements": []}, ["measurements is empty"]),
+        ({"models": [{"modle": "tiny"}]}, ["models[0]", "the key 'model'"]),
+        ({"models": [{"model": "tiny", "dtypes": "float32"}]}, ["dtypes", "did you mean 'dtype'"]),
+        ({"models": [{"model": "tiny", "revisions": ["main"]}]}, ["tiny", "no revisions"]),
+        ({"models": [{"model": "who/what", "checkpoints": ["x"]}]}, ["who/what", "no folder with checkpoints"]),
+        ({"models": ["tiny", "tiny"]}, ["two cells are the same", "attention of tiny"]),
+        ({"texts": ["a.txt", "./a.txt"]}, ["two cells are the same"]),
+        ({"measurements": ["attention", {"measurement": "attention", "set": {"sink_tokens": 1}}]}, ["two cells"]),
+        ({"texts": ["-"]}, ["standard input"]),
+        ({"texts": [{"txt": "a.txt"}]}, ["txt", "did you mean 'text'"]),
+        ({"texts": [{"prompts": "bindings"}]}, ["bindings", "did you mean 'binding'"]),
+        ({"resources": {"gpu": 1}}, ["gpu", "did you mean 'gpus'"]),
+        ({"resources": {"cpus": 0}}, ["cpus is 0"]),
+        ({"resources": 3}, ["resources must be a table"]),
+    ],
+)
+def test_mistakes_are_named(sweep_file, change, words):
+    file = sweep_file({**BASE, **change})
+    with pytest.raises(ConfigError) as caught:
+        (resources_of(file), expand(file))
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        ({"texts": ["missing.txt"]}, TextError, "missing.txt"),
+        ({"measurements": ["split"]}, TextError, "split compares documents"),
+        ({"models": ["./missing"]}, LoadError, "missing"),
+        ({"models": ["grown"]}, LoadError, "no config.json"),
+        ({"models": [{"model": "grown", "checkpoints": ["epoch-*"]}]}, LoadError, "epoch-*"),
+        ({"models": ["who/what"], "offline": True}, LoadError, "who/what"),
+    ],
+)
+def test_what_is_missing_is_noticed_before_anything_runs(sweep_file, change, error, word):
+    with pytest.raises(error) as caught:
+        expand(sweep_file({**BASE, **change}))
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("s.toml", "tokens = ", "not valid TOML"),
+        ("s.yaml", "a: [1", "not valid YAML"),
+        ("s.json", "[1]", "names and values"),
+        ("s.toml", "device-map = 1\ndevice_map = 2", "twice"),
+    ],
+)
+def test_files_that_are_no_sweep(sweep_file, name, content, words):
+    with pytest.raises(ConfigError, match=words):
+        sweep_file(content, name)
+
+
+def test_resources_have_defaults(sweep_file):
+    assert resources_of(sweep_file(BASE)) == Resources()
+    file = sweep_file({**BASE, "resources": {"gpus": 0.5, "memory_gib": 12, "retries": 0}})
+    assert resources_of(file) == Resources(gpus=0.5, memory_gib=12.0, retries=0)
