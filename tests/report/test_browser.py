@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from report.test_learning import study  # noqa: F401 - a fixture
+from report.test_side_by_side import beside  # noqa: F401 - a fixture
+from wherewhat.report.learning import learning
+
 pytestmark = pytest.mark.browser
+
+PANEL = ("true", "fitted", "residual", "curve", "planes", "place")
+CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "perturb-untouched")
+CHARTS = ("map", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +46,14 @@ def shots(tmp_path):
 
 @pytest.fixture
 def opened(browser, made):
-    """The page, ready, with everything it said or asked for; nothing may be left of it at the end."""
+    """The page of one model."""
+    with opening(browser, made.path) as page:
+        yield page
+
+
+@contextmanager
+def opening(browser, path):
+    """A page, ready, with everything it said or asked for; nothing may be left of it at the end."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", offline=True)
     page = context.new_page()
     page.set_default_timeout(20_000)
@@ -46,12 +63,47 @@ def opened(browser, made):
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(made.path.as_uri())
+    page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready=true]", state="attached")
     yield page
     context.close()
     assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [made.path.as_uri()]
+    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+
+
+def scroll_through(page):
+    """Charts are drawn when the reader comes near them."""
+    page.evaluate(
+        """async () => {
+            for (let y = 0; y < document.body.scrollHeight; y += 500) {
+                scrollTo(0, y);
+                await new Promise((go) => setTimeout(go, 60));
+            }
+            scrollTo(0, 0);
+        }"""
+    )
+
+
+def test_first_paint_and_head_click_take_less_than_a_second(opened):
+    paint = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    assert paint is not None
+    assert paint < 1000
+    opened.wait_for_selector("#map svg.main-svg")
+    click = """() => new Promise((done) => {
+        const began = performance.now();
+        const head = document.getElementById('head');
+        head.value = '2';
+        head.dispatchEvent(new Event('change'));
+        requestAnimationFrame(() => setTimeout(() => done(performance.now() - began), 0));
+    })"""
+    assert opened.evaluate(click) < 1000
+
+
+def test_charts_wait_until_the_reader_comes_near(opened):
+    assert opened.locator("#length-cost svg.main-svg").count() == 0
+    opened.locator("#length-cost").scroll_into_view_if_needed()
+    opened.wait_for_selector("#length-cost svg.main-svg")
+    assert "a quarter of the text" in opened.text_content("#length-note")
 
 
 def test_reader_finds_a_head(opened, shots):
@@ -62,13 +114,15 @@ def test_reader_finds_a_head(opened, shots):
     opened.select_option("#head", "2")
     assert opened.text_content("#h-panel") == "Layer 1, head 2"
     assert opened.text_content("#label").startswith("Label: ")
-    for chart in ("map", "true", "fitted", "residual", "curve", "planes", "place", "scatter", "distance"):
+    scroll_through(opened)
+    for chart in CHARTS:
         assert opened.locator(f"#{chart} svg.main-svg").count() > 0, chart
     opened.screenshot(path=shots / "desktop.png", full_page=True)
 
 
 def test_click_on_the_map_opens_the_head(opened):
     opened.locator("#map").scroll_into_view_if_needed()
+    opened.wait_for_selector("#map .nsewdrag")
     box = opened.locator("#map .nsewdrag").bounding_box()
     opened.mouse.click(box["x"] + box["width"] * 7 / 8, box["y"] + box["height"] / 4)
     opened.wait_for_selector("#h-panel:text-is('Layer 1, head 3')")
@@ -79,6 +133,9 @@ def test_keyboard_alone(opened):
     opened.focus("#layer")
     opened.keyboard.press("ArrowDown")
     opened.wait_for_selector("#h-panel:text-is('Layer 1, head 0')")
+    opened.focus("#map")
+    opened.keyboard.press("ArrowRight")
+    opened.wait_for_selector("#h-panel:text-is('Layer 1, head 1')")
     opened.focus("#theme")
     opened.keyboard.press("Enter")
     assert opened.get_attribute("#theme", "aria-pressed") == "true"
@@ -89,6 +146,7 @@ def test_dark_and_narrow(opened, shots):
     light = opened.evaluate(colour)
     opened.click("#theme")
     assert opened.evaluate(colour) != light
+    scroll_through(opened)
     opened.set_viewport_size({"width": 360, "height": 740})
     opened.wait_for_timeout(500)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
@@ -101,9 +159,30 @@ def test_hostile_text_is_shown_as_text(opened):
     assert "<script>alert(1)</script>" in opened.text_content("#text")
     assert opened.locator("#text script, #text img, main b").count() == 0
     opened.locator("#true").scroll_into_view_if_needed()
+    opened.wait_for_selector("#true .nsewdrag")
     spot = opened.locator("#true .nsewdrag").bounding_box()
     # The last query on an early key: the label beside the mouse quotes both tokens.
     opened.mouse.move(spot["x"] + spot["width"] * 2.5 / 28, spot["y"] + spot["height"] * 27.5 / 28)
     opened.wait_for_selector("#true .hovertext")
     assert '→ " <"' in opened.text_content("#true .hoverlayer")
     assert opened.locator("script").count() == 3
+
+
+def test_side_by_side_with_learning(browser, beside, study, shots, tmp_path):  # noqa: F811
+    report, _ = beside
+    learned = [learning(study)]
+    path = replace(report, data={**report.data, "learning": learned}).write(tmp_path / "beside.html")
+    with opening(browser, path) as page:
+        scroll_through(page)
+        for chart in ("map-0", "map-1", "map-2", "plane-0", "plane-1", "plane-2", "dynamics"):
+            assert page.locator(f"#{chart} svg.main-svg").count() > 0, chart
+        spans = page.evaluate("[0, 1, 2].map((i) => document.getElementById(`map-${i}`)._fullData[0].zmax)")
+        assert len(set(spans)) == 1
+        page.select_option("#model", "2")
+        assert "is a gpt2 model" in page.text_content("#about")
+        assert page.text_content("#distance-note") == "Not measured for this model."
+        assert page.locator("#band-scores").is_hidden()
+        page.select_option("#model", "0")
+        assert page.locator("#band-scores").is_visible()
+        scroll_through(page)
+        page.screenshot(path=shots / "side-by-side.png", full_page=True)

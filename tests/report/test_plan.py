@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from report.conftest import TOKENS
 from wherewhat.errors import MeasureError
 from wherewhat.pipeline.progress import Silent
 from wherewhat.pipeline.request import ModelRequest
-from wherewhat.report import measuring
-from wherewhat.report.plan import plan
+from wherewhat.report import make_report, making, measuring
+from wherewhat.report.plan import Room, plan
+
+ROOM = Room(trained=8192, wall=False, planes=32, shortest=2000)
 
 
 def sizes(planned):
@@ -17,21 +22,50 @@ def sizes(planned):
 
 
 def test_sizes_by_default():
-    assert sizes(plan(ModelRequest())) == [
+    assert sizes(plan(ModelRequest(), ROOM)) == [
         ("axes", "trained", 4, 512),
-        ("axes", "random", 4, 512),
-        ("axes", "shuffled", 4, 512),
         ("heads", "trained", 4, 256),
-        ("heads", "random", 4, 256),
         ("planes", "trained", 1, 256),
         ("distance", "trained", 1, 256),
+        ("frequencies", "trained", 3, 128),
+        ("perturb", "trained", 3, 256),
+        ("extend", "trained", 3, 512),
+        ("axes", "random", 4, 512),
+        ("heads", "random", 4, 256),
+        ("axes", "shuffled", 4, 512),
     ]
 
 
-def test_fewer_when_there_is_less(made):
-    planned = plan(ModelRequest(), text=[str(made.text)], tokens=TOKENS)
+def test_fewer_when_there_is_less():
+    planned = plan(ModelRequest(), ROOM, documents=2, tokens=TOKENS)
     assert {(documents, tokens) for _, _, documents, tokens in sizes(planned)} == {(2, TOKENS), (1, TOKENS)}
-    assert sizes(plan(ModelRequest(), documents=9, tokens=1024))[0] == ("axes", "trained", 9, 1024)
+    assert sizes(plan(ModelRequest(), ROOM, documents=9, tokens=1024))[0] == ("axes", "trained", 9, 1024)
+
+
+def test_a_twin_has_no_twins():
+    weights = [request_weights for _, request_weights, _, _ in sizes(plan(ModelRequest(weights="random"), ROOM))]
+    assert set(weights) == {"random"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "beyond", "edge", "methods"),
+    [
+        ({}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
+        ({"trained": None}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
+        ({"trained": 1024}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
+        ({"trained": 256}, 1024, True, None, ["none", "sliding-window", "streaming-llm", "lm-infinite", "yarn"]),
+        ({"trained": 256, "shortest": 700}, 700, True, None, None),
+        ({"trained": 256, "wall": True}, 512, False, 128, None),
+        ({"planes": 0}, 512, False, 128, ["none", "sliding-window"]),
+    ],
+    ids=str,
+)
+def test_lengths_go_beyond_only_where_that_is_short(changes, tokens, beyond, edge, methods):
+    request = next(
+        p.request for p in plan(ModelRequest(), replace(ROOM, **changes)) if p.request.measurement == "extend"
+    )
+    assert (request.tokens, request.beyond, request.options.get("trained")) == (tokens, beyond, edge)
+    assert methods is None or list(request.options["methods"]) == methods
 
 
 class Told(Silent):
@@ -45,7 +79,7 @@ class Told(Silent):
 
 
 def test_an_interrupted_report_goes_on(made, model, tmp_path, monkeypatch):
-    planned = plan(ModelRequest(model=model, device="cpu"), text=[str(made.text)], tokens=TOKENS)
+    request = ModelRequest(model=model, device="cpu")
     real, calls = measuring.run, []
 
     def interrupted(request, **options):
@@ -56,15 +90,28 @@ def test_an_interrupted_report_goes_on(made, model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(measuring, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measuring.measure(planned, out=tmp_path, progress=Silent())
-    monkeypatch.setattr(measuring, "run", real)
+        make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS)
     told = Told()
-    runs = measuring.measure(planned, out=tmp_path, progress=told)
-    assert sum(line.startswith("already measured") for line in told.lines) == 2
-    assert sum(line.endswith(" left") for line in told.lines) == len(planned) - 1
-    for _, directory in runs.finished:
-        whole = made.out / directory.path.name / "scores.parquet"
-        assert (directory.path / "scores.parquet").read_bytes() == whole.read_bytes()
+    again = make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS, progress=told)
+    assert len(calls) == 3 + 8
+    assert any(line.startswith("10 measurements, 2 of them finished earlier: about ") for line in told.lines)
+    for run in again.data["models"][0]["runs"]:
+        assert (tmp_path / run["name"] / "scores.parquet").read_bytes() == (
+            made.out / run["name"] / "scores.parquet"
+        ).read_bytes()
+
+
+def test_a_finished_report_is_made_again_without_the_model(made, model, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("nothing is to be loaded or measured")
+
+    monkeypatch.setattr(making, "load_model", refuse)
+    monkeypatch.setattr(measuring, "run", refuse)
+    told = Told()
+    request = ModelRequest(model=model, device="cpu")
+    again = make_report(request, out=made.out, text=[str(made.text)], tokens=TOKENS, progress=told)
+    assert again.html() == made.report.html()
+    assert "all 10 measurements were finished earlier" in told.lines
 
 
 def test_the_first_measurement_must_succeed(made, model, tmp_path, monkeypatch):
@@ -72,6 +119,13 @@ def test_the_first_measurement_must_succeed(made, model, tmp_path, monkeypatch):
         raise MeasureError("no such thing")
 
     monkeypatch.setattr(measuring, "run", refuse)
-    planned = plan(ModelRequest(model=model), text=[str(made.text)], tokens=TOKENS)
     with pytest.raises(MeasureError):
-        measuring.measure(planned, out=tmp_path, progress=Silent())
+        make_report(ModelRequest(model=model), out=tmp_path, text=[str(made.text)], tokens=TOKENS)
+
+
+def test_models_are_loaded_once_for_each_weights():
+    """Runs of the same weights follow each other, so that the last model is the next one's."""
+    weights = [weights for _, weights, _, _ in sizes(plan(ModelRequest(), ROOM))]
+    assert sum(one != other for one, other in itertools.pairwise(weights)) == 2
+    pace = measuring.Pace(start=10.0, token=0.0)
+    assert sum(pace.seconds(plan(ModelRequest(), ROOM))) == 30

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shlex
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from transformers import GPT2Config
 
@@ -16,6 +20,8 @@ from report.conftest import HOSTILE, TOKENS
 from report.test_encoding import unpacked
 from wherewhat.pipeline.request import ModelRequest
 from wherewhat.report import make_report
+
+MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend"}
 
 
 class Page(HTMLParser):
@@ -42,19 +48,26 @@ def page(made):
 
 
 @pytest.fixture(scope="module")
-def data(page):
+def whole(page):
     return json.loads(page.scripts[0])
 
 
-def test_the_page_holds_everything(data):
+@pytest.fixture(scope="module")
+def data(whole):
+    (only,) = whole["models"]
+    return only
+
+
+def test_the_page_holds_everything(data, whole):
     assert len(data["numbers"]) == 5
     assert all(number["controls"] and number["reading"] for number in data["numbers"])
-    assert {run["config"]["measurement"] for run in data["runs"]} == {"axes", "heads", "planes", "distance"}
+    assert {run["config"]["measurement"] for run in data["runs"]} == MEASUREMENTS
     assert data["model"]["layers"] == [0, 1]
     assert [len(layer) for layer in data["records"]] == data["model"]["heads"] == [4, 4]
     assert set(data["metrics"][0]["values"]) == {"trained", "random", "shuffled"}
     assert data["distance"]["distances"][:3] == [0, 1, 2]
-    assert data["command"].startswith("wherewhat report ")
+    assert whole["command"].startswith("wherewhat report ")
+    assert whole["learning"] == []
     assert not data["left_out"]
 
 
@@ -71,6 +84,31 @@ def test_map_and_curves_give_the_stored_r(data):
             found = np.corrcoef(fitted, unpacked(record["map"]))[0, 1]
             # Both documents begin alike, so the mean over documents is the first one's.
             assert found == pytest.approx(r["values"]["trained"][layer][head], abs=5e-3)
+
+
+def test_curves_have_intervals_over_documents(data, made):
+    """Numbers on the page are those of the runs, with an interval over the two documents."""
+    for kind in data["perturbation"]["kinds"]:
+        assert kind["rates"] == [1, 5, 10, 20, 50]
+        assert all(point["low"] <= point["mean"] <= point["high"] for point in kind["all"])
+    lengths = data["lengths"]
+    assert (lengths["beyond"], lengths["edge"], lengths["tokens"]) == (False, TOKENS // 4, TOKENS)
+    none, window, *_ = lengths["methods"]
+    assert all(point["mean"] == 0 for point in none["cost"])
+    assert [p["mean"] for p in window["cost"][:3]] == pytest.approx([0, 0, 0], abs=1e-5)
+    assert len(lengths["positions"]) == len(window["loss"])
+    run = next(run for run in data["runs"] if run["config"]["measurement"] == "perturb")
+    scores = pq.read_table(made.out / run["name"] / "scores.parquet").to_pylist()
+    rises = [row["value"] for row in scores if row["metric"] == "rise_words_at_50"]
+    words = data["perturbation"]["kinds"][0]
+    assert words["all"][-1]["mean"] == pytest.approx(sum(rises) / len(rises), abs=1e-3)
+
+
+def test_bands_are_read_against_random_planes(data):
+    bands = data["bands"]
+    assert len(bands["turns"]) == len(bands["without"]) == len(bands["only"]) == 2
+    assert bands["turns"][0][0] == pytest.approx(2 * np.pi, rel=1e-3)
+    assert bands["without_random"] is not None
 
 
 def test_tokens_are_the_text(data):
@@ -110,10 +148,34 @@ def test_command_ends_with_the_path(cli, made, model):
     assert "random twin" in outcome.out
 
 
+def test_standard_input_is_read_once_and_kept(cli, made, model, tmp_path, monkeypatch):
+    data = (HOSTILE * 3).encode("utf-8")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    outcome = cli("report", model, "--text", "-", "--tokens", TOKENS, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    (kept,) = (tmp_path / "runs").glob("stdin-*/stdin.txt")
+    assert kept.read_bytes() == data
+    page = Path(outcome.out.splitlines()[-1])
+    whole = json.loads(Page(page.read_text("utf-8")).scripts[0])
+    command = shlex.split(whole["command"])
+    assert whole["models"][0]["text"]["document"] == "stdin"
+    again = cli(*command[1:])
+    assert again.out.splitlines()[-1] == str(page)
+
+
+def test_nothing_piped_in_is_one_line(cli, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    outcome = cli("report", model, "--text", "-", "--tokens", TOKENS)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--text", "-"), "only once"),
+        (("--multihop", "nowhere"), "nowhere"),
+        (("--weights", "trained", "--weights", "trained"), "twice"),
+        (("--weights", "pruned"), "pruned"),
         (("--tokens", "1"), "at least 2 tokens"),
         (("--tokens", "99"), "99"),
         (("--documents", "99"), "99 documents"),
@@ -142,6 +204,8 @@ def test_a_model_without_rotation_has_a_page_too(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on a mat and the dog ran " * 3)
     report = make_report(ModelRequest(model=folder), out=tmp_path / "runs", text=[str(text)], tokens=24)
-    assert [line.split()[0] for line in report.data["left_out"]] == ["planes", "distance"]
-    assert report.data["distance"] is None
+    (data,) = report.data["models"]
+    assert [line.split()[0] for line in data["left_out"]] == ["planes", "distance", "frequencies"]
+    assert data["distance"] is data["bands"] is None
+    assert [method["name"] for method in data["lengths"]["methods"]] == ["none", "sliding-window"]
     assert report.html().startswith("<!doctype html>")

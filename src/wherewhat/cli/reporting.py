@@ -1,9 +1,9 @@
-"""``wherewhat report``: everything about one model in one HTML file."""
+"""``wherewhat report``: everything about a model, or several side by side, in one HTML file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -13,11 +13,30 @@ from wherewhat.cli import options
 from wherewhat.cli.progress import TerminalProgress
 
 if TYPE_CHECKING:
-    from wherewhat.report.headline import Value
+    from collections.abc import Sequence
+
+    from wherewhat.models import Weights
+    from wherewhat.report.headline import Number, Value
+    from wherewhat.report.page import Profiled
 
 _DEFAULT_OUT = Path("runs")
+_Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="smollm2 (embedded, the default), a Hugging Face id, a folder, or a .gguf file; several side by side.",
+    ),
+]
+_Weights = Annotated[
+    list[str] | None,
+    typer.Option(help="trained (default), random or shuffled; repeat to put them side by side."),
+]
 _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposition (default: the first 4).")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
+_Multihop = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="DIR", help="A multi-hop training to show, or a folder of them; those in --out are shown."),
+]
 
 
 def _line(value: Value) -> str:
@@ -27,10 +46,12 @@ def _line(value: Value) -> str:
 
 
 def report(
-    model: options.Model = "smollm2",
+    models: _Models = None,
+    weights: _Weights = None,
     text: options.Text = None,
     documents: _Documents = None,
     tokens: _Tokens = 512,
+    multihop: _Multihop = None,
     out: options.Out = _DEFAULT_OUT,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -38,27 +59,56 @@ def report(
 ) -> None:
     """Measure a model and write one HTML file that shows its where and what, and opens offline.
 
-    Axes with their controls, positional and symbolic heads, planes and controlled distance are measured on a few
-    documents. Each measurement is kept in its run directory: interrupted, the same command goes on with what is
-    missing.
+    Axes with their controls, positional and symbolic heads, frequencies, planes, controlled distance, and short
+    perturbation and length curves are measured on a few documents. Each measurement is kept in its run directory:
+    interrupted, the same command goes on with what is missing. Several models, or a model and its twins, are put side
+    by side in one file.
     """
     from wherewhat.pipeline.request import ModelRequest
     from wherewhat.report import make_report
 
     made = make_report(
-        ModelRequest(model=model, device=device, dtype=dtype, offline=offline),
+        [
+            ModelRequest(model=model, weights=cast("Weights", name), device=device, dtype=dtype, offline=offline)
+            for model in models or ["smollm2"]
+            for name in weights or ["trained"]
+        ],
         out=out,
         text=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
+        multihop=tuple(multihop or ()),
         progress=TerminalProgress(Console(stderr=True)),
     )
     path = made.write(out / f"{made.name}.html")
     console = Console()
-    table = Table(title="mean over heads and documents ± 95 % over documents", title_justify="left")
-    for column in ("", "trained", "to compare with"):
-        table.add_column(column)
-    for number in made.numbers:
-        table.add_row(number.title, *("\n".join(map(_line, side)) for side in (number.values, number.controls)))
-    console.print(table)
+    console.print(_alone(made.models[0]) if len(made.models) == 1 else _side_by_side(made.models))
     console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+
+
+_TITLE = "mean over heads and documents ± 95 % over documents"
+
+
+def _alone(model: Profiled) -> Table:
+    """The first numbers of a model, beside its controls."""
+    table = Table(title=_TITLE, title_justify="left")
+    for column in ("", "value", "to compare with"):
+        table.add_column(column)
+    for number in model.numbers:
+        table.add_row(number.title, *("\n".join(map(_line, side)) for side in (number.values, number.controls)))
+    return table
+
+
+def _side_by_side(models: Sequence[Profiled]) -> Table:
+    """The first numbers of several models, a column for each."""
+    table = Table(title=_TITLE, title_justify="left")
+    table.add_column("")
+    by_title: list[dict[str, Number]] = []
+    for model in models:
+        # Markup is for us, not for names that a model brings along.
+        table.add_column(model.name.replace("[", r"\["))
+        by_title.append({number.title: number for number in model.numbers})
+    for title in dict.fromkeys(title for numbers in by_title for title in numbers):
+        cells = ["\n".join(map(_line, found[title].values)) if title in found else "" for found in by_title]
+        table.add_row(title, *cells)
+    return table

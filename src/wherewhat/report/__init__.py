@@ -1,4 +1,4 @@
-"""One command, one HTML file that shows a model's where and what."""
+"""One command, one HTML file that shows models' where and what."""
 
 from wherewhat.report.making import make_report
 from wherewhat.report.page import Report

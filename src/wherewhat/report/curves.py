@@ -24,11 +24,17 @@ def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dic
 
     The map and the curves are of the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
     """
-    axes, heads, planes = (_Curves(runs.find(name)) for name in ("axes", "heads", "planes"))
+    names = ("axes", "heads", "planes", "frequencies")
+    axes, heads, planes, frequencies = (_Curves(runs.find(name)) for name in names)
     records = []
     for layer in layers:
         a, b, c = (axes.get(layer, name) for name in "abc")
-        use, share = heads.get(layer, "frequency_use"), planes.get(layer, "plane_share")
+        by_plane = {
+            "use": heads.get(layer, "frequency_use"),
+            "share": planes.get(layer, "plane_share"),
+            "plane_pos": frequencies.get(layer, "plane_s_pos"),
+            "plane_sym": frequencies.get(layer, "plane_s_sym"),
+        }
         logits = look.logits[layer]
         rows = int((2 * logits.shape[1]) ** 0.5)
         listed = []
@@ -40,7 +46,7 @@ def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dic
                     "b": packed(b[head, :rows], bits=16),
                     "c": packed(c[head], bits=16),
                 }
-            record |= {name: _list(x[head]) for name, x in (("use", use), ("share", share)) if x is not None}
+            record |= {name: packed(x[head], bits=16) for name, x in by_plane.items() if x is not None}
             listed.append(record)
         records.append(listed)
     return records

@@ -92,7 +92,7 @@ def headline(runs: Runs) -> list[Number]:
     }
     numbers = []
     for wanted in _WANTED:
-        own = summaries.get((wanted.measurement, "trained"), {})
+        own = summaries.get((wanted.measurement, runs.own), {})
         metrics = [(name, title) for name, title in wanted.metrics if name in own]
         if not metrics:
             continue
@@ -105,7 +105,7 @@ def headline(runs: Runs) -> list[Number]:
                     *(
                         Value(f"{twin}, {title}" if len(metrics) > 1 else twin, of_twin[name].overall)
                         for weights, twin in _TWINS.items()
-                        if (of_twin := summaries.get((wanted.measurement, weights)))
+                        if weights != runs.own and (of_twin := summaries.get((wanted.measurement, weights)))
                         for name, title in metrics
                         if name in of_twin
                     ),

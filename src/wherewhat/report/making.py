@@ -1,68 +1,132 @@
-"""``make_report``: a model's name in, a report out."""
+"""``make_report``: the names of models in, a report out."""
 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from wherewhat.errors import ConfigError
+from wherewhat.pipeline.keeping import LastModel
 from wherewhat.pipeline.progress import Progress, Silent
-from wherewhat.pipeline.request import ModelRequest
+from wherewhat.pipeline.request import ModelRequest, Request
 from wherewhat.pipeline.running import load_model
 from wherewhat.report.collect import collect
+from wherewhat.report.given_text import GivenText, given_text
 from wherewhat.report.headline import headline
-from wherewhat.report.looking import look
-from wherewhat.report.measuring import measure
-from wherewhat.report.page import Report, check_plotly
+from wherewhat.report.keeping import Notes
+from wherewhat.report.learning import find_studies, learning
+from wherewhat.report.looking import Look, look
+from wherewhat.report.measuring import Pace, Runs, measure
+from wherewhat.report.page import Profiled, Report, check_plotly
 from wherewhat.report.plan import TOKENS, plan
 from wherewhat.store.hashing import config_hash
 from wherewhat.store.naming import run_folder_name
-from wherewhat.text import read_documents
+
+_LOADING = 3000
+"""Loading and proving a model takes about as long as a pass over so many tokens, where it was not timed."""
 
 
 def make_report(
-    model: ModelRequest,
+    models: ModelRequest | Sequence[ModelRequest],
     *,
     out: Path,
     text: Sequence[str] | None = None,
     documents: int | None = None,
     tokens: int = TOKENS,
+    multihop: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Measure what is missing and collect everything into a report.
 
     Args:
-        model: The model, with trained weights.
+        models: The model, or several to be put side by side; twins of a model count as models of their own.
         out: Folder that holds run directories.
-        text: Files or folders; None for the embedded text.
+        text: Files, folders or ``-``; None for the embedded text.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each.
+        multihop: Trainings of the multi-hop laboratory, or folders of them; those in ``out`` are shown anyway.
         progress: Where to tell how far it is; silent by default.
 
     Raises:
-        WherewhatError: If anything about the model, the text or the disk is wrong.
+        WherewhatError: If anything about the models, the text or the disk is wrong.
     """
     progress = progress or Silent()
+    listed = [models] if isinstance(models, ModelRequest) else list(models)
+    for number, model in enumerate(listed):
+        if model in listed[:number]:
+            raise ConfigError(f"{model.model} ({model.weights}) was given twice: give each model once")
+    # Refuses numbers that make no sense before anything is read or loaded.
+    Request(measurement="axes", documents=documents, tokens=tokens)
     check_plotly()
-    runs = measure(plan(model, text=text, documents=documents, tokens=tokens), out=out, progress=progress)
-    progress.say("looking at the first tokens, and writing the page")
-    request, _ = runs.first
-    document = read_documents(request.text, count=request.documents)[0]
-    seen = look(load_model(model, say=progress.say), document.text, tokens=request.tokens)
-    command = _command(model, text=request.text, documents=request.documents, tokens=request.tokens)
-    key = config_hash({"runs": [directory.config_hash for _, directory in runs.finished]})
-    name = run_folder_name(f"report-{seen.facts['name']}", key)
-    return Report(name, collect(runs, seen, command=command), headline(runs))
+    studies = find_studies(multihop, out=out)
+    given = given_text(text, documents=documents, out=out)
+    made = []
+    for number, model in enumerate(listed, 1):
+        if len(listed) > 1:
+            progress.say(f"model {number} of {len(listed)}: {model.model} ({model.weights})")
+        made.append(_measured(model, given, tokens=tokens, out=out, progress=progress))
+    progress.say("writing the page")
+    names = _told_apart(listed, [seen for seen, _ in made])
+    data: dict[str, Any] = {
+        "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
+        "learning": [learning(study) for study in studies],
+        "command": _command(listed, given, documents=len(given.documents), tokens=tokens, multihop=multihop),
+    }
+    hashes = [directory.config_hash for _, runs in made for _, directory in runs.finished]
+    key = config_hash({"runs": list(hashes), "studies": [study.path.name for study in studies]})
+    profiled = [Profiled(name, headline(runs)) for name, (_, runs) in zip(names, made, strict=True)]
+    return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
 
 
-def _command(model: ModelRequest, *, text: Sequence[str] | None, documents: int | None, tokens: int) -> str:
+def _measured(
+    model: ModelRequest, given: GivenText, *, tokens: int, out: Path, progress: Progress
+) -> tuple[Look, Runs]:
+    """One model's look and runs; the model is loaded only where something is missing."""
+    notes = Notes.of(model, given.documents, tokens=tokens, out=out)
+    seen, start, models = notes.look(), None, LastModel()
+    if seen is None:
+        progress.say(f"loading {model.model} ({model.weights}), and looking at the first tokens")
+        started = time.perf_counter()
+        loaded = models.loaded(model, lambda: load_model(model, say=progress.say))
+        seen = look(loaded, given.documents, tokens=tokens, proof=models.proof())
+        del loaded
+        start = time.perf_counter() - started - tokens * seen.seconds
+        notes.keep_look(seen)
+    given.keep()
+    planned = plan(model, seen.room, text=given.sources, documents=len(given.documents), tokens=tokens)
+    pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
+    return seen, measure(planned, notes=notes, pace=pace, progress=progress, models=models)
+
+
+def _told_apart(models: Sequence[ModelRequest], seen: Sequence[Look]) -> list[str]:
+    """A name for each model that no other has: its own, with its weights, with what the user typed, with a number."""
+    names = [
+        str(one.facts["name"]) if model.weights == "trained" else f"{one.facts['name']} ({model.weights})"
+        for model, one in zip(models, seen, strict=True)
+    ]
+    names = [f"{name} [{m.model}]" if names.count(name) > 1 else name for name, m in zip(names, models, strict=True)]
+    return [f"{name} #{i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
+
+
+def _command(
+    models: Sequence[ModelRequest], given: GivenText, *, documents: int, tokens: int, multihop: Sequence[Path]
+) -> str:
     """The command that makes the same report."""
-    words = ["wherewhat", "report", str(model.model)]
-    for source in text or ():
+    words = ["wherewhat", "report", *dict.fromkeys(str(model.model) for model in models)]
+    weights = list(dict.fromkeys(str(model.weights) for model in models))
+    for name in weights if weights != ["trained"] else []:
+        words += ["--weights", name]
+    for source in given.sources or ():
         words += ["--text", source]
     words += ["--documents", str(documents), "--tokens", str(tokens)]
-    default = ModelRequest()
+    for path in multihop:
+        words += ["--multihop", str(path)]
+    default, first = ModelRequest(), replace(models[0], weights="trained")
     for option in ("device", "dtype", "revision"):
-        if (value := getattr(model, option)) != getattr(default, option):
+        if (value := getattr(first, option)) != getattr(default, option):
             words += [f"--{option}", str(value)]
-    return shlex.join([*words, "--offline"] if model.offline else words)
+    return shlex.join([*words, "--offline"] if first.offline else words)

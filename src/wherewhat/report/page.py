@@ -14,6 +14,34 @@ from wherewhat.report.encoding import script_json
 from wherewhat.report.headline import Number
 from wherewhat.store.atomic import make_folder, write_file
 
+_SCRIPTS = (
+    "tools",
+    "charts",
+    "model",
+    "comparing",
+    "map",
+    "panel",
+    "plane",
+    "curves",
+    "learning",
+    "method",
+    "start",
+)
+"""The page's script, a file for each section; later ones use what earlier ones define."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One model of a report.
+
+    Attributes:
+        name: What it is called in it.
+        numbers: The numbers its section begins with.
+    """
+
+    name: str
+    numbers: list[Number]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -22,12 +50,12 @@ class Report:
     Attributes:
         name: File name without its ending.
         data: Everything the page shows, as plain JSON.
-        numbers: The numbers it begins with.
+        models: The models with their first numbers.
     """
 
     name: str
     data: dict[str, Any]
-    numbers: list[Number] = field(default_factory=list)
+    models: list[Profiled] = field(default_factory=list)
 
     def html(self) -> str:
         """The page: template, style, script, plotly.js and data in one text.
@@ -38,13 +66,13 @@ class Report:
             ConfigError: If plotly is not installed.
         """
         parts = {
-            "STYLE": _resource("page.css"),
+            "STYLE": _asset("page.css"),
             "PLOTLY": _in_script(_plotly()),
             "DATA": script_json(self.data),
-            "SCRIPT": _in_script(_resource("page.js")),
+            "SCRIPT": _in_script(_script()),
         }
         # One pass over the template: what is put in is never searched for further marks.
-        return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _resource("page.html"))
+        return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
     def write(self, path: Path) -> Path:
         """Write the page, whole or not at all, and return its path.
@@ -58,8 +86,14 @@ class Report:
         return path
 
 
-def _resource(name: str) -> str:
-    return (files("wherewhat.report") / name).read_text("utf-8")
+def _asset(name: str) -> str:
+    return (files("wherewhat.report") / "assets" / name).read_text("utf-8")
+
+
+def _script() -> str:
+    """All files of the script in one function, so that none of their names is seen outside."""
+    parts = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();'
 
 
 def _in_script(code: str) -> str:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.errors import ConfigError
+from wherewhat.extend import find
+from wherewhat.measure.frequencies.measurement import BANDS
 from wherewhat.pipeline.request import ModelRequest, Request
-from wherewhat.text import read_documents
 
 if TYPE_CHECKING:
     from wherewhat.models import Weights
 
 DOCUMENTS, TOKENS = 4, 512
 """Documents and tokens of each by default."""
-
-_START = 1000
-"""Loading and proving a model takes about as long as the decomposition of so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -26,68 +23,168 @@ class Step:
 
     Attributes:
         measurement: Its name.
-        weights: The model and those of its twins that it is made on.
+        twins: Twins of a trained model that it is made on as well, as controls.
         documents: Most documents it is made on; None for as many as are asked for.
         tokens: Most tokens of each; None likewise.
-        cost: Time for a token of a document beside that of ``axes``, to tell how much time is left.
+        passes: Time it takes beside a plain pass over the same tokens, as seen on two cores.
         options: Options that differ from the measurement's own.
     """
 
     measurement: str
-    weights: tuple[Weights, ...]
+    twins: tuple[Weights, ...]
     documents: int | None
     tokens: int | None
-    cost: float
+    passes: float
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 STEPS = (
-    Step("axes", ("trained", "random", "shuffled"), None, None, 1.0),
-    Step("heads", ("trained", "random"), 4, 256, 4.5, {"queries": 8}),
-    Step("planes", ("trained",), 1, 256, 2.5),
-    Step("distance", ("trained",), 1, 256, 5.0),
+    Step("axes", ("random", "shuffled"), None, None, 1.5),
+    Step("heads", ("random",), 4, 256, 8.0, {"queries": 8}),
+    Step("planes", (), 1, 256, 4.0),
+    Step("distance", (), 1, 256, 11.0),
+    Step("frequencies", (), 3, 128, 22.0),
+    Step(
+        "perturb",
+        (),
+        3,
+        256,
+        20.0,
+        {
+            "kinds": ("words", "position_jitter"),
+            "rates": (0.01, 0.05, 0.1, 0.2, 0.5),
+            "seeds": 1,
+            "axes": False,
+            "equivalence": False,
+        },
+    ),
 )
+
+_METHODS = ("none", "sliding-window", "streaming-llm")
+_BEYOND_METHODS = (*_METHODS, "lm-infinite", "yarn")
+_LENGTH_DOCUMENTS = 3
+_BEYOND, _WINDOW = 4, 4
+"""A text of so many trained lengths, or of so many windows."""
+_LONGEST = 2048
+_ROOMY = 32
+"""Trained length or window from which on three runs can be planted in it."""
+_SHORTEST = 16
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a model and its texts leave room for.
+
+    Attributes:
+        trained: Tokens of the texts it was trained on; None where it does not say.
+        wall: Whether no more than its positions can be computed at all.
+        planes: Fewest planes that a rotating layer has; 0 if none rotates.
+        shortest: Tokens of the shortest of the texts that are measured.
+    """
+
+    trained: int | None
+    wall: bool
+    planes: int
+    shortest: int
+
+    @property
+    def rotates(self) -> bool:
+        """Whether any layer rotates its queries and keys."""
+        return self.planes > 0
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a report, and its share of the time."""
+    """One run of a report, and how many tokens' passes it costs."""
 
     request: Request
     cost: float
 
 
 def plan(
-    model: ModelRequest, *, text: Sequence[str] | None = None, documents: int | None = None, tokens: int = TOKENS
+    model: ModelRequest,
+    room: Room,
+    *,
+    text: Sequence[str] | None = None,
+    documents: int = DOCUMENTS,
+    tokens: int = TOKENS,
 ) -> list[Planned]:
     """The runs of a report, in order; the first is the one all others stand beside.
 
     Args:
-        model: The model, with trained weights.
+        model: The model. A trained one has its twins beside it.
+        room: What it and the texts leave room for.
         text: Files or folders; None for the embedded text.
-        documents: Documents of the decomposition; the first four by default. The others use fewer.
-        tokens: Tokens of each; the others use 256 at most.
-
-    Raises:
-        ConfigError: If standard input is given: each measurement reads the text again.
-        TextError: If the text cannot be read or there is too little of it.
+        documents: Documents of the decomposition; the others use fewer.
+        tokens: Tokens of each; the others use 256 at most, but for the length curve, which has as many, or
+            twice as many where that goes beyond the trained length.
     """
-    if text is not None and "-" in text:
-        raise ConfigError("--text - can be read only once, but a report reads its text several times: give a file")
-    given = tuple(text) if text else None
-    if documents is None:
-        documents = DOCUMENTS if given is None else min(DOCUMENTS, len(read_documents(given)))
-    planned = []
+    planned, twins = [], []
     for step in STEPS:
-        count = min(step.documents or documents, documents)
         request = Request(
             measurement=step.measurement,
             model=model,
-            text=given,
-            documents=count,
+            text=tuple(text) if text else None,
+            documents=min(step.documents or documents, documents),
             tokens=min(step.tokens or tokens, tokens),
-            options=step.options,
+            options=_options(step, room),
         )
-        cost = _START + step.cost * count * request.tokens
-        planned += [Planned(request if w == "trained" else request.twin(w), cost) for w in step.weights]
-    return planned
+        planned.append(_planned(request, step.passes))
+        if model.weights == "trained":
+            twins += [_planned(request.twin(weights), step.passes) for weights in step.twins]
+    lengths = length_request(planned[0].request, room)
+    if lengths is not None:
+        planned.append(_planned(lengths, 3 + 5.5 * len(lengths.options["methods"])))
+    # One after the other of the same weights, because a model is kept for as long as no other is asked for.
+    return planned + sorted(twins, key=lambda twin: str(twin.request.model.weights))
+
+
+def _options(step: Step, room: Room) -> Mapping[str, Any]:
+    """Options of a step; no more bands than there are planes."""
+    if step.measurement == "frequencies" and 0 < room.planes < BANDS:
+        return {**step.options, "bands": room.planes}
+    return step.options
+
+
+def _planned(request: Request, passes: float) -> Planned:
+    return Planned(request, passes * (request.documents or 1) * request.tokens)
+
+
+def length_request(first: Request, room: Room) -> Request | None:
+    """A length curve that takes seconds: beyond the trained length where that is short, else within it.
+
+    Texts of four trained lengths are run where twice ``tokens`` are enough for at least two of them. Elsewhere, as with
+    the 8,192 positions of SmolLM2, the text stays inside the trained length and the methods get a window of a quarter
+    of the text: what a small window costs. Rescaled frequencies have no meaning there and are left out.
+
+    Args:
+        first: The decomposition.
+        room: What model and texts leave room for.
+
+    Returns:
+        The request, or None where the texts are too short for any.
+    """
+    most = min(2 * first.tokens, room.shortest, _LONGEST)
+    trained = room.trained
+    documents = min(_LENGTH_DOCUMENTS, first.documents or _LENGTH_DOCUMENTS)
+    request = replace(first, measurement="extend", documents=documents)
+    if trained is not None and not room.wall and most >= 2 * trained:
+        options = {"methods": _possible(_BEYOND_METHODS, room), **_planting(trained)}
+        return replace(request, tokens=min(_BEYOND * trained, most), beyond=True, options=options)
+    if first.tokens < _SHORTEST:
+        return None
+    window = first.tokens // _WINDOW
+    options = {"methods": _possible(_METHODS, room), "trained": window, "window": window, **_planting(window)}
+    return replace(request, options=options)
+
+
+def _planting(edge: int) -> dict[str, Any]:
+    """Where what is to be found again is planted, so that it fits into one trained length or window."""
+    return (
+        {"depths": (0, 50, 100), "run": max(2, min(16, edge // 16))} if edge >= _ROOMY else {"depths": (0,), "run": 2}
+    )
+
+
+def _possible(methods: Sequence[str], room: Room) -> tuple[str, ...]:
+    """Those of the methods that a model without rotation has as well."""
+    return tuple(name for name in methods if room.rotates or not find(name).rotary)

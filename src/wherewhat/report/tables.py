@@ -51,7 +51,7 @@ def metric_tables(runs: Runs, means: Mapping[tuple[str, str], Mapping[str, Heads
         config = build_config(measurement.config, cast("dict[str, Any]", directory.config["options"]))
         controls = {summary.metric.name: summary.control for summary in summarise(measurement, directory)}
         for metric in measurement.words(config):
-            if metric.name in seen or metric.name not in means[name, "trained"]:
+            if metric.name in seen or metric.name not in means[name, runs.own]:
                 continue
             seen.add(metric.name)
             tables.append(

@@ -1,0 +1,16 @@
+// 6. Method, limits, provenance and the command.
+function writeMethod() {
+  by("method").replaceChildren();
+  for (const item of data.method) {
+    make(by("method"), "dt", item.name);
+    make(by("method"), "dd", `${item.summary} ${item.limits}`);
+  }
+  by("left-out").textContent = data.left_out.length ? `Left out: ${data.left_out.join("; ")}` : "";
+  by("command").textContent = all.command;
+  by("runs").replaceChildren();
+  for (const run of data.runs) {
+    const details = make(by("runs"), "details");
+    make(details, "summary", run.name);
+    make(details, "pre", JSON.stringify({ config: run.config, provenance: run.provenance }, null, 1), { tabindex: "0" });
+  }
+}

@@ -1,0 +1,33 @@
+// 1. The model in a paragraph and five numbers.
+function count(parameters) {
+  if (parameters >= 1e9) return `${(parameters / 1e9).toFixed(1)} billion`;
+  return parameters >= 1e6 ? `${(parameters / 1e6).toFixed(0)} million` : String(parameters);
+}
+function card(number) {
+  const made = make(by("numbers"), "li");
+  make(made, "h3", number.title);
+  for (const value of number.values) {
+    const line = make(made, "div");
+    make(line, "span", fixed(value.mean), { class: "big" });
+    make(line, "span", ` ${value.name}${interval(value)}`);
+  }
+  const list = make(made, "ul", null, { class: "controls-list", "aria-label": "to compare with" });
+  for (const value of number.controls) make(list, "li", `${value.name}: ${fixed(value.mean)}${interval(value)}`);
+  make(made, "div", number.reading, { class: "note" });
+}
+function writeModel() {
+  const m = data.model;
+  const names = all.models.map((one) => one.model.name);
+  by("name").textContent = names.join(" and ");
+  document.title = `${names.join(", ")}: where and what`;
+  const twins = m.weights === "trained"
+    ? "Twins of it are the controls: one freshly initialised (random), one with the entries of its query and key weights permuted (shuffled). "
+    : `These are not trained weights but the ${m.weights} twin of a model. `;
+  by("about").textContent =
+    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${m.layers.length} layers of ${Math.max(...m.heads)} attention heads ` +
+    `(${m.kv_heads.join(" or ")} key heads)${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
+    `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +
+    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.`;
+  by("numbers").replaceChildren();
+  data.numbers.forEach(card);
+}

@@ -1,0 +1,31 @@
+// 3. All heads by positional and symbolic score.
+const UNIT = { range: [-0.03, 1.03] };
+function swapTrace(model, paint, colorscale, extra) {
+  const s = model.swaps;
+  const points = { x: [], y: [], text: [], colour: [], at: [] };
+  model.model.layers.forEach((layer, l) => (s.s_pos[l] || []).forEach((pos, h) => {
+    if (pos === null) return;
+    points.x.push(pos);
+    points.y.push(s.s_sym[l][h]);
+    points.colour.push(paint(l, h));
+    points.at.push([l, h]);
+    points.text.push(`layer ${layer}, head ${h}<br>positional ${show(pos)}, symbolic ${show(s.s_sym[l][h])}`);
+  }));
+  return { type: "scatter", mode: "markers", x: points.x, y: points.y, text: points.text, customdata: points.at, hoverinfo: "text", marker: { size: 8, color: points.colour, colorscale, line: { width: 0.5, color: "#888" }, ...extra } };
+}
+function drawScatter() {
+  by("scatter").hidden = !data.swaps;
+  if (!data.swaps) return absent("plane-note", ["scatter"], "Not measured for this model.");
+  const r = data.metrics.find((metric) => metric.id === "r");
+  const byR = by("colour").value === "r" && r;
+  const paint = byR ? (l, h) => (r.values[data.model.weights][l] || [])[h] : (l) => data.model.layers[l];
+  const trace = swapTrace(data, paint, byR ? "Cividis" : "Viridis", { colorbar: { thickness: 12, title: { text: byR ? "r" : "layer" } } });
+  by("plane-note").textContent = "Right below: pure positional. Left above: pure symbolic. Right above: even attention. Click a head to see it.";
+  draw("scatter", [trace], { xaxis: { ...axisTitle("positional score"), ...UNIT }, yaxis: { ...axisTitle("symbolic score"), ...UNIT } });
+  const place = by("scatter");
+  place.removeAllListeners("plotly_click");
+  place.on("plotly_click", (event) => {
+    choose(...event.points[0].customdata);
+    by("panel").scrollIntoView();
+  });
+}

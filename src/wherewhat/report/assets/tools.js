@@ -1,0 +1,50 @@
+// Text from models and documents reaches the page through textContent and through plain(), never as HTML.
+const all = JSON.parse(document.getElementById("data").textContent);
+const by = (id) => document.getElementById(id);
+let data = all.models[0];
+const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights };
+
+function make(parent, tag, text, attributes = {}) {
+  const node = document.createElement(tag);
+  if (text !== undefined && text !== null) node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  parent.append(node);
+  return node;
+}
+function fill(select, pairs) {
+  select.replaceChildren();
+  for (const [value, text] of pairs) make(select, "option", text, { value });
+}
+// A table with a header row; the first cell of each row names it.
+function table(place, header, rows) {
+  const made = document.createElement("table");
+  const top = make(make(made, "thead"), "tr");
+  for (const name of header) make(top, "th", name, { scope: "col" });
+  const body = make(made, "tbody");
+  for (const row of rows) {
+    const line = make(body, "tr");
+    row.forEach((cell, i) => make(line, i ? "td" : "th", cell, i ? {} : { scope: "row" }));
+  }
+  place.replaceChildren(made);
+}
+
+// Plotly reads a few tags and entities in its texts.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const show = (x) => (x === null || x === undefined ? "undefined" : Math.abs(x) >= 1000 ? x.toFixed(0) : String(x));
+const fixed = (x) => (x === null || x === undefined ? "undefined" : x.toFixed(3));
+const interval = (value) => (value.low === null ? "" : ` (${fixed(value.low)} to ${fixed(value.high)})`);
+const withInterval = (value) => (value ? `${fixed(value.mean)}${interval(value)}` : "undefined");
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+// Packed numbers: lo + (hi - lo) q / (2^bits - 2), the greatest integer for nothing.
+function unpack(packed) {
+  const raw = atob(packed.data);
+  const wide = packed.bits === 16;
+  const top = wide ? 65534 : 254;
+  const out = new Array(wide ? raw.length / 2 : raw.length);
+  for (let i = 0; i < out.length; i++) {
+    const code = wide ? raw.charCodeAt(2 * i) + 256 * raw.charCodeAt(2 * i + 1) : raw.charCodeAt(i);
+    out[i] = code > top ? null : packed.lo + ((packed.hi - packed.lo) * code) / top;
+  }
+  return out;
+}

@@ -1,0 +1,60 @@
+"""End-to-end: several models, or a model and its twin, on one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import GPT2Config
+
+from models.conftest import save_model
+from report.conftest import TOKENS
+from wherewhat.pipeline.request import ModelRequest
+from wherewhat.report import make_report
+
+
+@pytest.fixture(scope="session")
+def beside(made, model, tmp_path_factory):
+    """Trained, its random twin, and a model without rotation."""
+    other = save_model(
+        tmp_path_factory.mktemp("gpt2") / "other",
+        GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=3, n_head=2),
+    )
+    models = [
+        ModelRequest(model=model, device="cpu"),
+        ModelRequest(model=model, device="cpu", weights="random"),
+        ModelRequest(model=other, device="cpu"),
+    ]
+    report = make_report(models, out=made.out, text=[str(made.text)], tokens=TOKENS)
+    return report, report.write(made.out / "beside.html")
+
+
+def test_each_model_is_what_it_is_alone(beside, made):
+    report, _ = beside
+    assert report.data["models"][0] == made.report.data["models"][0]
+    names = [one["model"]["name"] for one in report.data["models"]]
+    assert names == ["<b onclick=alert(3)>tiny", "<b onclick=alert(3)>tiny (random)", "other"]
+    assert [len(one["records"]) for one in report.data["models"]] == [2, 2, 3]
+
+
+def test_a_twin_is_its_models_control(beside):
+    """The random twin's own numbers are those that stand beside the trained model's."""
+    trained, random, _ = beside[0].data["models"]
+    r = [next(m for m in one["metrics"] if m["id"] == "r") for one in (trained, random)]
+    assert set(r[1]["values"]) == {"random"}
+    assert r[0]["values"]["random"] == r[1]["values"]["random"]
+    control = next(value for value in trained["numbers"][0]["controls"] if value["name"] == "random twin")
+    assert control["mean"] == random["numbers"][0]["values"][0]["mean"]
+    assert "random twin" not in [value["name"] for value in random["numbers"][0]["controls"]]
+
+
+def test_command_with_several_models(cli, made, model, beside):
+    del beside  # what it measured is there already
+    given = ("--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")
+    outcome = cli("report", model, "--weights", "trained", "--weights", "random", *given)
+    assert outcome.code == 0, outcome.err
+    path = outcome.out.splitlines()[-1]
+    data = json.loads(Path(path).read_text("utf-8").split('id="data">')[1].split("</script>")[0])
+    assert [one["model"]["weights"] for one in data["models"]] == ["trained", "random"]
+    assert "--weights trained --weights random" in data["command"]
