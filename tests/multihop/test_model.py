@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError, LoadError
+from wherewhat.measure.axes.layer import fit_layer
 from wherewhat.measure.options import build_config
 from wherewhat.measure.swaps.layer import layer_swaps
 from wherewhat.multihop.config import LabConfig
@@ -237,3 +238,87 @@ def test_planes_as_text():
 def test_learned_positions_end():
     with pytest.raises(ConfigError, match="17 tokens"):
         LabModel(replace(SMALL, encoding="learned", positions=16))(draw())
+    with pytest.raises(ConfigError, match="20 tokens"):
+        LabModel(replace(SMALL, encoding="learned", positions=18))(draw(), positions=torch.arange(17) + 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_looking_changes_nothing_and_may_change_all(encoding):
+    model, tokens = spread(LabModel(replace(SMALL, encoding=encoding))), draw()
+    before = model(tokens, all_tokens=True)
+    seen = []
+    assert torch.equal(model(tokens, all_tokens=True, look=seen.append), before)
+    assert [layer.layer for layer in seen] == [0, 1, 2]
+    rebuilt = model(tokens, all_tokens=True, look=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2))
+    assert torch.allclose(rebuilt, before, atol=1e-3)
+    edited = []
+    gone = model(tokens, look=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output))
+    assert not any(output.any() for output in edited)
+    assert torch.allclose(gone, model(tokens, edit=lambda index, output: 0 * output), atol=1e-5)
+
+
+@torch.no_grad()
+def test_wrong_positions_are_told():
+    with pytest.raises(ConfigError, match="do not fit 17 tokens"):
+        LabModel(SMALL)(draw(), positions=torch.arange(5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", ["parallel", "sequential", "llama"])
+def test_blocks_see_what_they_should(block):
+    """The MLP of a sequential block sees what its attention gives; that of a parallel one does not."""
+    config = replace(SMALL, layers=1, block=block, dropout=0.0)
+    model, tokens = spread(LabModel(config)), draw()
+
+    def after(factor):
+        streams = {}
+        model(tokens, edit=lambda _, x: factor * x, edit_stream=lambda index, x: streams.update({index: x}))
+        return streams[1]
+
+    assert torch.allclose(after(2) - after(1), after(1) - after(0), atol=1e-3) == (block == "parallel")
+    masks = MaskDrawer(config, batch=4, n=17).draw(torch.Generator().manual_seed(0))
+    assert torch.allclose(model(tokens, masks=masks), model(tokens, all_tokens=True)[:, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("block", "biases", "expected"),
+    [
+        ("sequential", "all", 10),
+        ("sequential", "inner", 9),
+        ("sequential", "none", 0),
+        ("llama", "inner", 0),
+    ],
+)
+def test_biases(block, biases, expected):
+    model = LabModel(replace(SMALL, block=block, layers=2, biases=biases))
+    assert sum(name.endswith(".bias") for name, _ in model.named_parameters()) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["rope", "partial", "alibi", "nope", "pope"])
+def test_moving_all_positions_changes_nothing(encoding):
+    model, tokens = spread(LabModel(replace(SMALL, encoding=encoding))), draw()
+    moved = model(tokens, positions=torch.arange(17) + 50)
+    assert torch.allclose(moved, model(tokens), atol=1e-3)
+    assert torch.equal(model(tokens, positions=torch.arange(17)), model(tokens))
+    apart = model(tokens, positions=3 * torch.arange(17))
+    assert torch.allclose(apart, model(tokens), atol=1e-3) == (encoding == "nope")
+
+
+@torch.no_grad()
+def test_axes_find_the_slopes_that_alibi_was_given():
+    """Up to the gauge: the distance curve is minus slope times distance, on top of what content gives."""
+    n = 48
+    model = spread(LabModel(LabConfig(vocabulary=40, layers=2, heads=3, width=48, encoding="alibi")))
+    line = -ENCODINGS["alibi"].slopes(3)[:, None].double() * torch.arange(n)
+    tokens = draw(n=n, batch=1)
+    for layer in model.attention(tokens):
+        assert float(layer.rot_q.std()) > 0.1
+        bare = replace(layer, rot_q=0 * layer.rot_q)
+        found = fit_layer(bare)
+        assert torch.allclose(found.a - found.a[:, :1], line, atol=1e-9)
+        assert torch.allclose(found.r, torch.ones(3, dtype=torch.float64), atol=1e-9)
+        with_content, content = fit_layer(layer), fit_layer(replace(layer, mask=replace(layer.mask, added=())))
+        curve = with_content.a - content.a
+        assert torch.allclose(curve - curve[:, :1], line, atol=1e-4)

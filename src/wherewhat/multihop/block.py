@@ -1,4 +1,4 @@
-"""One layer of GPT-J: attention and MLP side by side, from the same normalised input."""
+"""One layer: attention and MLP, side by side from the same normalised input as in GPT-J, or one after the other."""
 
 from __future__ import annotations
 
@@ -10,28 +10,45 @@ from torch.nn import functional
 
 from wherewhat.multihop.config import LabConfig
 from wherewhat.multihop.dropout import LayerMasks
+from wherewhat.multihop.encodings import ENCODINGS
+from wherewhat.multihop.encodings.pope import polar
+from wherewhat.multihop.flash import fits_flash, flash_attention, is_half
 from wherewhat.multihop.places import Place
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values after rotation, ``(batch, heads, n, d)``; queries may be those of the last token alone."""
 
-EditOutput = Callable[[Tensor], Tensor | None]
+EditOutput = Callable[[Heads, Tensor], Tensor | None]
+"""Given heads and what their attention gives, ``(batch, n, heads, d)``, something to take its place, or None."""
 
 
 class Block(nn.Module):
-    """One layer; weights are named after what they do, queries, keys and values in one matrix."""
+    """One layer; weights are named after what they do, queries, keys and values in one matrix.
+
+    Attributes:
+        phase: PoPE's phases of keys, ``(heads, d)``; None for other encodings.
+        mlp_norm: The norm before the MLP where that comes after attention; None where the first norm serves both.
+        mlp_gate: What Llama's MLP multiplies its inner dimensions by; None for others.
+    """
 
     def __init__(self, config: LabConfig) -> None:
         super().__init__()
         width = config.width
+        llama, bias = config.block == "llama", config.inner_bias
+        inner = 8 * width // 3 if llama else 4 * width  # three matrices with as many weights as two
         self.heads = config.heads
         self.residual = config.residual
         self.scale = config.head_width**-0.5 if config.scale is None else config.scale
-        self.norm: nn.Module = nn.LayerNorm(width) if config.norm else nn.Identity()
+        self.approximate = "tanh" if config.block == "parallel" else "none"  # GPT-J's GELU, and MPT's
+        self.norm = make_norm(config)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
+        is_polar = ENCODINGS[config.encoding].polar
+        self.phase = nn.Parameter(torch.zeros(config.heads, config.head_width)) if is_polar else None
         self.out = nn.Linear(width, width, bias=False)
-        self.mlp_in = nn.Linear(width, 4 * width) if config.mlp else None
-        self.mlp_out = nn.Linear(4 * width, width) if config.mlp else None
+        self.mlp_norm = make_norm(config) if config.mlp and config.block != "parallel" else None
+        self.mlp_in = nn.Linear(width, inner, bias=bias) if config.mlp else None
+        self.mlp_out = nn.Linear(inner, width, bias=bias) if config.mlp else None
+        self.mlp_gate = nn.Linear(width, inner, bias=False) if config.mlp and llama else None
 
     def forward(
         self, x: Tensor, place: Place, *, masks: LayerMasks | None, last: bool, edit: EditOutput | None = None
@@ -43,31 +60,57 @@ class Block(nn.Module):
             place: What positions do here.
             masks: Factors of dropout; None for none.
             last: Whether only the last token is wanted: ``(batch, 1, width)`` comes out.
-            edit: Given what attention gives before the output projection, ``(batch, n, heads, d)``, may return
-                something in its place.
+            edit: Given queries, keys and values and what attention gives before the output projection,
+                ``(batch, n, heads, d)``, may return something in the place of that.
         """
-        normed = self.norm(x)
-        attended = self.attend(self.project(normed, place, last=last), place, masks)
-        if edit is not None:
-            replaced = edit(attended)
-            attended = attended if replaced is None else replaced
         if last:
+            normed = self.norm(x)
+            heads = self.project(normed, place, last=True)
             x, normed = x[:, -1:], normed[:, -1:]
+        else:
+            normed, *projected = self.enter(x, self._turn(x, place))
+            heads = projected[0], projected[1], projected[2]
+        attended = self.attend(heads, place, masks)
+        if edit is not None:
+            replaced = edit(heads, attended)
+            attended = attended if replaced is None else replaced
         return self.combine(x, normed, attended, masks)
+
+    def enter(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The normalised stream ``(batch, n, width)``, with its rotated queries, rotated keys and values."""
+        normed = self.norm(x)
+        return (normed, *self._project_all(normed, turn))
 
     def project(self, normed: Tensor, place: Place, *, last: bool) -> Heads:
         """Rotated queries, rotated keys and values of the normalised stream ``(batch, n, width)``."""
-        n = normed.shape[1]
+        turn = self._turn(normed, place)
         if not last:
-            qk, v = torch.split(self._apart(self.qkv(normed), 3), [2, 1], dim=2)
-            q, k = _turned(qk, place.turn).unbind(2)
+            return self._project_all(normed, turn)
+        of_q, of_kv = torch.split(self.qkv.weight, [self.qkv.in_features, 2 * self.qkv.in_features])
+        q = self._apart(functional.linear(normed[:, -1:], of_q), 1)
+        k, v = torch.split(self._apart(functional.linear(normed, of_kv), 2), 1, dim=2)
+        own_turn = None if turn is None else turn[normed.shape[1] - 1 :]
+        if self.phase is None:
+            q, k = _turned(q, own_turn)[:, :, 0], _turned(k, turn)[:, :, 0]
         else:
-            of_q, of_kv = torch.split(self.qkv.weight, [self.qkv.in_features, 2 * self.qkv.in_features])
-            q = self._apart(functional.linear(normed[:, -1:], of_q), 1)
-            k, v = torch.split(self._apart(functional.linear(normed, of_kv), 2), 1, dim=2)
-            q = _turned(q, None if place.turn is None else place.turn[n - 1 :])[:, :, 0]
-            k = _turned(k, place.turn)[:, :, 0]
+            assert turn is not None
+            assert own_turn is not None
+            q, k = polar(q[:, :, 0], own_turn[:, 0]), polar(k[:, :, 0], turn[:, 0], self.phase)
         return q.transpose(1, 2), k.transpose(1, 2), v[:, :, 0].transpose(1, 2)
+
+    def _project_all(self, normed: Tensor, turn: Tensor | None) -> Heads:
+        qk, v = torch.split(self._apart(self.qkv(normed), 3), [2, 1], dim=2)
+        if self.phase is None:
+            q, k = _turned(qk, turn).unbind(2)
+        else:
+            assert turn is not None
+            q, k = qk.unbind(2)
+            q, k = polar(q, turn[:, 0]).to(v.dtype), polar(k, turn[:, 0], self.phase).to(v.dtype)
+        return q.transpose(1, 2), k.transpose(1, 2), v[:, :, 0].transpose(1, 2)
+
+    def _turn(self, x: Tensor, place: Place) -> Tensor | None:
+        """The turns in the form this layer takes: complex numbers are quicker, and are not there in half precision."""
+        return place.turn if self.phase is None and not is_half(x) else place.real_turn
 
     def _apart(self, projected: Tensor, which: int) -> Tensor:
         """``(batch, n, which · width)`` as ``(batch, n, which, heads, d)``."""
@@ -81,34 +124,64 @@ class Block(nn.Module):
             # By hand: there is no fused kernel for 17 tokens that would take masks, or pay.
             logits = torch.matmul(q, k.mT) * self.scale + place.hidden[:, rows]
             output = torch.matmul(torch.softmax(logits, -1) * masks.pattern, v)
+        elif fits_flash(q, k):
+            output = flash_attention(q, k, v, place, scale=self.scale)
         else:
-            causal = place.bias is None and q.shape[2] > 1
-            bias = None if place.bias is None else place.hidden[None, :, rows]
+            causal = place.slopes is None and q.shape[2] > 1
+            bias = None if place.slopes is None else place.hidden[None, :, rows].to(q.dtype)
             output = functional.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, scale=self.scale)
         return output.transpose(1, 2)
 
     def combine(self, x: Tensor, normed: Tensor, attended: Tensor, masks: LayerMasks | None) -> Tensor:
-        """The stream ``x`` with what attention and the MLP add, ``(batch, queries, width)``."""
-        added = [(self.out(attended.flatten(-2)), None if masks is None else masks.attention)]
+        """The stream ``x`` with what attention and the MLP add, ``(batch, queries, width)``.
+
+        Args:
+            x: The stream, ``(batch, queries, width)``.
+            normed: The same, normalised.
+            attended: What attention gives, ``(batch, queries, heads, d)``.
+            masks: Factors of dropout; None for none.
+        """
+        total = _added(
+            x if self.residual else None, self.out(attended.flatten(-2)), None if masks is None else masks.attention
+        )
         if self.mlp_in is not None and self.mlp_out is not None:
-            added.append(
-                (
-                    self.mlp_out(functional.gelu(self.mlp_in(normed), approximate="tanh")),
-                    None if masks is None else masks.mlp,
-                )
-            )
-        total: Tensor | None = x if self.residual else None
-        for part, mask in added:
-            if total is None:
-                total = part if mask is None else part * mask
+            if self.mlp_norm is not None:
+                normed = self.mlp_norm(total)
+            inner = self.mlp_in(normed)
+            if self.mlp_gate is None:
+                inner = functional.gelu(inner, approximate=self.approximate)
             else:
-                total = total + part if mask is None else torch.addcmul(total, part, mask)
-        assert total is not None
+                inner = inner * functional.silu(self.mlp_gate(normed))
+            total = _added(total, self.mlp_out(inner), None if masks is None else masks.mlp)
         return total
 
 
+def make_norm(config: LabConfig) -> nn.Module:
+    """The norm before a layer, an MLP or the output."""
+    if not config.norm:
+        return nn.Identity()
+    if config.block == "llama":
+        return nn.RMSNorm(config.width, eps=1e-6)
+    return nn.LayerNorm(config.width, bias=config.inner_bias)
+
+
+def _added(total: Tensor | None, part: Tensor, mask: Tensor | None) -> Tensor:
+    if total is None:
+        return part if mask is None else part * mask
+    return total + part if mask is None else torch.addcmul(total, part, mask)
+
+
 def _turned(planes: Tensor, turn: Tensor | None) -> Tensor:
-    """``(batch, n, which, heads, d)`` with each pair of dimensions turned, as one multiplication of complex numbers."""
+    """``(batch, n, which, heads, d)`` with each pair of dimensions turned.
+
+    Args:
+        planes: Queries, keys or both.
+        turn: Factors as complex numbers, ``(n, 1, heads or 1, d / 2)``, or as cosine and sine, with one more dimension.
+    """
     if turn is None:
         return planes
-    return torch.view_as_real(torch.view_as_complex(planes.view(*planes.shape[:-1], -1, 2)) * turn).flatten(-2)
+    pairs = planes.view(*planes.shape[:-1], -1, 2)
+    if turn.is_complex():
+        return torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
+    (a, b), (cos, sin) = pairs.unbind(-1), turn.unbind(-1)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).to(planes.dtype)

@@ -11,14 +11,22 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from wherewhat.multihop.checkpoint import TrainState
-from wherewhat.multihop.config import TrainConfig
+from wherewhat.multihop.config import Training
 from wherewhat.multihop.dropout import MaskDrawer
+from wherewhat.multihop.fusing import fused
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.schedule import batch_order, derived_seed, learning_rates
-from wherewhat.multihop.steps import make_optimizer, products, read_moments, start_moments
+from wherewhat.multihop.steps import (
+    make_optimizer,
+    products,
+    read_length,
+    read_moments,
+    shorten,
+    start_moments,
+    summed_loss,
+)
 
 _WARM_UP = 3
 """Steps run before recording, whose effects are undone: libraries choose kernels and take memory in their first."""
@@ -30,34 +38,37 @@ class GpuSteps:
     Args:
         model: The model to train, in place, on the GPU.
         tokens: Training sequences, ``(count, n)``.
-        answers: Their answers, ``(count,)``.
+        answers: Their answers, ``(count,)``; None if every token is the answer to those before it.
         config: How to train.
         state: Where to go on; None to begin.
         graph: Replay a recorded graph; otherwise launch every kernel, which gives the same numbers slowly.
+        order: Which sequences every step uses, ``(steps, batch)``, if not in the order of ``batch_order``.
     """
 
     def __init__(
         self,
         model: LabModel,
         tokens: Tensor,
-        answers: Tensor,
-        config: TrainConfig,
+        answers: Tensor | None,
+        config: Training,
         *,
         state: TrainState | None = None,
         graph: bool = True,
+        order: Tensor | None = None,
     ) -> None:
         device = model.embedding.device
         self._model, self._config = model, config
-        self._tokens, self._answers = tokens.to(device), answers.to(device)
+        self._tokens, self._answers = tokens.to(device), None if answers is None else answers.to(device)
         self._names = [name for name, _ in model.named_parameters()]
-        self._order = batch_order(config, len(tokens)).to(device)
+        self._order = (batch_order(config, len(tokens)) if order is None else order).to(device)
         self._rates = learning_rates(config).float().to(device)
         self._rate = torch.zeros((), device=device)
-        self._optimizer = make_optimizer(list(model.parameters()), config, self._rate)
+        self._parameters = list(model.parameters())
+        self._optimizer = make_optimizer(self._parameters, config, self._rate)
         start_moments(self._optimizer, self._names, state)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._generator = torch.Generator(device)
-        n = tokens.shape[1]
+        n = read_length(tokens, answers)
         self._places = model.places(n)  # the graph reads them; the model forgets them when it sees another length
         self._drawer = (
             MaskDrawer(model.config, batch=config.batch, n=n, device=device) if model.config.dropout else None
@@ -79,11 +90,13 @@ class GpuSteps:
         rows = self._order.index_select(0, self._counter)[0]
         self._rate.copy_(self._rates.index_select(0, self._counter)[0])
         masks = None if self._drawer is None else self._drawer.draw(self._generator)
-        with products(self._config.precision):
-            logits = self._model(self._tokens.index_select(0, rows), masks=masks)
-            loss = functional.cross_entropy(logits, self._answers.index_select(0, rows))
+        answers = None if self._answers is None else self._answers.index_select(0, rows)
+        with products(self._config.products), fused(self._model, self._config.fused):
+            loss = summed_loss(self._model, self._tokens.index_select(0, rows), answers, self._config, masks)
+            loss = loss / self._config.batch
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
+        shorten(self._parameters, self._config)
         self._optimizer.step()
         self.losses.index_copy_(0, self._counter, loss.detach()[None])
         self._counter.add_(1)

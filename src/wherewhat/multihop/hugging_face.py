@@ -8,6 +8,7 @@ import torch
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.multihop.config import LabConfig
+from wherewhat.multihop.hugging_face_common import WRITTEN_BY_HAND
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.places import find_rotation
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _BASE = 10_000.0
 """GPT-J's base cannot be chosen there."""
 
-_FIXED = ("frequencies", "norm", "mlp", "residual", "scale", "angles")
+_FIXED = (*WRITTEN_BY_HAND, "block", "biases")
 """Options that GPT-J has not."""
 
 _WHOLE = {

@@ -7,18 +7,23 @@ import hashlib
 import torch
 from torch import Tensor
 
-from wherewhat.multihop.config import TrainConfig
+from wherewhat.multihop.config import Training
 
 
-def learning_rates(config: TrainConfig) -> Tensor:
-    """Learning rate of every step, ``(steps,)`` float64: up from 0 over the warm-up, down to 0 at the end, linearly."""
+def learning_rates(config: Training) -> Tensor:
+    """Learning rate of every step, ``(steps,)`` float64: up from 0 over the warm-up, down to 0 at the end.
+
+    It rises linearly, and falls linearly or, if the config says so, along a cosine.
+    """
     step = torch.arange(config.steps, dtype=torch.float64)
     rising = step / max(1, config.warmup)
     falling = (config.steps - step) / max(1, config.steps - config.warmup)
+    if config.cosine:
+        falling = (1 - (torch.pi * falling).cos()) / 2
     return config.learning_rate * torch.where(step < config.warmup, rising, falling)
 
 
-def batch_order(config: TrainConfig, count: int) -> Tensor:
+def batch_order(config: Training, count: int) -> Tensor:
     """Which of ``count`` sequences every step uses, ``(steps, batch)``: one permutation of all after the other."""
     needed = config.steps * config.batch
     epochs = [

@@ -1,7 +1,7 @@
 """Training steps, on a CPU: every thread works on a part of the batch by itself.
 
 Torch's own threads share out every operation and wait for each other after each. At this size there are a thousand
-small ones in a step, and whatever else runs on the machine delays all of them. Here threads meet twice in a step.
+small ones in a step, and whatever else runs on the machine delays all of them. Here threads meet three times in a step.
 Each computes by itself, in the same order every time, so the numbers depend on the number of parts and not on the
 machine's load or cores.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from wherewhat.multihop.checkpoint import TrainState
-from wherewhat.multihop.config import Precision, TrainConfig
-from wherewhat.multihop.dropout import MaskDrawer
+from wherewhat.multihop.config import Precision, Training
+from wherewhat.multihop.dropout import MaskDrawer, Masks
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.schedule import batch_order, derived_seed, learning_rates
 
@@ -50,30 +50,33 @@ class CpuSteps:
     Args:
         model: The model to train, in place.
         tokens: Training sequences, ``(count, n)``.
-        answers: Their answers, ``(count,)``.
+        answers: Their answers, ``(count,)``; None if every token is the answer to those before it.
         config: How to train.
         threads: Number of parts of a batch, and of threads.
         state: Where to go on; None to begin.
+        order: Which sequences every step uses, ``(steps, batch)``, if not in the order of ``batch_order``.
     """
 
     def __init__(
         self,
         model: LabModel,
         tokens: Tensor,
-        answers: Tensor,
-        config: TrainConfig,
+        answers: Tensor | None,
+        config: Training,
         *,
         threads: int,
         state: TrainState | None = None,
+        order: Tensor | None = None,
     ) -> None:
         self._model, self._tokens, self._answers, self._config = model, tokens, answers, config
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = list(model.parameters())
-        self._order = batch_order(config, len(tokens)).tensor_split(threads, dim=1)
+        order = batch_order(config, len(tokens)) if order is None else order
+        self._order = order.tensor_split(threads, dim=1)
         self._rates = learning_rates(config).tolist()
         self.losses = torch.zeros(config.steps)
         sizes = [part.shape[1] for part in self._order]
-        n = tokens.shape[1]
+        n = read_length(tokens, answers)
         self._drawers = [MaskDrawer(model.config, batch=size, n=n) for size in sizes] if model.config.dropout else []
         self._generators = [torch.Generator() for _ in sizes]
         self._shares = _balanced([p.numel() for p in self._parameters], threads)
@@ -90,10 +93,12 @@ class CpuSteps:
     def run(self, step: int) -> None:
         """Do one step."""
         parts = range(len(self._order))
-        with products(self._config.precision):
+        with products(self._config.products):
             found = list(self._pool.map(lambda part: self._gradients(step, part), parts))
         self.losses[step] = sum(loss for loss, _ in found)
-        list(self._pool.map(lambda part: self._update(step, part, [grads for _, grads in found]), parts))
+        list(self._pool.map(lambda part: self._sum(part, [grads for _, grads in found]), parts))
+        shorten(self._parameters, self._config)
+        list(self._pool.map(lambda part: self._update(step, part), parts))
 
     def _gradients(self, step: int, part: int) -> tuple[float, tuple[Tensor, ...]]:
         """What one part of the batch adds to the loss, and to the gradient of every weight."""
@@ -102,17 +107,20 @@ class CpuSteps:
         if self._drawers:
             seed = derived_seed(self._config.seed, "dropout", step, part)
             masks = self._drawers[part].draw(self._generators[part].manual_seed(seed))
-        logits = self._model(self._tokens[rows], masks=masks)
-        loss = functional.cross_entropy(logits, self._answers[rows], reduction="sum") / self._config.batch
+        answers = None if self._answers is None else self._answers[rows]
+        loss = summed_loss(self._model, self._tokens[rows], answers, self._config, masks) / self._config.batch
         return float(loss.detach()), torch.autograd.grad(loss, self._parameters)
 
-    def _update(self, step: int, part: int, grads: list[tuple[Tensor, ...]]) -> None:
-        """Sum up the gradients of some weights, and change the weights."""
+    def _sum(self, part: int, grads: list[tuple[Tensor, ...]]) -> None:
+        """Sum up the gradients of some weights."""
         for index in self._shares[part]:
             first, *others = (found[index] for found in grads)
             for other in others:
                 first += other
             self._parameters[index].grad = first
+
+    def _update(self, step: int, part: int) -> None:
+        """Change some weights."""
         for group in self._optimizers[part].param_groups:
             group["lr"] = self._rates[step]
         self._optimizers[part].step()
@@ -147,9 +155,38 @@ def products(precision: Precision) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def make_optimizer(
-    parameters: list[torch.nn.Parameter], config: TrainConfig, rate: float | Tensor
-) -> torch.optim.AdamW:
+def read_length(tokens: Tensor, answers: Tensor | None) -> int:
+    """Tokens that the model is given of each sequence: the last is but an answer if there are no other answers."""
+    return tokens.shape[1] - (answers is None)
+
+
+def summed_loss(
+    model: LabModel, tokens: Tensor, answers: Tensor | None, config: Training, masks: Masks | None
+) -> Tensor:
+    """The loss of each sequence, the mean over its answers, summed over sequences.
+
+    Args:
+        model: The model.
+        tokens: Sequences, ``(batch, n)``.
+        answers: The answer at each one's last token, ``(batch,)``; None if each next token is one.
+        config: How to train.
+        masks: Factors of dropout; None for none.
+    """
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=config.half, cache_enabled=False):
+        if answers is not None:
+            return functional.cross_entropy(model(tokens, masks=masks), answers, reduction="sum")
+        tokens = tokens.long()
+        logits = model(tokens[:, :-1], all_tokens=True, masks=masks)
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) * len(tokens)
+
+
+def shorten(parameters: list[torch.nn.Parameter], config: Training) -> None:
+    """Cut gradients down to the longest that all together may be, if there is one."""
+    if config.longest_gradient is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, config.longest_gradient)
+
+
+def make_optimizer(parameters: list[torch.nn.Parameter], config: Training, rate: float | Tensor) -> torch.optim.AdamW:
     """AdamW in one fused kernel; on a GPU one that a graph can hold."""
     return torch.optim.AdamW(
         parameters,

@@ -20,6 +20,8 @@ class Encoding:
         share: Share that rotates if none is given.
         slopes: What a key's logit loses per position of distance, ``(heads,)``, from the number of heads.
         learned: Whether a learned vector is added to each token's embedding.
+        polar: Whether each dimension of q and k is the length of a plane of its own, as :mod:`.pope` says, and not one
+            half of a plane.
     """
 
     name: str
@@ -28,3 +30,4 @@ class Encoding:
     share: float = 1.0
     slopes: Callable[[int], Tensor] | None = None
     learned: bool = False
+    polar: bool = False

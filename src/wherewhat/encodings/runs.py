@@ -1,0 +1,191 @@
+"""One model of the study: trained, watched and measured, in one directory that can be left and come back to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wherewhat.encodings.after import measure_after
+from wherewhat.encodings.recipe import ENCODINGS, Recipe
+from wherewhat.encodings.recorder import Recorder, wait_for
+from wherewhat.encodings.records import Records, Table, read_table, write_table
+from wherewhat.encodings.scoring import HeldOut
+from wherewhat.encodings.text import Corpus
+from wherewhat.errors import StoreError
+from wherewhat.models.placement import resolve_device
+from wherewhat.multihop.language import recording_steps, train_language
+from wherewhat.multihop.training import MODEL_FILE
+from wherewhat.pipeline.progress import Progress
+from wherewhat.store.atomic import make_folder, remove, write_file
+from wherewhat.store.hashing import config_hash, parse_object, readable_json
+from wherewhat.store.provenance import collect_versions
+
+CONFIG_FILE = "config.json"
+RECORDS_FILE = "records.safetensors"
+AFTER_FILE = "after.safetensors"
+PROVENANCE_FILE = "provenance.json"
+"""Written last: a directory that holds it is finished."""
+
+
+@dataclass(frozen=True)
+class EncodingRun:
+    """A finished model of the study, without its weights.
+
+    Attributes:
+        path: Its directory.
+        config: All that its numbers depend on.
+        provenance: Versions, device and seconds, on which they do not.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+
+    @property
+    def encoding(self) -> str:
+        """Its encoding."""
+        return str(self.config["encoding"])
+
+    @property
+    def seed(self) -> int:
+        """Seed of its weights."""
+        return int(self.config["seed"])
+
+    @property
+    def context(self) -> int:
+        """Bytes of the texts it was trained on."""
+        return int(self.config["training"]["context"])
+
+    def records(self) -> Records:
+        """What was recorded while it learned.
+
+        Raises:
+            StoreError: If that is gone or damaged.
+        """
+        return Records.read(self.path / RECORDS_FILE)
+
+    def after(self) -> Table:
+        """What was measured afterwards.
+
+        Raises:
+            StoreError: If that is gone or damaged.
+        """
+        return read_table(self.path / AFTER_FILE)
+
+
+def run_one(
+    recipe: Recipe,
+    corpus: Corpus,
+    encoding: str,
+    seed: int,
+    *,
+    out: Path,
+    device: str = "cpu",
+    keep: bool = False,
+    progress: Progress | None = None,
+) -> EncodingRun:
+    """Train, watch and measure one model.
+
+    Done before, it is read; begun before, it goes on where it stopped and ends with the same records.
+
+    Args:
+        recipe: The study.
+        corpus: Its text.
+        encoding: The model's encoding.
+        seed: Seed of its weights.
+        out: Folder that holds the directories of all models.
+        device: cpu, cuda or cuda:N.
+        keep: Keep the trained model too.
+        progress: Who is told how far it is.
+
+    Raises:
+        WherewhatError: If options, the text, the device or the disk are wrong, or the loss is not finite any more.
+    """
+    place = resolve_device(device)
+    config = {"encoding": encoding, "seed": seed, "text": corpus.sha256, "device": place.type, **recipe.values()}
+    path = out / f"{encoding}-seed{seed}-{config_hash(config)[:12]}"
+    if (path / PROVENANCE_FILE).exists() and ((path / MODEL_FILE).exists() or not keep):
+        return open_run(path)
+    make_folder(path)
+    write_file(path / CONFIG_FILE, readable_json(config))
+    training, context = recipe.training_for(seed), recipe.training.context
+    recorder = Recorder(HeldOut.of(corpus, context, recipe.watch), recipe.watch, path=path / RECORDS_FILE)
+    resumed = int(recorder.records.steps.max()) if len(recorder.records) else None
+    started = time.perf_counter()
+    model = train_language(
+        recipe.model_for(encoding, seed),
+        training,
+        corpus.training,
+        record=recorder,
+        record_at=recording_steps(training.steps, recipe.watch.records),
+        directory=path,
+        progress=progress,
+        device=str(place),
+    )
+    wait_for(model)
+    trained = time.perf_counter()
+    write_table(path / AFTER_FILE, measure_after(model, corpus, recipe.after, context=context))
+    done = time.perf_counter()
+    provenance: dict[str, Any] = {
+        "seconds_training": round(trained - started - recorder.seconds, 3),
+        "seconds_recording": round(recorder.seconds, 3),
+        "seconds_after": round(done - trained, 3),
+        "seconds_by_record": {str(step): round(seconds, 4) for step, seconds in recorder.each.items()},
+        # Seconds are those of the last process alone.
+        "resumed_after_step": resumed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "text": corpus.source,
+        "versions": dict(collect_versions()),
+    }
+    write_file(path / PROVENANCE_FILE, readable_json(provenance))
+    if not keep:
+        remove(path / MODEL_FILE)
+        remove(path / "tensorboard")
+    return open_run(path)
+
+
+def open_run(path: Path) -> EncodingRun:
+    """A directory that :func:`run_one` finished.
+
+    Raises:
+        StoreError: If it is not one.
+    """
+    try:
+        config, provenance = (parse_object((path / name).read_bytes()) for name in (CONFIG_FILE, PROVENANCE_FILE))
+    except OSError as error:
+        raise StoreError(f"{path} is no finished run of the study: run it again") from error
+    if config is None or provenance is None or "encoding" not in config:
+        raise StoreError(f"{path} holds a damaged {CONFIG_FILE} or {PROVENANCE_FILE}: run it again")
+    return EncodingRun(path, dict(config), dict(provenance))
+
+
+def open_runs(folder: Path) -> list[EncodingRun]:
+    """All finished runs in a folder, by encoding and seed, all of the same recipe and text.
+
+    Raises:
+        StoreError: If there are none, or they are of different studies.
+    """
+    try:
+        paths = sorted(path.parent for path in folder.glob(f"*/{PROVENANCE_FILE}"))
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error.strerror or error}") from error
+    runs = sorted(map(open_run, paths), key=lambda run: ((*ENCODINGS, run.encoding).index(run.encoding), run.seed))
+    if not runs:
+        raise StoreError(f"{folder} holds no finished run: make some with 'wherewhat encodings run --out {folder}'")
+    first = _shared(runs[0])
+    for run in runs[1:]:
+        for name, value in _shared(run).items():
+            if value != first.get(name):
+                raise StoreError(
+                    f"{run.path.name} and {runs[0].path.name} differ in {name}: keep each study in a folder of its own"
+                )
+    return runs
+
+
+def _shared(run: EncodingRun) -> dict[str, Any]:
+    return {name: value for name, value in run.config.items() if name not in ("encoding", "seed")}
