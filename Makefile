@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= 2
 
-.PHONY: report test check format lint types models clean
+.PHONY: report test check format lint types docs models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
 	@OMP_NUM_THREADS= $(BIN)/wherewhat report
@@ -20,7 +20,10 @@ report: $(READY)  ## profile the embedded model on the embedded text
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
-check: lint types test  ## everything that must hold before a change lands
+docs: $(READY)  ## the documentation site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+check: lint types docs test  ## everything that must hold before a change lands
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

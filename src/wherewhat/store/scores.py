@@ -35,7 +35,7 @@ class Score:
 class ScoreSource:
     """What all rows of one part have in common, and a short way to write them.
 
-    Example:
+    Examples:
         >>> source = ScoreSource(measurement="entropy", model="smollm2", weights="trained", seed=0)
         >>> [row.value for row in source.heads("mean", [1.5, 2.0], layer=0, unit="nat")]
         [1.5, 2.0]
