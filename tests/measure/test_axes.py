@@ -224,6 +224,11 @@ class TestTriangle:
         torch.testing.assert_close(solution @ (identity + 2 * p).T, g)
 
 
+def test_narrow_windows_in_long_texts():
+    q, k = draw(400, heads=1, kv_heads=1)
+    assert_equals_dense(q, k, {"window": 4}, {})
+
+
 @pytest.mark.parametrize("width", [3, 5, 11, 12])
 def test_normal_matrix_equals_the_dense_one(width):
     n = 12
