@@ -99,6 +99,7 @@ def test_docstrings_are_rendered(site):
         text = page.read_text("utf-8")
         assert 'class="doc doc-heading"' in text, page.name
         assert not re.search(r":(?:func|class|mod|meth):", text), page.name
+        assert "<blockquote>" not in text, page.name  # an example that was taken for a quotation
 
 
 def test_pictures_stay_small():

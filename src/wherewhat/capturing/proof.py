@@ -150,7 +150,7 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         reducer: Called once per layer and forward pass, with that layer's :class:`LayerAttention`.
         proof: The model's proof; by default the last one of this model, or a new one.
 
-    Example:
+    Examples:
         >>> norms = []
         >>> with capture(model, lambda a: norms.append(a.rot_q.norm(dim=-1).mean())):
         ...     model(input_ids)
@@ -170,7 +170,7 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None) -> Iter
             or None to leave the layer as it is.
         proof: The model's proof; by default the last one of this model, or a new one.
 
-    Example:
+    Examples:
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
         ...     model(input_ids)  # layer 3 attends to nothing
     """

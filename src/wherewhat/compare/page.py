@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.compare.comparing import Comparison, words
 from wherewhat.report.encoding import script_json
-from wherewhat.report.page import _in_script, _plotly
+from wherewhat.report.page import in_script, plotly_js
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,9 +39,9 @@ def page(found: Comparison) -> str:
         "sections": [_section(found, *pair) for pair in found.groups.select(keys).unique(maintain_order=True).rows()],
     }
     parts = {
-        "PLOTLY": _in_script(_plotly()),
+        "PLOTLY": in_script(plotly_js()),
         "DATA": script_json(data),
-        "SCRIPT": _in_script(_resource("page.js")),
+        "SCRIPT": in_script(_resource("page.js")),
     }
     # One pass over the template: what is put in is never searched for further marks.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _resource("page.html"))

@@ -26,7 +26,7 @@ from wherewhat.encodings.summary import (
 from wherewhat.extend import METHODS
 from wherewhat.measure.perturb.names import KINDS
 from wherewhat.report.encoding import rounded, script_json
-from wherewhat.report.page import _in_script, _plotly
+from wherewhat.report.page import in_script, plotly_js
 from wherewhat.store.atomic import write_file
 
 PAGE = "report.html"
@@ -41,9 +41,9 @@ def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[Ru
     """
     parts = {
         "STYLE": _asset("page.css"),
-        "PLOTLY": _in_script(_plotly()),
+        "PLOTLY": in_script(plotly_js()),
         "DATA": script_json(page_data(runs, summaries)),
-        "SCRIPT": _in_script(_asset("page.js")),
+        "SCRIPT": in_script(_asset("page.js")),
     }
     # One pass over the template: what is put in is never searched for further marks.
     html = re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))

@@ -134,7 +134,7 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
         ConfigError: If a parameter is open and the model does not say how long it was trained.
         CaptureError: If the model's attention cannot be captured.
 
-    Example:
+    Examples:
         >>> with extended(model, LMInfinite(window=4096)):
         ...     model(input_ids)
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Result(RunDirectory):
     """A finished run directory that draws itself.
 
-    Example:
+    Examples:
         >>> result = wherewhat.run(wherewhat.Request(measurement="axes"), out=Path("runs"))
         >>> result  # a table of means, intervals and controls
         >>> result.plot("map", metric="r_behaviour")

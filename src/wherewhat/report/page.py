@@ -67,9 +67,9 @@ class Report:
         """
         parts = {
             "STYLE": _asset("page.css"),
-            "PLOTLY": _in_script(_plotly()),
+            "PLOTLY": in_script(plotly_js()),
             "DATA": script_json(self.data),
-            "SCRIPT": _in_script(_script()),
+            "SCRIPT": in_script(_script()),
         }
         # One pass over the template: what is put in is never searched for further marks.
         return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
@@ -96,7 +96,7 @@ def _script() -> str:
     return f'"use strict";\n(() => {{\n{parts}\n}})();'
 
 
-def _in_script(code: str) -> str:
+def in_script(code: str) -> str:
     """Code that cannot end the script element it stands in; a backslash before a slash changes no string."""
     return re.sub(r"</(?=script)", r"<\\/", code, flags=re.IGNORECASE)
 
@@ -107,10 +107,10 @@ def check_plotly() -> None:
     Raises:
         ConfigError: If plotly is not installed.
     """
-    _plotly()
+    plotly_js()
 
 
-def _plotly() -> str:
+def plotly_js() -> str:
     try:
         offline = importlib.import_module("plotly.offline")
     except ImportError:

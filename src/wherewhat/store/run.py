@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class RunDirectory:
     """One run: a configuration, its finished parts, and in the end its scores and profiles.
 
-    Example:
+    Examples:
         >>> run = RunDirectory.open(Path("runs"), name="entropy-smollm2", config=config)
         >>> with run.lock():
         ...     for key in keys:

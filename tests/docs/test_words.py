@@ -1,0 +1,131 @@
+"""Identity: what README, CONTRIBUTING and the pages say of commands, folders, figures and files is what there is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from wherewhat.figures import FIGURES
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "wherewhat"
+FOLDERS = sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file())
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def table() -> dict[str, set[str]]:
+    """Which folders each folder imports, as CONTRIBUTING says; in its order."""
+    said: dict[str, set[str]] = {}
+    for line in (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines():
+        if found := re.match(r"\| `(\w+)/` \|.*\|([^|]*)\|$", line):
+            above = set(said) if "all of the above" in found[2] else set()
+            said[found[1]] = above | set(re.findall(r"`(\w+)`", found[2]))
+    return said
+
+
+def imported(folder: str) -> set[str]:
+    """Which of our folders a folder imports, anywhere in its files."""
+    names: set[str] = set()
+    for file in (SOURCE / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+    ours = {name.split(".")[1] for name in names if name.startswith("wherewhat.")}
+    return (ours & set(FOLDERS)) - {folder}
+
+
+def commands() -> dict[str, Any]:
+    """Commands and subcommands by name, such as ``multihop train``."""
+    from wherewhat.cli.main import build
+
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(build()).commands.items():  # type: ignore[attr-defined]
+        found |= {name: command} | {f"{name} {sub}": it for sub, it in getattr(command, "commands", {}).items()}
+    return found
+
+
+def shown() -> list[tuple[str, str]]:
+    """Every command that a page shows, with the page."""
+    inline = re.compile(r"(?:`|^    )(wherewhat [a-z][^`\n#]*)", re.MULTILINE)
+    fenced = re.compile(r"^(?:\$ )?(wherewhat [a-z][^\n#]*)", re.MULTILINE)
+    found = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        blocks = "\n".join(re.findall(r"^```(?:console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+        found += [(page.name, line) for line in inline.findall(text) + fenced.findall(blocks)]
+    return found
+
+
+def test_contributing_names_every_folder():
+    assert sorted(table()) == FOLDERS
+
+
+@pytest.mark.parametrize("folder", [name for name in FOLDERS if name != "cli"])
+def test_a_folder_imports_what_contributing_says(folder):
+    said = table()[folder]
+    if folder == "pipeline":
+        assert imported(folder) <= said
+    else:
+        assert imported(folder) == said
+
+
+def test_arrows_go_one_way_but_for_the_knot():
+    order = list(table())
+    backwards = [(a, b) for a in order for b in imported(a) if order.index(b) > order.index(a)]
+    assert backwards == [("pipeline", "evaluate")]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_command_is_named(page):
+    text = (ROOT / page).read_text("utf-8")
+    assert [name for name in commands() if " " not in name and f"`wherewhat {name}" not in text] == []
+
+
+def test_commands_that_pages_show_exist_with_their_options():
+    known, wrong = commands(), []
+    assert len(shown()) > 60
+    for page, line in shown():
+        words = line.split()[1:]
+        command = known.get(" ".join(words[:2])) or known.get(words[0])
+        if command is None:
+            wrong.append((page, line))
+            continue
+        options = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+        given = {word.split("=")[0] for word in words if word.startswith("--")}
+        wrong += [(page, line, name) for name in given - options - {"--help"}]
+    assert wrong == []
+
+
+def test_figures_have_their_lines():
+    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "figures.md").read_text("utf-8"), re.MULTILINE)
+    assert named == list(FIGURES)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_to_files(page):
+    text = (ROOT / page).read_text("utf-8")
+    targets = re.findall(r"\]\(([^)#]+)|src=\"([^\"]+)\"", text)
+    local = [a or b for a, b in targets if not (a or b).startswith("http")]
+    assert [target for target in local if not (ROOT / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_the_checkout_that_a_page_names_exist(page):
+    named = re.findall(r"(?:benchmarks|tools|tests|recipes|src)/[\w/.-]*\w", page.read_text("utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_on_a_page_compiles_and_imports_what_there_is(page):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wherewhat"):
+                module = __import__(node.module, fromlist=["_"])
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
