@@ -111,6 +111,11 @@ def check_plotly() -> None:
 
 
 def plotly_js() -> str:
+    """The charting library, as code to stand in a page.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
     try:
         offline = importlib.import_module("plotly.offline")
     except ImportError:
