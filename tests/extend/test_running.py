@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capturing.tiny import run, tiny, tokens
-from wherewhat.capturing import Mask, prove
+from wherewhat.capturing import Mask, intervene, prove
 from wherewhat.extend import (
     METHODS,
     DynamicNTK,
@@ -52,6 +52,25 @@ def logits(model, ids, method, **inputs):
 
 def test_every_method_is_listed():
     assert {type(m) for m in SMALL} == set(METHODS)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3_text", "gpt_oss", "qwen3"])
+@pytest.mark.parametrize("method", [LMInfinite(sinks=3, window=9), YaRN(trained=12)], ids=lambda m: m.name)
+def test_what_a_method_replaces_is_not_computed(family, method, monkeypatch):
+    model, ids = tiny(family), tokens(31)
+    proof = prove(model)
+    with torch.no_grad(), intervene(model, method.attend, proof=proof):
+        seen = model(input_ids=ids, use_cache=False).logits
+    attend = torch.nn.functional.scaled_dot_product_attention
+    calls = []
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or attend(*a, **k)
+    )
+    with torch.no_grad(), extended(model, method, proof=proof):
+        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, seen, atol=0, rtol=0)
+    assert not calls
+    model(input_ids=ids)
+    assert bool(calls) == (model.config._attn_implementation == "sdpa")
 
 
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text"])

@@ -47,6 +47,7 @@ class _Last:
 
     watch: ModelWatch
     calls: list[AttentionCall] = field(default_factory=list)
+    blind: bool = False
 
     def owns(self, module: nn.Module) -> bool:
         """Whether the module is part of the watched model."""

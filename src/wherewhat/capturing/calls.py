@@ -34,7 +34,8 @@ class RotaryCall:
 class AttentionCall:
     """One attention computation. Shapes as in :class:`~wherewhat.capturing.attention.LayerAttention`.
 
-    ``weights`` are the attention weights the model itself computed, if it did: ``(batch, heads, n, m)``.
+    ``output`` is empty for observers that are blind to it. ``weights`` are the attention weights the model itself
+    computed, if it did: ``(batch, heads, n, m)``.
     ``reweigh`` recomputes them in float32 by the model's own eager code, if that is possible.
     """
 
@@ -53,7 +54,13 @@ class AttentionCall:
 
 
 class Observer(Protocol):
-    """What an open capture offers to the taps."""
+    """What an open capture offers to the taps.
+
+    Attributes:
+        blind: Whether it needs no output of the model's own, so that none is computed where it puts one in its place.
+    """
+
+    blind: bool
 
     def on_rotary(self, call: RotaryCall) -> None:
         """Take note of a rotation."""

@@ -65,15 +65,19 @@ class ObservedTable:
 def _observe(function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
+        module = args[0] if args else kwargs["module"]
+        listening = [observer for observer in observers.get() if observer.owns(module)]
+        if len(listening) == 1 and listening[0].blind:
+            call = _describe(function, implementation or "eager", args, kwargs, None)
+            replacement = listening[0].on_attention(call)
+            return function(*args, **kwargs) if replacement is None else (replacement, None)
         result = function(*args, **kwargs)
-        listening = observers.get()
         if listening:
             call = _describe(function, implementation or "eager", args, kwargs, result)
             for observer in listening:
-                if observer.owns(call.module):
-                    replacement = observer.on_attention(call)
-                    if replacement is not None:
-                        result = (replacement.view_as(call.output), *result[1:])
+                replacement = observer.on_attention(call)
+                if replacement is not None:
+                    result = (replacement.view_as(call.output), *result[1:])
         return result
 
     return observed
@@ -105,7 +109,9 @@ def _describe(
             "load the model with attn_implementation='sdpa' or 'eager'"
         )
     scale = named.get("scaling")
-    output, weights = result[0], result[1] if len(result) > 1 else None
+    output, weights = (
+        (query.new_empty(0), None) if result is None else (result[0], result[1] if len(result) > 1 else None)
+    )
     sinks = named.get("s_aux")
     return AttentionCall(
         module=module,

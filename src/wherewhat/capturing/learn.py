@@ -20,6 +20,8 @@ _RESCALED = "queries are rescaled after rotation"
 class Recorder:
     """Observer that keeps everything of one short pass."""
 
+    blind = False
+
     def __init__(self, watch: ModelWatch) -> None:
         self._watch = watch
         self.attention: list[AttentionCall] = []

@@ -161,7 +161,7 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
 
 
 @contextmanager
-def intervene(model: Any, editor: Editor, *, proof: Proof | None = None) -> Iterator[Capture]:
+def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: bool = False) -> Iterator[Capture]:
     """Let ``editor`` replace the attention output of layers while ``model`` runs inside the context.
 
     Args:
@@ -169,13 +169,15 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None) -> Iter
         editor: Called once per layer and forward pass. It returns the output ``(batch, n, heads, d_v)`` to go on with,
             or None to leave the layer as it is.
         proof: The model's proof; by default the last one of this model, or a new one.
+        blind: The editor does not look at ``output``: where the model goes through transformers' attention interface,
+            its own attention is then computed only for layers that the editor leaves as they are.
 
     Examples:
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
         ...     model(input_ids)  # layer 3 attends to nothing
     """
     found = proof or _proofs.get(model) or prove(model)
-    with capture_with(model, found.plan, editor, edits=True) as session:
+    with capture_with(model, found.plan, editor, edits=True, blind=blind) as session:
         yield session
 
 

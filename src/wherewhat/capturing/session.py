@@ -24,8 +24,11 @@ Editor = Callable[[LayerAttention], Tensor | None]
 class Capture:
     """An open capture. ``layers_seen`` counts the layers handed to the reducer since it was opened."""
 
-    def __init__(self, watch: ModelWatch, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False) -> None:
+    def __init__(
+        self, watch: ModelWatch, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
+    ) -> None:
         self.layers_seen = 0
+        self.blind = blind
         self._watch = watch
         self._reducer = reducer
         self._edits = edits
@@ -75,7 +78,7 @@ class Capture:
             return None
         if edited.shape != (attention.rot_q.shape[0], attention.n, attention.heads, attention.value.shape[-1]):
             raise CaptureError(f"the edited output of {name} has shape {tuple(edited.shape)}, not that of its output")
-        return edited.to(call.output.dtype)
+        return edited.to(call.query.dtype if self.blind else call.output.dtype)
 
     def _start_pass(self) -> None:
         """Forget what a pass that broke off may have left."""
@@ -99,10 +102,12 @@ class Capture:
 
 
 @contextmanager
-def capture_with(model: nn.Module, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False) -> Iterator[Capture]:
+def capture_with(
+    model: nn.Module, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
+) -> Iterator[Capture]:
     """Open a capture of ``model`` by a known plan; with ``edits`` the reducer is an :data:`Editor`."""
     watch = ModelWatch(model)
-    session = Capture(watch, plan, reducer, edits=edits)
+    session = Capture(watch, plan, reducer, edits=edits, blind=blind and plan.route == "interface")
     with observing(model, watch, session, route=plan.route):
         yield session
 

@@ -145,7 +145,7 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
             "choose none or sliding-window"
         )
     fitted = method.fitted(trained=trained_length(model)) if _open(method) else method
-    with positions_checked(model), intervene(model, fitted.attend, proof=found) as session:
+    with positions_checked(model), intervene(model, fitted.attend, proof=found, blind=True) as session:
         yield session
 
 
