@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wherewhat.capturing import LayerAttention, Mask, Rotation
+from extend.layers import random_layer
 from wherewhat.extend import InfLLM, LMInfinite, NTKAware, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
 
-HEADS, KV_HEADS, D = 4, 2, 8
+HEADS, D = 4, 8
 
 
 class Largest(TorchDispatchMode):
@@ -25,31 +25,12 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def layer(n: int, *, softcap: float | None = None) -> LayerAttention:
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(1, HEADS, n, D, generator=generator)
-    k, v = (torch.randn(1, KV_HEADS, n, D, generator=generator) for _ in range(2))
-    return LayerAttention(
-        layer=0,
-        name="attention",
-        rot_q=q,
-        rot_k=k,
-        value=v,
-        output=q.transpose(1, 2),
-        scale=D**-0.5,
-        mask=Mask(causal=True),
-        rotation=Rotation("half", 0, 100.0 ** -(torch.arange(4) / 4), 1.0),
-        positions=torch.arange(n),
-        softcap=softcap,
-    )
-
-
 @pytest.mark.parametrize("softcap", [None, 30.0], ids=["kernels", "blocks"])
 @pytest.mark.parametrize("method", [SlidingWindow(window=16), StreamingLLM(window=16), LMInfinite(window=16)])
 def test_memory_is_linear_and_small(method, softcap):
     n = 4096
     with Largest() as seen:
-        method.attend(layer(n, softcap=softcap))
+        method.attend(random_layer(n, d=D, heads=HEADS, kv_heads=2, softcap=softcap))
     # Queries as the fused kernels hold them, or a block of rows with its window.
     assert seen.found <= 2 * HEADS * n * D
 
@@ -68,5 +49,5 @@ def test_memory_is_linear_and_small(method, softcap):
 def test_a_block_of_logits_is_as_large_as_asked(method, softcap):
     n = 2048
     with Largest() as seen:
-        method.attend(layer(n, softcap=softcap), block_mib=1)
+        method.attend(random_layer(n, d=D, heads=HEADS, kv_heads=2, softcap=softcap), block_mib=1)
     assert seen.found <= max(2 * 2**20 // 4, 2 * HEADS * n * D) < HEADS * n * n // 8

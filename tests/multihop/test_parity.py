@@ -11,11 +11,7 @@ import wherewhat
 from multihop.test_model import draw, spread
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.multihop.config import LabConfig
-from wherewhat.multihop.hugging_face_folder import save_hugging_face
-from wherewhat.multihop.hugging_face_gpt2 import to_gpt2
-from wherewhat.multihop.hugging_face_llama import to_llama
-from wherewhat.multihop.hugging_face_mpt import to_mpt
-from wherewhat.multihop.hugging_face_neox import to_neox
+from wherewhat.multihop.hugging_face import save_hugging_face, to_gpt2, to_llama, to_mpt, to_neox
 from wherewhat.multihop.model import LabModel
 
 SMALL = LabConfig(vocabulary=40, layers=2, heads=3, width=48, biases="inner", positions=64, dropout=0.0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.compare.comparing import Comparison, words
 from wherewhat.report.encoding import script_json
-from wherewhat.report.page import in_script, plotly_js
+from wherewhat.report.page import filled, in_script, plotly_js
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,8 +42,7 @@ def page(found: Comparison) -> str:
         "DATA": script_json(data),
         "SCRIPT": in_script(_resource("page.js")),
     }
-    # One pass over the template: what is put in is never searched for further marks.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _resource("page.html"))
+    return filled(_resource("page.html"), parts)
 
 
 def _section(found: Comparison, measurement: str, metric: str) -> dict[str, Any]:

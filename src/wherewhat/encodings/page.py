@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -25,8 +24,8 @@ from wherewhat.encodings.summary import (
 )
 from wherewhat.extend import METHODS
 from wherewhat.measure.perturb.names import KINDS
-from wherewhat.report.encoding import rounded, script_json
-from wherewhat.report.page import in_script, plotly_js
+from wherewhat.report.encoding import rounded
+from wherewhat.report.page import whole_page
 from wherewhat.store.atomic import write_file
 
 PAGE = "report.html"
@@ -39,14 +38,13 @@ def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[Ru
         ConfigError: If plotly is not installed.
         StoreError: If it cannot be written.
     """
-    parts = {
-        "STYLE": _asset("page.css"),
-        "PLOTLY": in_script(plotly_js()),
-        "DATA": script_json(page_data(runs, summaries)),
-        "SCRIPT": in_script(_asset("page.js")),
-    }
-    # One pass over the template: what is put in is never searched for further marks.
-    html = re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+    html = whole_page(
+        title="wherewhat: every encoding, from the first step",
+        body=_asset("page.html"),
+        style=_asset("page.css"),
+        scripts=[_asset("page.js")],
+        data=page_data(runs, summaries),
+    )
     path = folder / PAGE
     write_file(path, html.encode("utf-8"))
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from wherewhat.measure.options import build_config, config_values
 from wherewhat.measure.perturb.names import KINDS
 from wherewhat.multihop.config import EncodingName, LabConfig
 from wherewhat.multihop.language import VOCABULARY, LanguageConfig
+from wherewhat.multihop.recipe_file import read_recipe_file
 
 ENCODINGS: tuple[str, ...] = get_args(EncodingName)
 
@@ -171,13 +171,7 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         ConfigError: If the file cannot be read or holds something else.
     """
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return Recipe.of(values, folder=path.parent)
+    return Recipe.of(read_recipe_file(path), folder=path.parent)
 
 
 def parse_only(recipe: Recipe, only: tuple[str, ...]) -> list[tuple[str, int]]:

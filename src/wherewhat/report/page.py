@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -65,14 +66,9 @@ class Report:
         Raises:
             ConfigError: If plotly is not installed.
         """
-        parts = {
-            "STYLE": _asset("page.css"),
-            "PLOTLY": in_script(plotly_js()),
-            "DATA": script_json(self.data),
-            "SCRIPT": in_script(_script()),
-        }
-        # One pass over the template: what is put in is never searched for further marks.
-        return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+        scripts = [_asset(f"{name}.js") for name in _SCRIPTS]
+        body, style = _asset("page.html"), _asset("page.css")
+        return whole_page(title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data)
 
     def write(self, path: Path) -> Path:
         """Write the page, whole or not at all, and return its path.
@@ -90,10 +86,34 @@ def _asset(name: str) -> str:
     return (files("wherewhat.report") / "assets" / name).read_text("utf-8")
 
 
-def _script() -> str:
-    """All files of the script in one function, so that none of their names is seen outside."""
-    parts = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();'
+def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any) -> str:
+    """One page in the frame of all: with the style and the script that all share before its own, plotly.js and data.
+
+    Args:
+        title: What the window is called.
+        body: Its HTML.
+        style: Its own CSS.
+        scripts: Its own JavaScript; all files are in one function, so that none of their names is seen outside.
+        data: What the script finds in the element ``data``, as plain JSON.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
+    code = "\n".join([_asset("elements.js"), *scripts])
+    parts = {
+        "TITLE": title,
+        "STYLE": _asset("base.css") + style,
+        "BODY": body,
+        "PLOTLY": in_script(plotly_js()),
+        "DATA": script_json(data),
+        "SCRIPT": in_script(f'"use strict";\n(() => {{\n{code}\n}})();'),
+    }
+    return filled(_asset("frame.html"), parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its parts where ``{{NAME}}`` stands, in one pass: they are never searched for further marks."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], template)
 
 
 def in_script(code: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.multihop.dynamics import LENGTHS
+from wherewhat.multihop.recipe_file import read_recipe_file
 from wherewhat.multihop.study.setup import Setup
 
 _KNOWN = ("tasks", "seeds", "lengths", "length_count", "options", "task_options")
@@ -61,10 +61,4 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         ConfigError: If the file cannot be read or holds something else.
     """
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return Recipe.of(values)
+    return Recipe.of(read_recipe_file(path))

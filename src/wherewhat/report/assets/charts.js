@@ -1,5 +1,4 @@
 // Charts are drawn when the reader comes near them, and again when something they show has changed.
-const isDark = () => document.documentElement.classList.contains("dark");
 const charts = new Map();
 const near = new IntersectionObserver(
   (entries) => {
@@ -45,28 +44,6 @@ const faint = (i, share) => {
 const axisTitle = (text) => ({ title: { text } });
 const LEGEND = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" };
 
-function draw(id, traces, layout) {
-  const place = by(id);
-  const ink = isDark() ? "#ececf1" : "#1b1b1f";
-  const line = isDark() ? "#3a3b44" : "#d5d5dc";
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line };
-  const full = {
-    margin: { l: 52, r: 12, t: 12, b: 44 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: ink, size: 12 },
-    hoverlabel: { align: "left" },
-    ...layout,
-  };
-  if (layout.polar) {
-    full.polar = { bgcolor: "rgba(0,0,0,0)", ...layout.polar };
-    for (const name of ["radialaxis", "angularaxis"]) full.polar[name] = { ...axis, ...layout.polar[name] };
-  } else {
-    const names = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
-    for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
-  }
-  return Plotly.react(place, traces, full, { responsive: true, displaylogo: false, displayModeBar: false });
-}
 // A line through means with a band between its bounds; values are {mean, low, high}.
 function lineWithBand(x, values, name, i, extra = {}) {
   const at = (which) => values.map((value) => (value ? value[which] : null));

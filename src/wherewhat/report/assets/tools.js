@@ -1,16 +1,8 @@
 // Text from models and documents reaches the page through textContent and through plain(), never as HTML.
-const all = JSON.parse(document.getElementById("data").textContent);
-const by = (id) => document.getElementById(id);
+const all = JSON.parse(by("data").textContent);
 let data = all.models[0];
 const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights };
 
-function make(parent, tag, text, attributes = {}) {
-  const node = document.createElement(tag);
-  if (text !== undefined && text !== null) node.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  parent.append(node);
-  return node;
-}
 function fill(select, pairs) {
   select.replaceChildren();
   for (const [value, text] of pairs) make(select, "option", text, { value });

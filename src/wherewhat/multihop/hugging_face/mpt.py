@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherewhat.multihop.hugging_face_common import check_family, fill, renamed
+from wherewhat.multihop.hugging_face.common import Family, fill
 from wherewhat.multihop.model import LabModel
 
 if TYPE_CHECKING:
     from transformers import MptForCausalLM
 
-_WHOLE = {
-    "embedding": "transformer.wte.weight",
-    "norm.weight": "transformer.norm_f.weight",
-    "head.weight": "lm_head.weight",
-}
-_LAYER = {
-    "norm.weight": "norm_1.weight",
-    "qkv.weight": "attn.Wqkv.weight",
-    "out.weight": "attn.out_proj.weight",
-    "mlp_norm.weight": "norm_2.weight",
-    "mlp_in.weight": "ffn.up_proj.weight",
-    "mlp_out.weight": "ffn.down_proj.weight",
-}
-_PREFIX = "transformer.blocks.{}"
+_FAMILY = Family(
+    name="MPT",
+    encoding=("alibi",),
+    block=("sequential",),
+    biases=("none",),
+    whole={
+        "embedding": "transformer.wte.weight",
+        "norm.weight": "transformer.norm_f.weight",
+        "head.weight": "lm_head.weight",
+    },
+    layer={
+        "norm.weight": "norm_1.weight",
+        "qkv.weight": "attn.Wqkv.weight",
+        "out.weight": "attn.out_proj.weight",
+        "mlp_norm.weight": "norm_2.weight",
+        "mlp_in.weight": "ffn.up_proj.weight",
+        "mlp_out.weight": "ffn.down_proj.weight",
+    },
+    prefix="transformer.blocks.{}",
+)
 
 
 def to_mpt(model: LabModel) -> MptForCausalLM:
@@ -35,9 +41,8 @@ def to_mpt(model: LabModel) -> MptForCausalLM:
     from transformers import MptConfig, MptForCausalLM
 
     config = model.config
-    check_family(config, "MPT", encoding=("alibi",), block=("sequential",), biases=("none",))
     theirs = MptConfig(
-        vocab_size=config.vocabulary,
+        **_FAMILY.options(config),
         d_model=config.width,
         n_layers=config.layers,
         n_heads=config.heads,
@@ -45,7 +50,5 @@ def to_mpt(model: LabModel) -> MptForCausalLM:
         resid_pdrop=config.dropout,
         emb_pdrop=config.dropout,
         layer_norm_epsilon=1e-5,
-        tie_word_embeddings=False,
-        use_cache=False,
     )
-    return fill(MptForCausalLM(theirs), renamed(model, _WHOLE, _LAYER, _PREFIX), model)
+    return fill(MptForCausalLM(theirs), _FAMILY.renamed(model), model)

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherewhat.multihop.hugging_face_common import check_family, fill, renamed, split_qkv
-from wherewhat.multihop.hugging_face_rope import rope_parameters
+from wherewhat.multihop.hugging_face.common import Family, fill, split_qkv
+from wherewhat.multihop.hugging_face.rope import rope_parameters
 from wherewhat.multihop.model import LabModel
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-_WHOLE = {"embedding": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
-_LAYER = {
-    "norm.weight": "input_layernorm.weight",
-    "out.weight": "self_attn.o_proj.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp_in.weight": "mlp.up_proj.weight",
-    "mlp_gate.weight": "mlp.gate_proj.weight",
-    "mlp_out.weight": "mlp.down_proj.weight",
-}
-_PREFIX = "model.layers.{}"
+_FAMILY = Family(
+    name="Llama",
+    encoding=("rope", "p-rope"),
+    block=("llama",),
+    biases=("inner", "none"),
+    whole={
+        "embedding": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+    },
+    layer={
+        "norm.weight": "input_layernorm.weight",
+        "out.weight": "self_attn.o_proj.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+        "mlp_in.weight": "mlp.up_proj.weight",
+        "mlp_gate.weight": "mlp.gate_proj.weight",
+        "mlp_out.weight": "mlp.down_proj.weight",
+    },
+    prefix="model.layers.{}",
+)
 
 
 def to_llama(model: LabModel) -> LlamaForCausalLM:
@@ -32,9 +42,8 @@ def to_llama(model: LabModel) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = model.config
-    check_family(config, "Llama", encoding=("rope", "p-rope"), block=("llama",), biases=("inner", "none"))
     theirs = LlamaConfig(
-        vocab_size=config.vocabulary,
+        **_FAMILY.options(config),
         hidden_size=config.width,
         intermediate_size=8 * config.width // 3,
         num_hidden_layers=config.layers,
@@ -42,13 +51,9 @@ def to_llama(model: LabModel) -> LlamaForCausalLM:
         max_position_embeddings=config.positions,
         rms_norm_eps=1e-6,
         rope_parameters=rope_parameters(config),
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
     )
-    weights = renamed(model, _WHOLE, _LAYER, _PREFIX)
+    weights = _FAMILY.renamed(model)
     for layer in range(config.layers):
         for name, part in zip("qkv", split_qkv(model, layer, config.head_width // 2), strict=True):
-            weights[f"{_PREFIX.format(layer)}.self_attn.{name}_proj.weight"] = part.flatten(0, 1)
+            weights[f"{_FAMILY.prefix.format(layer)}.self_attn.{name}_proj.weight"] = part.flatten(0, 1)
     return fill(LlamaForCausalLM(theirs), weights, model)

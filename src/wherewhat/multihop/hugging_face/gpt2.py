@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from wherewhat.multihop.hugging_face_common import check_family, fill, renamed
+from wherewhat.multihop.hugging_face.common import Family, fill
 from wherewhat.multihop.model import LabModel
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
-_WHOLE = {
-    "embedding": "transformer.wte.weight",
-    "positions": "transformer.wpe.weight",
-    "norm.weight": "transformer.ln_f.weight",
-    "norm.bias": "transformer.ln_f.bias",
-    "head.weight": "lm_head.weight",
-}
 _TURNED = {
     "qkv.weight": "attn.c_attn.weight",
     "out.weight": "attn.c_proj.weight",
@@ -26,16 +19,29 @@ _TURNED = {
     "mlp_out.weight": "mlp.c_proj.weight",
 }
 """Matrices that GPT-2 keeps the other way round."""
-_LAYER = {
-    "norm.weight": "ln_1.weight",
-    "norm.bias": "ln_1.bias",
-    "mlp_norm.weight": "ln_2.weight",
-    "mlp_norm.bias": "ln_2.bias",
-    "mlp_in.bias": "mlp.c_fc.bias",
-    "mlp_out.bias": "mlp.c_proj.bias",
-    **_TURNED,
-}
-_PREFIX = "transformer.h.{}"
+_FAMILY = Family(
+    name="GPT-2",
+    encoding=("learned", "nope"),
+    block=("sequential",),
+    biases=("inner", "none"),
+    whole={
+        "embedding": "transformer.wte.weight",
+        "positions": "transformer.wpe.weight",
+        "norm.weight": "transformer.ln_f.weight",
+        "norm.bias": "transformer.ln_f.bias",
+        "head.weight": "lm_head.weight",
+    },
+    layer={
+        "norm.weight": "ln_1.weight",
+        "norm.bias": "ln_1.bias",
+        "mlp_norm.weight": "ln_2.weight",
+        "mlp_norm.bias": "ln_2.bias",
+        "mlp_in.bias": "mlp.c_fc.bias",
+        "mlp_out.bias": "mlp.c_proj.bias",
+        **_TURNED,
+    },
+    prefix="transformer.h.{}",
+)
 
 
 def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
@@ -47,9 +53,8 @@ def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = model.config
-    check_family(config, "GPT-2", encoding=("learned", "nope"), block=("sequential",), biases=("inner", "none"))
     theirs = GPT2Config(
-        vocab_size=config.vocabulary,
+        **_FAMILY.options(config),
         n_positions=config.positions,
         n_embd=config.width,
         n_layer=config.layers,
@@ -58,15 +63,11 @@ def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
         resid_pdrop=config.dropout,
         embd_pdrop=config.dropout,
         attn_pdrop=config.dropout,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
     )
-    weights = renamed(model, _WHOLE, _LAYER, _PREFIX)
+    weights = _FAMILY.renamed(model)
     for layer in range(config.layers):
         for name in _TURNED.values():
-            key = f"{_PREFIX.format(layer)}.{name}"
+            key = f"{_FAMILY.prefix.format(layer)}.{name}"
             weights[key] = weights[key].T
     weights.setdefault("transformer.wpe.weight", torch.zeros(config.positions, config.width))
     return fill(GPT2LMHeadModel(theirs), weights, model)

@@ -8,7 +8,7 @@ import torch
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.multihop.config import LabConfig
-from wherewhat.multihop.hugging_face_common import WRITTEN_BY_HAND
+from wherewhat.multihop.hugging_face.common import WRITTEN_BY_HAND
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.places import find_rotation
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.models.quiet import quiet
-from wherewhat.multihop.hugging_face import to_hugging_face
-from wherewhat.multihop.hugging_face_gpt2 import to_gpt2
-from wherewhat.multihop.hugging_face_llama import to_llama
-from wherewhat.multihop.hugging_face_mpt import to_mpt
-from wherewhat.multihop.hugging_face_neox import to_neox
+from wherewhat.multihop.hugging_face.gpt2 import to_gpt2
+from wherewhat.multihop.hugging_face.gptj import to_hugging_face
+from wherewhat.multihop.hugging_face.llama import to_llama
+from wherewhat.multihop.hugging_face.mpt import to_mpt
+from wherewhat.multihop.hugging_face.neox import to_neox
 from wherewhat.multihop.language.config import VOCABULARY
 from wherewhat.multihop.model import LabModel
 from wherewhat.store.atomic import atomic_folder, make_folder

@@ -6,31 +6,37 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from wherewhat.multihop.hugging_face_common import check_family, fill, renamed, split_qkv
-from wherewhat.multihop.hugging_face_rope import rope_parameters
+from wherewhat.multihop.hugging_face.common import Family, fill, split_qkv
+from wherewhat.multihop.hugging_face.rope import rope_parameters
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.places import find_rotation
 
 if TYPE_CHECKING:
     from transformers import GPTNeoXForCausalLM
 
-_WHOLE = {
-    "embedding": "gpt_neox.embed_in.weight",
-    "norm.weight": "gpt_neox.final_layer_norm.weight",
-    "norm.bias": "gpt_neox.final_layer_norm.bias",
-}
-_LAYER = {
-    "norm.weight": "input_layernorm.weight",
-    "norm.bias": "input_layernorm.bias",
-    "out.weight": "attention.dense.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp_norm.bias": "post_attention_layernorm.bias",
-    "mlp_in.weight": "mlp.dense_h_to_4h.weight",
-    "mlp_in.bias": "mlp.dense_h_to_4h.bias",
-    "mlp_out.weight": "mlp.dense_4h_to_h.weight",
-    "mlp_out.bias": "mlp.dense_4h_to_h.bias",
-}
-_PREFIX = "gpt_neox.layers.{}"
+_FAMILY = Family(
+    name="GPT-NeoX",
+    encoding=("rope", "p-rope", "partial"),
+    block=("parallel", "sequential"),
+    biases=("inner", "none"),
+    whole={
+        "embedding": "gpt_neox.embed_in.weight",
+        "norm.weight": "gpt_neox.final_layer_norm.weight",
+        "norm.bias": "gpt_neox.final_layer_norm.bias",
+    },
+    layer={
+        "norm.weight": "input_layernorm.weight",
+        "norm.bias": "input_layernorm.bias",
+        "out.weight": "attention.dense.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+        "mlp_norm.bias": "post_attention_layernorm.bias",
+        "mlp_in.weight": "mlp.dense_h_to_4h.weight",
+        "mlp_in.bias": "mlp.dense_h_to_4h.bias",
+        "mlp_out.weight": "mlp.dense_4h_to_h.weight",
+        "mlp_out.bias": "mlp.dense_4h_to_h.bias",
+    },
+    prefix="gpt_neox.layers.{}",
+)
 
 
 def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
@@ -42,18 +48,12 @@ def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     config = model.config
-    check_family(
-        config,
-        "GPT-NeoX",
-        encoding=("rope", "p-rope", "partial"),
-        block=("parallel", "sequential"),
-        biases=("inner", "none"),
-    )
     parallel = config.block == "parallel"
+    options = _FAMILY.options(config)
     rotation = find_rotation(config)
     assert rotation is not None
     theirs = GPTNeoXConfig(
-        vocab_size=config.vocabulary,
+        **options,
         hidden_size=config.width,
         intermediate_size=4 * config.width,
         num_hidden_layers=config.layers,
@@ -64,16 +64,12 @@ def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
         use_parallel_residual=parallel,
         attention_bias=False,
         rope_parameters=rope_parameters(config),
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
     )
     empty = GPTNeoXForCausalLM(theirs)
     head = "lm_head" if hasattr(empty, "lm_head") else "embed_out"  # by the version of transformers
-    weights = renamed(model, {**_WHOLE, "head.weight": f"{head}.weight"}, _LAYER, _PREFIX)
+    weights = {**_FAMILY.renamed(model), f"{head}.weight": model.state_dict()["head.weight"]}
     for layer in range(config.layers):
-        prefix = _PREFIX.format(layer)
+        prefix = _FAMILY.prefix.format(layer)
         parts = split_qkv(model, layer, rotation.planes)
         # Theirs go head by head: its queries, its keys, its values.
         weights[f"{prefix}.attention.query_key_value.weight"] = torch.stack(parts, 1).flatten(0, 2)

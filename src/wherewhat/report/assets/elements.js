@@ -1,0 +1,34 @@
+// What every page has: elements, whose text is never read as HTML, and charts in the colours of the page.
+const by = (id) => document.getElementById(id);
+const isDark = () => document.documentElement.classList.contains("dark");
+
+function make(parent, tag, text, attributes = {}) {
+  const node = document.createElement(tag);
+  if (text !== undefined && text !== null) node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  parent.append(node);
+  return node;
+}
+
+function draw(id, traces, layout) {
+  const place = by(id);
+  const ink = isDark() ? "#ececf1" : "#1b1b1f";
+  const line = isDark() ? "#3a3b44" : "#d5d5dc";
+  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line };
+  const full = {
+    margin: { l: 52, r: 12, t: 12, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: ink, size: 12 },
+    hoverlabel: { align: "left" },
+    ...layout,
+  };
+  if (layout.polar) {
+    full.polar = { bgcolor: "rgba(0,0,0,0)", ...layout.polar };
+    for (const name of ["radialaxis", "angularaxis"]) full.polar[name] = { ...axis, ...layout.polar[name] };
+  } else {
+    const names = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
+    for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
+  }
+  return Plotly.react(place, traces, full, { responsive: true, displaylogo: false, displayModeBar: false });
+}
