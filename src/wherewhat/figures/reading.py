@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from wherewhat.measure.options import build_config
 from wherewhat.measure.registry import find
+from wherewhat.pipeline.summary import stored_words
 
 if TYPE_CHECKING:
     from wherewhat.measure.base import Measurement, Metric
@@ -21,11 +22,9 @@ def measurement_of(directory: RunDirectory) -> Measurement:
     return find(str(directory.config["measurement"]))
 
 
-def words_of(directory: RunDirectory) -> tuple[Metric, ...]:
+def words_of(directory: RunDirectory) -> Sequence[Metric]:
     """Words for the run's metrics, most important first."""
-    measurement = measurement_of(directory)
-    options = cast("dict[str, Any]", directory.config["options"])
-    return tuple(measurement.words(build_config(measurement.config, options)))
+    return stored_words(measurement_of(directory), directory)
 
 
 def run_title(directory: RunDirectory) -> str:

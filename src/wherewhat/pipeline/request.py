@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.text.prompts import KINDS
 
@@ -76,9 +76,7 @@ class Request:
         if self.prompts is not None and self.text is not None:
             raise ConfigError("--text and --prompts both say what to read: give one of them")
         if self.prompts is not None and self.prompts not in KINDS:
-            near = difflib.get_close_matches(self.prompts, KINDS, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(KINDS)}"
-            raise ConfigError(f"there is no kind of prompt '{self.prompts}': {hint}")
+            raise ConfigError(f"there is no kind of prompt '{self.prompts}': {nearest(self.prompts, KINDS)}")
 
     def twin(self, weights: Weights) -> Request:
         """The same request on a twin of the model."""

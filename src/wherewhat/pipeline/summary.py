@@ -40,6 +40,12 @@ class MetricSummary:
     control: float | None
 
 
+def stored_words(measurement: Measurement, directory: RunDirectory) -> Sequence[Metric]:
+    """Words for the metrics of a run, by the options it was made with, most important first."""
+    options = cast("dict[str, Any]", directory.config["options"])
+    return measurement.words(build_config(measurement.config, options))
+
+
 def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricSummary]:
     """Summaries of the measurement's metrics that the run holds."""
     columns = directory.scores().select(["metric", "document", "layer", "head", "value"]).to_pydict()
@@ -51,7 +57,6 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
         by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
         if document is None and head is None:
             together.setdefault(name, {})[layer] = value
-    options = cast("dict[str, Any]", directory.config["options"])
     count = len(cast("list[JSON]", directory.config["documents"]))
     return [
         _summary(
@@ -61,7 +66,7 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
             together.get(metric.error or "", {}),
             count,
         )
-        for metric in measurement.words(build_config(measurement.config, options))
+        for metric in stored_words(measurement, directory)
         if metric.name in by_metric
     ]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from wherewhat.measure.options import build_config
 from wherewhat.measure.registry import find
-from wherewhat.pipeline.summary import summarise
+from wherewhat.pipeline.summary import stored_words, summarise
 from wherewhat.report.encoding import rounded
 from wherewhat.report.measuring import Runs
 from wherewhat.store import RunDirectory
@@ -48,9 +47,8 @@ def metric_tables(runs: Runs, means: Mapping[tuple[str, str], Mapping[str, Heads
         directory = runs.find(name)
         if directory is None:
             continue
-        config = build_config(measurement.config, cast("dict[str, Any]", directory.config["options"]))
         controls = {summary.metric.name: summary.control for summary in summarise(measurement, directory)}
-        for metric in measurement.words(config):
+        for metric in stored_words(measurement, directory):
             if metric.name in seen or metric.name not in means[name, runs.own]:
                 continue
             seen.add(metric.name)

@@ -6,20 +6,10 @@ import torch
 from torch import Tensor
 
 from wherewhat.measure.base import Subject
+from wherewhat.measure.losses import token_losses
 
 LADDER = (1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Multiples of the trained length up to which losses are told, each from the one before."""
-
-
-def losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Loss of every token but the first, by the place it is foretold from, ``(n - 1,)`` float64 on the CPU."""
-    targets = ids[0, 1:].to(logits.device)
-    predicting = logits[0, : len(targets)]
-    parts = [
-        torch.nn.functional.cross_entropy(predicting[i : i + 1024].float(), targets[i : i + 1024], reduction="none")
-        for i in range(0, len(targets), 1024)
-    ]
-    return torch.cat(parts).double().cpu()
 
 
 def read_in_pieces(subject: Subject, ids: Tensor, trained: int) -> Tensor:
@@ -44,7 +34,7 @@ def read_in_pieces(subject: Subject, ids: Tensor, trained: int) -> Tensor:
         logits = subject.run(piece, lambda _: None, logits=True)
         assert logits is not None
         with_target = torch.cat([piece, ids[:, stop : stop + 1]], 1)
-        found[start + half : stop] = losses(logits, with_target)[half:]
+        found[start + half : stop] = token_losses(logits, with_target)[half:]
     return found
 
 

@@ -14,11 +14,12 @@ from wherewhat.extend import METHODS, LengthMethod, Untouched, find
 from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Subject
 from wherewhat.measure.lengths.attending import look
 from wherewhat.measure.lengths.config import ExtendConfig
-from wherewhat.measure.lengths.losses import buckets, by_multiple, losses, read_in_pieces
+from wherewhat.measure.lengths.losses import buckets, by_multiple, read_in_pieces
 from wherewhat.measure.lengths.outputs import Reference, rank_correlation, shift
 from wherewhat.measure.lengths.planting import Planting, find_planted, plant
 from wherewhat.measure.lengths.verdicts import compare
 from wherewhat.measure.lengths.words import METRICS, more_metrics
+from wherewhat.measure.losses import token_losses
 
 _Heads = dict[int, dict[str, Tensor]]
 """Values per head by layer and name."""
@@ -142,7 +143,7 @@ def _measured(
         return output
 
     logits = subject.edited(ids, attend)
-    by_place = losses(logits, ids)
+    by_place = token_losses(logits, ids)
     found = find_planted(planting, subject.edited(planting.planted, method.attend), logits)
     rise = by_place - pieces
     half = slice(trained // 2, trained)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wherewhat.measure.distance.ranks import centred_ranks, cosine
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -66,9 +68,5 @@ def shift(reference: Reference, output: Tensor) -> Shift:
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's correlation of two ``(n,)`` without ties; NaN for fewer than 3."""
-    if len(x) < 3:
-        return torch.nan
-    ranks = torch.stack([v.argsort().argsort().double() for v in (x, y)])
-    ranks = ranks - ranks.mean(1, keepdim=True)
-    return float(ranks.prod(0).sum() / ranks.square().sum(1).prod().sqrt())
+    """Spearman's correlation of two ``(n,)``; NaN for fewer than 3."""
+    return float(cosine(centred_ranks(x), centred_ranks(y))) if len(x) >= 3 else torch.nan

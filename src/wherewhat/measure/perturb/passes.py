@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.measure.base import Subject
+from wherewhat.measure.losses import token_losses
 from wherewhat.measure.perturb.change import Change
 
 
@@ -35,5 +35,4 @@ def perform(
     with subject.reordered(change.orders) if change.orders else nullcontext():
         logits = subject.run(change.ids[None], reducer, logits=True, positions=change.positions)
     assert logits is not None
-    scored = (change.ids if targets is None else targets)[1:].to(logits.device)
-    return cross_entropy(logits[0, :-1].float(), scored, reduction="none").double().cpu()
+    return token_losses(logits, (change.ids if targets is None else targets)[None])
