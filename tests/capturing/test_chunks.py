@@ -89,7 +89,8 @@ def test_masks_without_a_rule_are_kept_row_by_row():
     for piece in pieces:
         here = (slice(None), slice(None), slice(piece.start, piece.stop), slice(piece.first_key, piece.stop))
         dense[here] = seen[here]
-    for rows in (slice(None), slice(0, 1), slice(3, 9), slice(5, 5), slice(-2, None), slice(1, 11, 3)):
+    chosen = torch.tensor([0, 3, 4, 11])
+    for rows in (slice(None), slice(0, 1), slice(3, 9), slice(5, 5), slice(-2, None), slice(1, 11, 3), chosen):
         assert torch.equal(mask.visible(rows, n, n).expand(1, 2, -1, -1), dense[:, :, rows])
         bias = mask.bias(rows, n, n)
         assert torch.equal(bias * mask.visible(rows, n, n), added[:, :, rows] * dense[:, :, rows])

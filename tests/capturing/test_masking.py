@@ -120,3 +120,28 @@ def test_a_row_that_sees_nothing_stays_so(low):
 def test_double_precision_bias_keeps_its_digits():
     bias = torch.rand(1, 1, N, M, dtype=torch.float64)
     assert torch.equal(Mask(added=(bias,)).bias(slice(None), N, M), bias)
+
+
+def test_rows_may_be_given_by_their_indices():
+    added = torch.where(dense(N, M, causal=True, window=5), alibi(M), LOW)
+    hidden = torch.zeros(1, 1, 1, M, dtype=torch.bool)
+    hidden[..., 2] = True
+    mask = Mask(causal=True, added=(added,), hidden=(hidden,))
+    chosen = torch.tensor([0, 2, 5, 6])
+    assert torch.equal(mask.visible(chosen, N, M), mask.visible(slice(None), N, M)[:, :, chosen])
+    assert torch.equal(mask.bias(chosen, N, M), mask.bias(slice(None), N, M)[:, :, chosen])
+
+
+@pytest.mark.parametrize(
+    ("mask", "plain"),
+    [
+        (Mask(causal=True), True),
+        (Mask(), False),
+        (Mask(causal=True, window=4), False),
+        (Mask(causal=True, added=(torch.zeros(1),)), False),
+        (Mask(causal=True, hidden=(torch.zeros(M, dtype=torch.bool),)), False),
+        (Mask(causal=True, visible_only=(torch.ones(M, dtype=torch.bool),)), False),
+    ],
+)
+def test_only_causal_means_nothing_else(mask, plain):
+    assert mask.only_causal is plain

@@ -35,6 +35,16 @@ def test_half_step_is_the_first_and_knows_directions_and_gaps():
     assert math.isnan(half_step(steps, torch.tensor([math.nan, 1, 2, 3, 4])))
 
 
+def test_half_step_for_good_is_the_last_crossing():
+    steps = torch.tensor([0, 1, 3, 7, 15])
+    up = torch.tensor([0.0, 1.0, 0.2, 0.4, 0.6])
+    assert half_step(steps, up) < 1
+    # Half of 0.6 is half-way from 0.2 to 0.4, over log(1 + step).
+    assert half_step(steps, up, for_good=True) == pytest.approx(math.sqrt(4 * 8) - 1)
+    once = torch.tensor([0.0, 0.1, 0.7, 0.8, 1.0])
+    assert half_step(steps, once, for_good=True) == half_step(steps, once)
+
+
 def test_relations():
     x = [1.0, 2.0, 3.0, 4.0, 5.0]
     same = relate(x, [v**3 for v in x])

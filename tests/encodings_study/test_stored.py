@@ -24,9 +24,8 @@ def test_it_is_of_the_recipe(runs):
     recipe = read_recipe(ROOT / "recipes" / "encodings.toml")
     for run in runs:
         assert {name: run.config[name] for name in recipe.values()} == recipe.values()
-        assert run.encoding in recipe.encodings
-        assert run.seed in recipe.seeds
-    assert {run.encoding for run in runs} == set(recipe.encodings)
+    every = [(encoding, seed) for encoding in recipe.encodings for seed in recipe.seeds]
+    assert sorted((run.encoding, run.seed) for run in runs) == sorted(every)
 
 
 def test_it_is_small_and_whole(runs):
@@ -37,3 +36,8 @@ def test_it_is_small_and_whole(runs):
         assert int(records.steps[0]) == 0
         assert int(records.steps[-1]) == run.config["training"]["steps"]
         assert run.after()
+
+
+def test_recording_took_little_of_the_training(runs):
+    training, recording = (sum(run.provenance[f"seconds_{part}"] for run in runs) for part in ("training", "recording"))
+    assert recording <= 0.15 * training

@@ -108,7 +108,7 @@ def draw(heads=3, n=50, d=8, *, dtype=torch.float64):
 def test_tiles_and_groups_of_heads_do_not_matter(block, monkeypatch):
     query = draw()
     whole = score_swaps(query, taus=(1e-3, 1e-1), block=block)
-    monkeypatch.setattr(scores_module, "_TILE", 7)
+    monkeypatch.setattr(scores_module, "_TILE", {"cpu": 7})
     monkeypatch.setattr(scores_module, "_ENTRIES", {"cpu": 1})
     cut = score_swaps(query, taus=(1e-3, 1e-1), block=block)
     for one, other in zip(vars(whole).values(), vars(cut).values(), strict=True):

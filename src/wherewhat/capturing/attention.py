@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from wherewhat.capturing.masking import Mask
+from wherewhat.capturing.masking import Mask, Rows
 from wherewhat.capturing.rotation import Rotation
 
 
@@ -87,7 +87,7 @@ class LayerAttention:
             return self.rot_k
         return self.rotation.unrotate(self.rot_k, self._broadcast(self.positions))
 
-    def attn_scores(self, rows: slice = slice(None)) -> Tensor:
+    def attn_scores(self, rows: Rows = slice(None)) -> Tensor:
         """Logits of some queries, scale, soft-cap and bias included, unmasked: ``(batch, heads, rows, m)``."""
         dtype = torch.promote_types(self.rot_q.dtype, torch.float32)
         q = self.rot_q[:, :, rows].to(dtype)
@@ -102,19 +102,19 @@ class LayerAttention:
         bias = self.bias(rows)
         return scores if bias is None else scores + bias.to(dtype)
 
-    def bias(self, rows: slice = slice(None)) -> Tensor | None:
+    def bias(self, rows: Rows = slice(None)) -> Tensor | None:
         """Additive bias (ALiBi and the like) of some queries, broadcastable to ``(batch, heads, rows, m)``."""
         return self.mask.bias(rows, self.n, self.m)
 
-    def visible(self, rows: slice = slice(None)) -> Tensor:
+    def visible(self, rows: Rows = slice(None)) -> Tensor:
         """True where a query may see a key, broadcastable to ``(batch, heads, rows, m)``."""
         return self.mask.visible(rows, self.n, self.m)
 
-    def pattern(self, rows: slice = slice(None)) -> Tensor:
+    def pattern(self, rows: Rows = slice(None)) -> Tensor:
         """Attention weights of some queries, ``(batch, heads, rows, m)``; rows that see nothing are zero."""
         return self.weigh(self.attn_scores(rows), rows)
 
-    def weigh(self, scores: Tensor, rows: slice = slice(None)) -> Tensor:
+    def weigh(self, scores: Tensor, rows: Rows = slice(None)) -> Tensor:
         """Attention weights that logits ``(batch, heads, rows, m)`` of some queries give under the layer's mask."""
         visible = self.visible(rows)
         scores = scores.masked_fill(~visible, -torch.inf)

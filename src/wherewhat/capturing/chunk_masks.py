@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
-from wherewhat.capturing.masking import Mask
+from wherewhat.capturing.masking import Mask, Rows
 from wherewhat.errors import CaptureError
 
 _SAME_SHIFT = 1e-4
 """Biases of keys may differ between chunks by a constant, which no softmax sees, and by rounding relative to them."""
+
+_Part = Callable[[Mask, slice, int, int], Tensor | None]
+"""``Mask.visible`` or ``Mask.bias``."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,33 @@ class PieceMask(Mask):
 
     pieces: tuple[Piece, ...] = ()
 
-    def visible(self, rows: slice, n: int, m: int) -> Tensor:
+    def visible(self, rows: Rows, n: int, m: int) -> Tensor:
         """True where query may see key; keys that were gone from the cache are hidden."""
         return self._joined(rows, n, m, Mask.visible)
 
-    def bias(self, rows: slice, n: int, m: int) -> Tensor | None:
+    def bias(self, rows: Rows, n: int, m: int) -> Tensor | None:
         """Finite part of the additive terms; None if there is none."""
         if not any(piece.mask.added for piece in self.pieces):
             return None
         return self._joined(rows, n, m, Mask.bias)
 
-    def _joined(self, rows: slice, n: int, m: int, part: Callable[[Mask, slice, int, int], Tensor | None]) -> Tensor:
+    def _joined(self, rows: Rows, n: int, m: int, part: _Part) -> Tensor:
         """``part`` of the rows of every piece, ``(batch or 1, heads or 1, rows, m)``, zero where a piece has none."""
-        start, stop, step = rows.indices(n)
-        if start >= stop:
-            return self._joined(slice(0, 1), n, m, part)[..., :0, :]
-        if step != 1:
-            return self._joined(slice(start, stop), n, m, part)[..., ::step, :]
-        found: list[Tensor] = []
+        if isinstance(rows, Tensor):
+            spans = [(row, row + 1) for row in rows.tolist()]
+        else:
+            start, stop, step = rows.indices(n)
+            if start >= stop:
+                return self._joined(slice(0, 1), n, m, part)[..., :0, :]
+            if step != 1:
+                return self._joined(slice(start, stop), n, m, part)[..., ::step, :]
+            spans = [(start, stop)]
+        found = [here for span in spans for here in self._within(*span, m, part)]
+        outer = [max(x.shape[axis] for x in found) for axis in (0, 1)]
+        return torch.cat([x.expand(*outer, *x.shape[2:]) for x in found], -2)
+
+    def _within(self, start: int, stop: int, m: int, part: _Part) -> Iterator[Tensor]:
+        """``part`` of the rows from ``start`` to ``stop``, one tensor for each piece that has some of them."""
         for piece in self.pieces:
             low, high = max(start, piece.start), min(stop, piece.stop)
             if low >= high:
@@ -65,9 +77,7 @@ class PieceMask(Mask):
             here = part(piece.mask, slice(low - piece.start, high - piece.start), queries, keys)
             here = torch.zeros(1, 1, 1, 1, device=self.device) if here is None else here.to(self.device)
             here = here.expand(*here.shape[:2], high - low, keys)
-            found.append(torch.nn.functional.pad(here, (piece.first_key, m - piece.stop)))
-        outer = [max(x.shape[axis] for x in found) for axis in (0, 1)]
-        return torch.cat([x.expand(*outer, *x.shape[2:]) for x in found], -2)
+            yield torch.nn.functional.pad(here, (piece.first_key, m - piece.stop))
 
 
 @dataclass

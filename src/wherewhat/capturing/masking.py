@@ -10,6 +10,9 @@ from torch import Tensor
 _HIDDEN_BELOW = -9e3
 """Under the row's best key by more than this, a key is hidden: models write -inf, the dtype's minimum or -1e4."""
 
+Rows = slice | Tensor
+"""Some queries: a stretch of them, or their indices."""
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -34,19 +37,24 @@ class Mask:
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def visible(self, rows: slice, n: int, m: int) -> Tensor:
+    @property
+    def only_causal(self) -> bool:
+        """Whether it hides later keys and does nothing else, which no tensor has to be looked at for."""
+        return self.causal and self.window is None and not (self.added or self.hidden or self.visible_only)
+
+    def visible(self, rows: Rows, n: int, m: int) -> Tensor:
         """True where query may see key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
         shown, total = self._shown(rows, n, m), self._total(rows, n, m)
         return shown if total is None else shown & (total > self._floor(total, shown))
 
-    def bias(self, rows: slice, n: int, m: int) -> Tensor | None:
+    def bias(self, rows: Rows, n: int, m: int) -> Tensor | None:
         """Finite part of the additive terms, broadcastable to ``(batch, heads, rows, m)``; None if there is none."""
         total = self._total(rows, n, m)
         if total is None:
             return None
         return torch.where(total > self._floor(total, self._shown(rows, n, m)), total, 0.0)
 
-    def _shown(self, rows: slice, n: int, m: int) -> Tensor:
+    def _shown(self, rows: Rows, n: int, m: int) -> Tensor:
         """What everything but the additive terms lets be seen."""
         i = torch.arange(n, device=self.device)[rows, None] + (m - n)
         j = torch.arange(m, device=self.device)[None, :]
@@ -61,7 +69,7 @@ class Mask:
             out = out & _rows(term, rows, m)
         return out
 
-    def _total(self, rows: slice, n: int, m: int) -> Tensor | None:
+    def _total(self, rows: Rows, n: int, m: int) -> Tensor | None:
         """Sum of the additive terms, in float32 at least."""
         total: Tensor | None = None
         for term in self.added:
@@ -77,7 +85,7 @@ class Mask:
         return torch.where(best > nothing, best + _HIDDEN_BELOW, best)
 
 
-def _rows(term: Tensor, rows: slice, m: int) -> Tensor:
+def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
     """The rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
     while term.ndim < 4:
         term = term.unsqueeze(0)

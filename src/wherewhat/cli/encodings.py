@@ -70,7 +70,12 @@ def report(
     summaries = [summarise_run(one) for one in runs]
     written = [*write_parquet(folder, runs), write_page(folder, runs, summaries)]
     console = Console()
-    for table in (timing_table(summaries), ending_table(summaries), relation_table(summaries)):
+    for table in (
+        timing_table(summaries),
+        timing_table(summaries, for_good=True),
+        ending_table(summaries),
+        relation_table(summaries),
+    ):
         console.print(table)
     for path in written:
         console.print(str(path), soft_wrap=True, markup=False, highlight=False)

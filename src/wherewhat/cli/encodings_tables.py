@@ -14,6 +14,7 @@ from wherewhat.encodings.summary import (
     RunSummary,
     end_of,
     half_of,
+    lasting_half_of,
     over_seeds,
     relations,
 )
@@ -21,12 +22,13 @@ from wherewhat.encodings.summary import (
 _SPREAD = "Mean over seeds, and below it the least and the most of them, or how many have one."
 
 
-def timing_table(runs: Sequence[RunSummary]) -> Table:
-    """Step at which half of each change was reached, by encoding."""
+def timing_table(runs: Sequence[RunSummary], *, for_good: bool = False) -> Table:
+    """Step at which half of each change was first reached, or reached for good, by encoding."""
     titles = {panel.name: panel.title.partition(" (")[0] for panel in PANELS}
-    rows = {titles[event]: over_seeds(runs, half_of(event)) for event in EVENTS}
+    rows = {titles[event]: over_seeds(runs, (lasting_half_of if for_good else half_of)(event)) for event in EVENTS}
+    reached = "reached for good" if for_good else "first reached"
     return _by_encoding(
-        "step at which half of the change from step 0 to the end was first reached",
+        f"step at which half of the change from step 0 to the end was {reached}",
         f"{_SPREAD} Straight over log(1 + step) between records; none where a curve ends "
         "within a quarter of its range of where it began.",
         rows,

@@ -20,6 +20,7 @@ from wherewhat.encodings.summary import (
     RunSummary,
     end_of,
     half_of,
+    lasting_half_of,
     relations,
 )
 from wherewhat.extend import METHODS
@@ -99,6 +100,7 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
         "steps": runs[0].steps.tolist(),
         "curves": {panel.name: _band(torch.stack([run.curves[panel.name] for run in same])) for panel in PANELS},
         "half": {event: _spread(list(map(half_of(event), runs))) for event in EVENTS},
+        "lasting": {event: _spread(list(map(lasting_half_of(event), runs))) for event in EVENTS},
         "lengths": _lengths([run.after for run in same]),
         "perturbed": _by_place([run.after for run in same], "loss_by_rate_", column=3),
         "residual": _by_place([run.after for run in same], "loss_by_strength", column=1).get("", None),

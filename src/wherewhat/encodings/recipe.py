@@ -100,7 +100,7 @@ class Recipe:
         default_factory=lambda: LabConfig(vocabulary=VOCABULARY, layers=6, heads=6, width=384, dropout=0.0)
     )
     training: LanguageConfig = field(
-        default_factory=lambda: LanguageConfig(steps=2000, batch=64, warmup=100, save_every=1000)
+        default_factory=lambda: LanguageConfig(steps=2000, batch=128, warmup=100, save_every=1000)
     )
     watch: WatchConfig = field(default_factory=WatchConfig)
     after: AfterConfig = field(default_factory=AfterConfig)

@@ -150,11 +150,9 @@ def _previous(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tenso
 
 def _ranks(stack: LayerAttention, layers: int, texts: int, used: int) -> dict[str, Tensor]:
     """Effective rank of queries and keys over the tokens of several texts together."""
-    found = {}
-    for name in ("q", "k"):
-        tokens = by_head(getattr(stack, name)[0], layers, texts)[:, :used]  # (layers, texts, heads, n, d)
-        found[f"{name}_rank"] = effective_rank(tokens.movedim(1, 2).flatten(2, 3))
-    return found
+    tokens = [by_head(x[0], layers, texts)[:, :used] for x in (stack.q, stack.k)]  # (layers, texts, heads, n, d)
+    q, k = effective_rank(torch.stack(tokens).movedim(2, 3).flatten(3, 4))
+    return {"q_rank": q, "k_rank": k}
 
 
 def _planes(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]:

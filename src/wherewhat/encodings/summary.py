@@ -43,7 +43,8 @@ class RunSummary:
         seed: Its seed.
         steps: Steps of its records.
         curves: Every panel's values, ``(records,)`` by name.
-        half: Step at which half of a panel's change was reached, by name.
+        half: Step at which half of a panel's change was first reached, by name.
+        lasting: Step at which it was reached for good, by name.
         ends: Last value of every panel, and tolerances with intervals over documents, by name.
         best_method: The length method with the lowest loss beyond twice the context; empty if none applies.
         after: Its curves afterwards.
@@ -55,6 +56,7 @@ class RunSummary:
     steps: Tensor
     curves: Mapping[str, Tensor]
     half: Mapping[str, float]
+    lasting: Mapping[str, float]
     ends: Mapping[str, Interval]
     best_method: str
     after: Table
@@ -77,6 +79,7 @@ def summarise_run(run: EncodingRun) -> RunSummary:
         records.steps,
         curves,
         {name: half_step(records.steps, curve) for name, curve in curves.items()},
+        {name: half_step(records.steps, curve, for_good=True) for name, curve in curves.items()},
         {**ends, **_perturb_rises(after), **rises},
         best,
         after,
@@ -130,8 +133,13 @@ def end_of(name: str) -> Callable[[RunSummary], float]:
 
 
 def half_of(name: str) -> Callable[[RunSummary], float]:
-    """The step at which half of a panel's change was reached; NaN where nothing changed."""
+    """The step at which half of a panel's change was first reached; NaN where nothing changed."""
     return lambda run: run.half[name]
+
+
+def lasting_half_of(name: str) -> Callable[[RunSummary], float]:
+    """The step at which half of a panel's change was reached for good; NaN where nothing changed."""
+    return lambda run: run.lasting[name]
 
 
 def relations(runs: Sequence[RunSummary]) -> dict[tuple[str, str], Relation]:

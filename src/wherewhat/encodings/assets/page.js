@@ -29,6 +29,15 @@ function lines(one, x, curve, axes = {}) {
 // ---- 1. one time axis: step 0 stands at half of the first step after it
 const first = Math.min(...data.encodings.map((one) => one.steps.find((step) => step > 0) || 1));
 const onAxis = (step) => (step === null ? null : Math.max(step, first / 2));
+// When half of a change was first reached and, where it fell back, when for good: [spread over seeds, symbol, words].
+function marks(one, event) {
+  const half = one.half[event];
+  if (!half || half.mid === null) return [];
+  const lasting = one.lasting[event];
+  const found = [[half, (name) => name, "half-way"]];
+  if (lasting.mid > half.mid) found.push([lasting, (name) => `${name}-open`, "half-way for good"]);
+  return found;
+}
 function drawTime() {
   const count = data.panels.length;
   const gap = 0.012;
@@ -45,11 +54,10 @@ function drawTime() {
     for (const one of shown()) {
       const axes = { xaxis: "x", yaxis: `y${suffix}` };
       traces.push(...lines(one, one.steps.map(onAxis), one.curves[panel.name], axes));
-      const half = one.half[panel.name];
-      if (half && half.mid !== null) {
-        const curve = one.curves[panel.name].mid;
-        const level = (curve[0] + curve[curve.length - 1]) / 2;
-        traces.push({ x: [onAxis(half.mid)], y: [level], mode: "markers", marker: { symbol: "diamond", size: 9, color: COLOURS[one.index % COLOURS.length], line: { width: 1, color: isDark() ? "#fff" : "#000" } }, hovertemplate: `${one.name}: half-way at step ${whole(half.mid)}${half.missing ? `, ${half.missing} seeds without` : ""}<extra></extra>`, ...axes });
+      const curve = one.curves[panel.name].mid;
+      const level = (curve[0] + curve[curve.length - 1]) / 2;
+      for (const [mark, symbol, words] of marks(one, panel.name)) {
+        traces.push({ x: [onAxis(mark.mid)], y: [level], mode: "markers", marker: { symbol: symbol("diamond"), size: 9, color: COLOURS[one.index % COLOURS.length], line: { width: 1.5, color: isDark() ? "#fff" : "#000" } }, hovertemplate: `${one.name}: ${words} at step ${whole(mark.mid)}${mark.missing ? `, ${mark.missing} seeds without` : ""}<extra></extra>`, ...axes });
       }
     }
   });
@@ -61,12 +69,12 @@ function drawTime() {
 const title = (name) => data.panels.find((panel) => panel.name === name).title.replace(/ \(.*/, "");
 function drawWhen() {
   const traces = shown().map((one) => {
-    const known = data.events.filter((event) => one.half[event].mid !== null);
+    const all = data.events.flatMap((event) => marks(one, event).map(([mark, symbol, words]) => ({ ...mark, symbol, words, event })));
     return {
-      x: known.map((event) => one.half[event].mid), y: known.map(title), name: one.name, mode: "markers",
-      marker: { size: 11, color: COLOURS[one.index % COLOURS.length], symbol: MARKS[one.index % MARKS.length] },
-      error_x: { type: "data", symmetric: false, array: known.map((e) => one.half[e].high - one.half[e].mid), arrayminus: known.map((e) => one.half[e].mid - one.half[e].low), thickness: 1 },
-      hovertemplate: `${one.name}: %{y} at step %{x:.0f}<extra></extra>`,
+      x: all.map((mark) => mark.mid), y: all.map((mark) => title(mark.event)), name: one.name, mode: "markers",
+      marker: { size: 11, color: COLOURS[one.index % COLOURS.length], symbol: all.map((mark) => mark.symbol(MARKS[one.index % MARKS.length])) },
+      error_x: { type: "data", symmetric: false, array: all.map((mark) => mark.high - mark.mid), arrayminus: all.map((mark) => mark.mid - mark.low), thickness: 1 },
+      text: all.map((mark) => mark.words), hovertemplate: `${one.name}: %{y} %{text} at step %{x:.0f}<extra></extra>`,
     };
   });
   plot("when", traces, { margin: { l: 150, r: 12, t: 12, b: 44 }, xaxis: { type: "log", title: { text: "training step" } }, yaxis: { type: "category", autorange: "reversed", categoryorder: "array", categoryarray: data.events.map(title) } });
@@ -79,8 +87,8 @@ function drawWhen() {
     const row = make(body, "tr");
     make(row, "th", one.name, { scope: "row" });
     for (const event of data.events) {
-      const half = one.half[event];
-      make(row, "td", half.mid === null ? "none" : `${whole(half.mid)} (${whole(half.low)}–${whole(half.high)})${half.missing ? `, ${half.missing} without` : ""}`);
+      const found = marks(one, event).map(([mark]) => `${whole(mark.mid)} (${whole(mark.low)}–${whole(mark.high)})${mark.missing ? `, ${mark.missing} without` : ""}`);
+      make(row, "td", found.join("; for good ") || "none");
     }
   }
 }

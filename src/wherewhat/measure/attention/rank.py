@@ -55,10 +55,8 @@ def gaussian_rank_one_share(n: int, d: int, *, draws: int = 4) -> float:
 def _squared_singular_values(x: Tensor) -> Tensor:
     """Squared singular values of ``x`` ``(..., n, d)`` in float64, ascending, ``(..., d)``."""
     x = x.double()
-    # Eigenvalues of many small matrices are faster on a processor.
-    gram = (x.transpose(-1, -2) @ x).cpu()
-    values: Tensor = torch.linalg.eigvalsh(gram)
-    return values.clamp_min(0).to(x.device)
+    values: Tensor = torch.linalg.eigvalsh(x.mT @ x)
+    return values.clamp_min(0)
 
 
 def _gaussian(n: int, d: int, draws: int) -> Tensor:

@@ -160,20 +160,23 @@ def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
     sse, tss, mean = fits.sse, fits.tss, fits.mean
     # Rounding leaves constant logits a TSS of about 1e-14 of what they were added up from.
     varies = tss > 1e-12 * fits.reach.clamp_min(1e-300)
-    share = {s: torch.where(varies, 1 - sse[s] / tss.clamp_min(1e-300), torch.nan).clamp(0, 1) for s in SUBSETS}
-    behaviour = torch.where(varies, 1 - sse["abc"] / sse["b"].clamp_min(1e-300), torch.nan)
+    share = torch.where(varies, 1 - sse / tss.clamp_min(1e-300), torch.nan).clamp_(0, 1)
+    whole, query = sse[-1], sse[SUBSETS.index("b")]
+    behaviour = torch.where(varies, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_()
+    r = share.sqrt()
+    # Without a, b, c in turn: bc, ac, ab.
+    unique = (share[-1] - share[3:6].flip(0)).clamp_min_(0)
     freedom = max(1, band.pairs - band.rank)
     a, b, c = canonical(*fits.terms)
-    rest = {"a": "bc", "b": "ac", "c": "ab"}
     return AxesFit(
-        r=share["abc"].sqrt(),
-        r_subset={s: x.sqrt() for s, x in share.items()},
-        r_behaviour=behaviour.clamp(0, 1).sqrt(),
+        r=r[-1],
+        r_subset=dict(zip(SUBSETS, r, strict=True)),
+        r_behaviour=behaviour,
         noise_floor=(min(1.0, (band.rank - 1) / max(1, band.pairs - 1))) ** 0.5,
-        adjusted_r2=1 - (1 - share["abc"]) * (band.pairs - 1) / freedom,
-        own={axis: share[axis] for axis in "abc"},
-        unique={axis: (share["abc"] - share[rest[axis]]).clamp_min(0) for axis in "abc"},
-        sse=sse["abc"],
+        adjusted_r2=1 - (1 - share[-1]) * (band.pairs - 1) / freedom,
+        own=dict(zip("abc", share[:3], strict=True)),
+        unique=dict(zip("abc", unique, strict=True)),
+        sse=whole,
         tss=tss,
         mean=mean,
         a=a,

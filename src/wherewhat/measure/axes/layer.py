@@ -48,35 +48,38 @@ def band_width(attention: LayerAttention) -> int | None:
     Raises:
         MeasureError: If the queries see something else than the last so many keys.
     """
-    last = attention.visible(slice(attention.n - 1, None))[..., 0, :]
-    width = int(last.reshape(-1, attention.m)[0].sum())
-    for row in _sample(attention.n):
-        seen = attention.visible(slice(row, row + 1))[..., 0, :]
-        j = torch.arange(attention.m, device=seen.device)
-        if not bool((seen == ((j <= row) & (j > row - width))).all()):
-            raise MeasureError(
-                f"layer {attention.layer} does not see the last {width} keys at token {row}: its mask is not a causal "
-                "band (chunks, padding or prefixes), which the three axes are not defined on"
-            )
+    if attention.mask.only_causal:
+        return None
+    rows = _sample(attention.n, attention.mask.device)
+    seen = attention.visible(rows)
+    width = int(seen[0, 0, -1].sum())
+    j = torch.arange(attention.m, device=seen.device)
+    band = (j <= rows[:, None]) & (j > rows[:, None] - width)
+    right = (seen == band).flatten(0, 1).all(0).all(-1)
+    if not bool(right.all()):
+        row = int(rows[~right][0])
+        raise MeasureError(
+            f"layer {attention.layer} does not see the last {width} keys at token {row}: its mask is not a causal "
+            "band (chunks, padding or prefixes), which the three axes are not defined on"
+        )
     return None if width == attention.m else width
 
 
 def bias_options(attention: LayerAttention) -> dict[str, Any]:
     """The layer's additive bias in the cheapest form that says it all: by key, by distance, or as a matrix."""
     n = attention.n
-    last = attention.bias(slice(n - 1, n))
-    if last is None:
+    rows = _sample(n, attention.mask.device)
+    given = attention.bias(rows)
+    if given is None:
         return {}
     heads = attention.heads
-    by_key = last[0, :, 0].expand(heads, -1).double()
+    values = given[0].expand(heads, len(rows), attention.m).double()
+    by_key = values[:, -1]
     by_distance = by_key.flip(-1)
-    same_key = same_distance = True
-    for row in _sample(n):
-        given = attention.bias(slice(row, row + 1))
-        assert given is not None
-        values = given[0, :, 0].expand(heads, -1)[:, : row + 1].double()
-        same_key &= torch.equal(values, by_key[:, : row + 1])
-        same_distance &= torch.equal(values.flip(-1), by_distance[:, : row + 1])
+    distance = rows[:, None] - torch.arange(attention.m, device=rows.device)
+    later = distance < 0
+    same_key = bool((later | (values == by_key[:, None])).all())
+    same_distance = bool((later | (values == by_distance[:, distance.clamp_min(0)])).all())
     if same_key:
         return {"key_bias": by_key} if bool(by_key.any()) else {}
     if same_distance:
@@ -94,6 +97,7 @@ def gaussian_like(x: Tensor, *, seed: int) -> Tensor:
     return matched
 
 
-def _sample(n: int) -> list[int]:
-    """A few rows, first and last among them."""
-    return sorted({0, 1, n // 5, n // 3, n // 2, (3 * n) // 4, n - 2, n - 1})
+def _sample(n: int, device: torch.device) -> Tensor:
+    """A few rows, ascending, first and last among them."""
+    rows = {0, 1, n // 5, n // 3, n // 2, (3 * n) // 4, n - 2, n - 1}
+    return torch.tensor(sorted(row for row in rows if 0 <= row < n), device=device)

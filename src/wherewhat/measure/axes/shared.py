@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wherewhat.errors import MeasureError
 from wherewhat.measure.axes.region import Band
-from wherewhat.measure.axes.solve import Margins, fit_subsets
+from wherewhat.measure.axes.solve import SUBSETS, Margins, fit_subsets
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, *, n: int) -> SharedCurve:
     offset = torch.zeros(documents * heads, sum(band.sizes), dtype=torch.float64, device=a.device)
     band.unpack(offset)[0].copy_((a - common).view(-1, width))
     nothing = Margins(band, torch.zeros_like(offset), torch.zeros(documents * heads).to(offset))
-    error = sse.double() + fit_subsets(nothing, offset).sse["bc"].view(documents, heads)
+    error = sse.double() + fit_subsets(nothing, offset).sse[SUBSETS.index("bc")].view(documents, heads)
     total = tss.double()
     return SharedCurve(
         a=common,

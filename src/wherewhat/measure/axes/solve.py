@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,14 +37,14 @@ class SubsetFits:
     """Least squares for every subset of the axes.
 
     Attributes:
-        sse: Sum of squared errors by subset, ``(heads,)``.
+        sse: Sum of squared errors of every subset, in the order of :data:`SUBSETS`, ``(subsets, heads)``.
         tss: Sum of squares around the mean, ``(heads,)``.
         mean: Mean of the matrix, ``(heads,)``.
         reach: Squares of all that was added up to the matrix, ``(heads,)``: what rounding is relative to.
         terms: Best terms of all three axes by distance, query and key.
     """
 
-    sse: dict[str, Tensor]
+    sse: Tensor
     tss: Tensor
     mean: Tensor
     reach: Tensor
@@ -65,7 +67,7 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
 
 def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
-    triangle = Triangle(band.n, band.device)
+    triangle = _triangle(band.n, band.device)
     (a, b, c), (offset_a, offset_b, offset_c) = band.unpack(margins.sums), band.unpack(offset)
     # On the simplex queries are counted from the end, and the three axes are alike: (3, heads, n).
     means = torch.stack([a, b.flip(-1), c]) / triangle.weight
@@ -75,30 +77,47 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     expected = triangle.expect(offsets)
     # Offsets with one another and with the matrix: all that the squares of a subset need.
     own = triangle.dot(offsets, offsets + 2 * means)
-    mixed = 2 * triangle.dot(offsets[[0, 0, 1]], expected[[1, 2, 2]])
-    known = dict(zip(("aa", "bb", "cc", *_PAIRS), (*own, *mixed), strict=True))
-    squares = {
-        subset: margins.squares + sum(value for pair, value in known.items() if not set(pair) & set(subset))
-        for subset in ("", *SUBSETS)
-    }
+    mixed = 2 * triangle.dot(_chosen(offsets, (0, 0, 1)), _chosen(expected, (1, 2, 2)))
+    squares = margins.squares + _left_out(band.device) @ torch.cat([own, mixed])
     # What a pair of axes sees: its own means, and those of the offset of the axis left out.
-    x = means[[0, 0, 1]] + expected[[2, 1, 0]]
-    y = means[[1, 2, 2]] + expected[[2, 1, 0]]
-    explained = dict(zip(_PAIRS, triangle.explained_by_pair(x, y), strict=True))
-    alone = torch.stack([x[0], x[2], y[1]]) + expected[[1, 2, 0]]
-    explained |= dict(zip("abc", triangle.dot(alone, alone), strict=True))
+    left = expected.flip(0)
+    x, y = _chosen(means, (0, 0, 1)) + left, _chosen(means, (1, 2, 2)) + left
+    alone = torch.stack([x[0], x[2], y[1]]) + expected.roll(-1, 0)
     terms = triangle.triple(means)
-    explained["abc"] = triangle.dot(terms, means).sum(0)
+    whole = triangle.dot(terms, means).sum(0, keepdim=True)
+    explained = torch.cat([triangle.dot(alone, alone), triangle.explained_by_pair(x, y), whole])
     terms += offsets
     terms[1] += mean[:, None]
     return SubsetFits(
         # At least squares the fit is orthogonal to the error: SSE is what the fit does not explain.
-        sse={s: (squares[s] - explained[s]).clamp_min(0) for s in SUBSETS},
-        tss=squares[""].clamp_min(0),
+        sse=(squares[1:] - explained).clamp_min_(0),
+        tss=squares[0].clamp_min(0),
         mean=mean,
         reach=margins.squares + triangle.dot(offsets, offsets).sum(0) + mean.square() * band.pairs,
         terms=(terms[0], terms[1].flip(-1), terms[2]),
     )
+
+
+@lru_cache(maxsize=1)
+def _triangle(n: int, device: torch.device) -> Triangle:
+    """The operators of the last size asked for: layer after layer of a text asks for the same."""
+    return Triangle(n, device)
+
+
+@lru_cache(maxsize=4)
+def _left_out(device: torch.device) -> Tensor:
+    """Which products of two offsets the squares of a subset hold, those of the axes it leaves out, float64.
+
+    A row for no axis and for each of :data:`SUBSETS`, a column for each axis with itself and each of the pairs.
+    """
+    products = ("a", "b", "c", *_PAIRS)
+    rows = [[float(not set(product) & set(subset)) for product in products] for subset in ("", *SUBSETS)]
+    return torch.tensor(rows, dtype=torch.float64, device=device)
+
+
+def _chosen(x: Tensor, indices: Iterable[int]) -> Tensor:
+    """``x[indices]`` without an index tensor, which a GPU would have to be sent."""
+    return torch.stack([x[index] for index in indices])
 
 
 def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
@@ -112,7 +131,7 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
         "b": band.pack(nothing_a, b - mean[:, None], nothing),
         "c": band.pack(nothing_a, nothing, c),
     }
-    sse, terms = {}, margins.sums
+    sse, terms = [], margins.sums
     tss = margins.squares
     for subset in ("", *SUBSETS):
         left = sum((part for axis, part in parts.items() if axis not in subset), torch.zeros_like(offset))
@@ -122,9 +141,9 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
             terms = conjugate_gradients(band, sums, subset)
             # The quadratic form itself: its error is quadratic in that of the iteration.
             rest = 2 * sums - band.normal(terms)
-            sse[subset] = (squares - (terms * rest).sum(-1)).clamp_min(0)
+            sse.append((squares - (terms * rest).sum(-1)).clamp_min(0))
         else:
             tss = squares.clamp_min(0)
     terms = terms + sum(parts.values(), torch.zeros_like(offset))
     a, b, c = band.unpack(terms)
-    return SubsetFits(sse=sse, tss=tss, mean=mean, reach=reach, terms=(a, b + mean[:, None], c))
+    return SubsetFits(sse=torch.stack(sse), tss=tss, mean=mean, reach=reach, terms=(a, b + mean[:, None], c))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_TILE = 128
-"""Blocks on a side of the tiles M is made in."""
+_TILE = {"cpu": 128, "cuda": 512}
+"""Blocks on a side of the tiles M is made in; a GPU waits for each to be launched."""
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 """Entries of M made at a time: what a processor's cache, or a GPU's memory, holds easily."""
@@ -98,8 +98,8 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (1e-4,), block:
     """
     heads, n, _ = query.contents.shape
     count = n // block
-    budget = _ENTRIES.get(query.contents.device.type, 2**22)
-    step = max(1, budget // (block * min(count, _TILE) ** 2))
+    device = query.contents.device.type
+    step = max(1, _ENTRIES.get(device, 2**22) // (block * min(count, _TILE.get(device, 128)) ** 2))
     found = [_score(query.heads(slice(h, h + step)), taus, block, count) for h in range(0, heads, step)]
     return SwapScores(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
@@ -116,7 +116,7 @@ def _score(query: QueryLogits, taus: tuple[float, ...], block: int, count: int) 
     middle = logits.mean(-1, keepdim=True)
     centred = (logits - middle).to(query.contents.dtype)  # differences of large logits would lose digits in float32
     shift = middle[:, None].to(centred)
-    for rows, columns in _tiles(count):
+    for rows, columns in _tiles(count, _TILE.get(logits.device.type, 128)):
         forth = _logits(query, rows, columns, block).sub_(shift)  # contents of rows at the places of columns
         back = forth if rows is columns else _logits(query, columns, rows, block).sub_(shift)
         for there, contents, places in ((forth, rows, columns), (back, columns, rows)):
@@ -160,9 +160,9 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return products.double()
 
 
-def _tiles(count: int) -> Iterator[tuple[slice, slice]]:
-    """Tiles that cover all pairs of blocks once; the very same slice twice on the diagonal."""
-    parts = [slice(start, min(count, start + _TILE)) for start in range(0, count, _TILE)]
+def _tiles(count: int, side: int) -> Iterator[tuple[slice, slice]]:
+    """Tiles of ``side`` by ``side`` that cover all pairs of blocks once; the very same slice twice on the diagonal."""
+    parts = [slice(start, min(count, start + side)) for start in range(0, count, side)]
     for i, rows in enumerate(parts):
         for columns in parts[i:]:
             yield rows, columns
