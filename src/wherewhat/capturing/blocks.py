@@ -138,7 +138,7 @@ def blocks(model: Any, ids: Tensor, proof: Proof) -> Iterator[Blocks]:
             handle.remove()
     watch = ModelWatch(model)
     last = _Last(watch)
-    with observing(model, watch, last, route=proof.plan.route):
+    with observing(watch, last, route=proof.plan.route):
         yield Blocks(calls, last)
 
 

@@ -22,14 +22,16 @@ class _Glimpse:
     Attributes:
         key: What it was given, see :func:`_key`.
         tokens: How many tokens there were.
-        sample: Those kept, before and after; None if a call given the same was compared already.
-        others: Weak references to the other tensors it was given.
+        known: The rotation with which a call given the same was compared already, if any.
+        sample: Those kept, before and after, if none was.
+        others: Weak references to the other tensors it was given, likewise.
     """
 
     key: tuple[Any, ...]
     tokens: int
-    sample: tuple[Tensor, Tensor] | None
-    others: tuple[weakref.ref[Tensor], ...]
+    known: Identified | None
+    sample: tuple[Tensor, Tensor] | None = None
+    others: tuple[weakref.ref[Tensor], ...] = ()
 
 
 class RotationGuard:
@@ -49,6 +51,8 @@ class RotationGuard:
         self._pending: list[_Glimpse] = []
         self._mismatch: list[tuple[str, Tensor, float]] = []
         self._compared: dict[tuple[Any, ...], tuple[tuple[weakref.ref[Tensor], ...], Identified]] = {}
+        self._given: tuple[Any, ...] = ()
+        self._key: tuple[Any, ...] = ()
 
     def glimpse(self, call: RotaryCall) -> None:
         """Keep what is needed of a rotation until its attention is seen."""
@@ -56,13 +60,15 @@ class RotationGuard:
             return
         axis = min(self._axis, call.after.ndim - 1)
         n = call.after.shape[axis]
-        key = _key(call.given)
+        if call.given is not self._given:  # queries and keys of a layer come with the very same
+            self._given, self._key = call.given, _key(call.given)
+        known = self._alike(self._key)
+        if known is not None:
+            self._pending.append(_Glimpse(self._key, n, known))
+            return
+        before, after = (t.index_select(axis, self._index(n, t.device)).detach() for t in (call.before, call.after))
         others = tuple(weakref.ref(x) for x in call.given if isinstance(x, Tensor))
-        sample = None
-        if self._alike(key) is None:
-            before, after = (t.index_select(axis, self._index(n, t.device)) for t in (call.before, call.after))
-            sample = (before.detach(), after.detach())
-        self._pending.append(_Glimpse(key, n, sample, others))
+        self._pending.append(_Glimpse(self._key, n, None, (before, after), others))
 
     def compare(self, plan: LayerPlan, positions: Tensor) -> None:
         """Note how far the rotations since the last attention are from a layer's plan.
@@ -74,7 +80,7 @@ class RotationGuard:
         Raises:
             CaptureError: If there were more or fewer rotations than in the proof.
         """
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._given = self._pending, [], ()
         rotary = plan.rotary
         if rotary is None:
             return
@@ -85,9 +91,8 @@ class RotationGuard:
             )
         for glimpse in (pending[index] for index in rotary.calls):
             if glimpse.sample is None:
-                known = self._alike(glimpse.key)
-                if known is not rotary.found:
-                    self._mismatch.append((plan.name, _difference(known, rotary.found, positions), 2e-3))
+                if glimpse.known is not rotary.found:
+                    self._mismatch.append((plan.name, _difference(glimpse.known, rotary.found, positions), 2e-3))
                 continue
             before, after = glimpse.sample
             at = positions[..., positions.shape[-1] - glimpse.tokens :]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from wherewhat.errors import CaptureError
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 
 
-def interface_targets(model: nn.Module) -> Iterator[Target]:
-    """The table of attention functions in every file the model's modules come from."""
-    kinds = {type(module) for module in model.modules()}
+def interface_targets(modules: Iterable[nn.Module]) -> Iterator[Target]:
+    """The table of attention functions in every file that modules of a model come from."""
+    kinds = set(map(type, modules))
     files = {cls.__module__ for kind in kinds for cls in kind.__mro__}
     for file in sorted(files):
         namespace = sys.modules.get(file)
@@ -39,18 +39,19 @@ class ObservedTable:
 
     def __init__(self, table: Any) -> None:
         self._table = table
+        self._observed: dict[tuple[Callable[..., Any], str | None], Callable[..., Any]] = {}
 
     def get_interface(self, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         """The function the model is about to call, observed."""
-        return _observe(self._table.get_interface(implementation, default), implementation)
+        return self._observe(self._table.get_interface(implementation, default), implementation)
 
     def get(self, implementation: str, default: Any = None) -> Any:
         """Like a dictionary's ``get``."""
         found = self._table.get(implementation, default)
-        return _observe(found, implementation) if callable(found) else found
+        return self._observe(found, implementation) if callable(found) else found
 
     def __getitem__(self, implementation: str) -> Callable[..., Any]:
-        return _observe(self._table[implementation], implementation)
+        return self._observe(self._table[implementation], implementation)
 
     def __setitem__(self, implementation: str, function: Callable[..., Any]) -> None:
         self._table[implementation] = function
@@ -60,6 +61,13 @@ class ObservedTable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._table, name)
+
+    def _observe(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
+        """The observed function, made once: every layer asks for the same."""
+        key = (function, implementation)
+        if key not in self._observed:
+            self._observed[key] = _observe(function, implementation)
+        return self._observed[key]
 
 
 def _observe(function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
@@ -84,8 +92,8 @@ def _observe(function: Callable[..., Any], implementation: str | None) -> Callab
 
 
 @functools.lru_cache(maxsize=256)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _describe(
@@ -95,9 +103,8 @@ def _describe(
     kwargs: dict[str, Any],
     result: Any,
 ) -> AttentionCall:
-    bound = _signature(function).bind(*args, **kwargs)
-    named = {**bound.arguments, **bound.arguments.get("kwargs", {})}
-    names = list(_signature(function).parameters)
+    names = _parameters(function)
+    named = dict(zip(names, args, strict=False)) | kwargs
     module, query, key, value, mask = (named.get(name) for name in names[:5])
     assert isinstance(module, nn.Module)
     assert isinstance(query, Tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ class RotaryPlan:
     calls: tuple[int, ...]
     error: float
 
-    @property
+    @cached_property
     def rotation(self) -> Rotation:
         """The rotation in terms of the layer's queries and keys."""
         return replace(self.found.rotation, offset=self.found.rotation.offset + self.offset)

@@ -46,7 +46,7 @@ def record_pass(model: Any, ids: Tensor) -> tuple[Plan, list[AttentionCall], Ten
     for route in routes:
         watch = ModelWatch(model)
         record = Recorder(watch)
-        with observing(model, watch, record, route=route):
+        with observing(watch, record, route=route):
             logits = logits_of(model, ids)
         if record.attention:
             return plan_from(model, watch, record, route), record.attention, logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,20 +19,30 @@ _ROTARY = re.compile(r"^_?apply_(multimodal_)?rot(?!.*(vision|2d|time))")
 _depth: ContextVar[int] = ContextVar("wherewhat_rotary_depth", default=0)
 
 
-def rotary_targets(model: nn.Module) -> Iterator[Target]:
-    """Every rotary function the model's files or modules define."""
-    modules = list(model.modules())
-    kinds = {type(module) for module in modules}
+def rotary_targets(modules: Sequence[nn.Module]) -> Iterator[Target]:
+    """Every rotary function that modules of a model, or the files they come from, define."""
+    kinds = set(map(type, modules))
     for file in sorted({cls.__module__ for kind in kinds for cls in kind.__mro__}):
         namespace = sys.modules.get(file)
-        for name, value in sorted(vars(namespace).items()) if namespace else ():
-            if _ROTARY.match(name) and callable(value):
+        names = _rotary_names(vars(namespace)) if namespace else []
+        for name in names:
+            if callable(getattr(namespace, name)):
                 yield Target(namespace, name, observe_rotary)
-    methods = {kind: [name for name in dir(kind) if _ROTARY.match(name)] for kind in kinds}
+    methods = {kind: found for kind in kinds if (found := _methods(kind))}
     for module in modules:
-        for name in methods[type(module)]:
+        for name in methods.get(type(module), ()):
             if callable(getattr(module, name)):
                 yield Target(module, name, observe_rotary)
+
+
+def _rotary_names(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if "apply_" in name and _ROTARY.match(name))
+
+
+@functools.lru_cache(maxsize=256)
+def _methods(kind: type[nn.Module]) -> list[str]:
+    """Names of a class's rotary functions; a large model has few classes, and a capture is opened for every pass."""
+    return _rotary_names(dir(kind))
 
 
 def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,16 +53,18 @@ def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
         listening = observers.get()
         if not listening or _depth.get():  # families nest these functions; the outermost is the whole rotation
             return function(*args, **kwargs)
-        arguments = (*args, *kwargs.values())
-        versions = _versions(arguments)
+        arguments = list(_flatten((*args, *kwargs.values())))
+        tensors = [a for a in arguments if isinstance(a, Tensor)]
+        versions = _versions(tensors)
         token = _depth.set(1)
         try:
             result = function(*args, **kwargs)
         finally:
             _depth.reset(token)
-        if _versions(arguments) != versions:
+        if _versions(tensors) != versions:
             raise CaptureError(f"{function.__name__} rotates in place: there is no pre-rotation tensor to compare with")
-        for call in _calls(function, arguments, result):
+        flags = [a for a in arguments if not isinstance(a, Tensor)]
+        for call in _calls(function, tensors, flags, result):
             for observer in listening:
                 observer.on_rotary(call)
         return result
@@ -60,25 +72,22 @@ def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     return observed
 
 
-def _calls(function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> Iterator[RotaryCall]:
+def _calls(function: Callable[..., Any], inputs: list[Tensor], flags: list[Any], result: Any) -> list[RotaryCall]:
     """Match outputs with the inputs of equal shape, in order; what is left over gives the rotated width."""
-    inputs = [a for a in _flatten(arguments) if isinstance(a, Tensor)]
-    flags = [a for a in _flatten(arguments) if not isinstance(a, Tensor)]
-    outputs = [r for r in _flatten((result,)) if isinstance(r, Tensor)]
     matched: list[tuple[Tensor, Tensor]] = []
-    for output in outputs:
-        for index, candidate in enumerate(inputs):
+    for output in _flatten((result,)):
+        for index, candidate in enumerate(inputs if isinstance(output, Tensor) else ()):
             if candidate.shape == output.shape and not candidate.is_complex():
                 matched.append((inputs.pop(index), output))
                 break
-    widths = {w for x in inputs if x.ndim for w in (x.shape[-1], 2 * x.shape[-1])}
-    for before, after in matched:
-        yield RotaryCall(before, after, tuple(sorted(widths)), (function, *flags, *inputs))
+    widths = tuple(sorted({w for x in inputs if x.ndim for w in (x.shape[-1], 2 * x.shape[-1])}))
+    given = (function, *flags, *inputs)
+    return [RotaryCall(before, after, widths, given) for before, after in matched]
 
 
-def _versions(arguments: tuple[Any, ...]) -> list[int]:
+def _versions(tensors: list[Tensor]) -> list[int]:
     """How often each tensor was changed; inference mode does not count."""
-    return [a._version for a in _flatten(arguments) if isinstance(a, Tensor) and not a.is_inference()]
+    return [x._version for x in tensors if not x.is_inference()]
 
 
 def _flatten(values: tuple[Any, ...]) -> Iterator[Any]:

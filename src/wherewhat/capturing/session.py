@@ -108,7 +108,7 @@ def capture_with(
     """Open a capture of ``model`` by a known plan; with ``edits`` the reducer is an :data:`Editor`."""
     watch = ModelWatch(model)
     session = Capture(watch, plan, reducer, edits=edits, blind=blind and plan.route == "interface")
-    with observing(model, watch, session, route=plan.route):
+    with observing(watch, session, route=plan.route):
         yield session
 
 

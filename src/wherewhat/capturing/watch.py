@@ -26,12 +26,11 @@ class ModelWatch:
     """Keeps track of where a running forward pass is: batch, positions and the attention module at work."""
 
     def __init__(self, model: nn.Module) -> None:
+        named = dict(model.named_modules())
+        self.modules = list(named.values())
         # Cross-attention looks at another sequence: distance and order mean nothing there.
-        self.names: dict[int, str] = {
-            id(module): name
-            for name, module in model.named_modules()
-            if not re.search("cross", type(module).__name__, re.IGNORECASE)
-        }
+        cross = {kind for kind in set(map(type, self.modules)) if re.search("cross", kind.__name__, re.IGNORECASE)}
+        self.names: dict[int, str] = {id(module): name for name, module in named.items() if type(module) not in cross}
         self.batch = 1
         self.running = False
         self.observer: Observer | None = None
@@ -89,7 +88,7 @@ class ModelWatch:
             self._model.register_forward_hook(self._leave_model, always_call=True),
         ]
         if modules:
-            for module in self._model.modules():
+            for module in self.modules:
                 if re.search("att(entio)?n", type(module).__name__, re.IGNORECASE):
                     handles.append(module.register_forward_pre_hook(self._enter))
                     handles.append(module.register_forward_hook(self._leave, always_call=True))
@@ -135,11 +134,11 @@ class ModelWatch:
 
 
 @contextmanager
-def observing(model: nn.Module, watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
-    """Let ``observer`` see the model's rotations and attention until the context ends."""
-    targets = list(rotary_targets(model))
+def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
+    """Let ``observer`` see the watched model's rotations and attention until the context ends."""
+    targets = list(rotary_targets(watch.modules))
     if route == "interface":
-        targets += interface_targets(model)
+        targets += interface_targets(watch.modules)
     with ExitStack() as stack:
         watch.observer = observer
         observers.set((*observers.get(), observer))
