@@ -1,7 +1,8 @@
-"""The gallery's pictures, taken of a report page in Chromium: ``python tools/gallery.py PAGE.html``.
+"""The gallery's pictures, taken of report pages in Chromium: ``python tools/gallery.py PAGE.html …``.
 
-The page of the gallery is made by ``wherewhat report smollm2 --multihop STUDY``, with the
-trainings of ``wherewhat multihop train number`` and ``letter`` in STUDY. Needs playwright and a Chromium.
+One page is made by ``wherewhat report smollm2 --multihop STUDY``, with the trainings of ``wherewhat multihop train
+number`` and ``letter`` in STUDY; the other by ``wherewhat encodings report studies/encodings``. Needs playwright and a
+Chromium.
 """
 
 from __future__ import annotations
@@ -23,18 +24,25 @@ CHARTS = {
     "lengths": "div.grid:has(> #length-loss)",
 }
 METRIC = "symbolic score (heads)"
+LEGEND_BESIDE_CHART = """() => {
+  const chart = document.getElementById("time");
+  for (const other of chart.parentElement.children) if (other !== chart) other.hidden = true;
+  chart.before(document.getElementById("legend"));
+}"""
 
 
 def main() -> None:
     """Take all pictures of the page that was named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", type=Path, help="a report of one model with multi-hop trainings")
+    parser.add_argument(
+        "pages", type=Path, nargs="+", help="a report of one model with multi-hop trainings, or of a study"
+    )
     parser.add_argument("--layer", default="19", help="layer of the head that is shown")
     parser.add_argument("--head", default="1", help="that head")
     parser.add_argument("--out", type=Path, default=PICTURES, help="folder for the pictures")
     given = parser.parse_args()
-    if not given.page.is_file():
-        sys.exit(f"there is no page {given.page}: make one with wherewhat report")
+    for missing in (path for path in given.pages if not path.is_file()):
+        sys.exit(f"there is no page {missing}: make one with wherewhat report")
     given.out.mkdir(parents=True, exist_ok=True)
 
     from playwright.sync_api import sync_playwright
@@ -48,17 +56,27 @@ def main() -> None:
             color_scheme="light",
             reduced_motion="reduce",
         )
-        page.goto(given.page.resolve().as_uri())
-        page.wait_for_selector("html[data-ready=true]", state="attached")
-        page.select_option("#metric", label=METRIC)
-        page.select_option("#layer", given.layer)
-        page.select_option("#head", given.head)
-        for name, selector in CHARTS.items():
-            _take(page, selector, given.out / f"{name}.png")
-        for index, label in enumerate(page.locator("#study option").all_text_contents()):
-            page.select_option("#study", index=index)
-            _take(page, "#dynamics", given.out / f"learning-{label.split()[0]}.png")
+        for path in given.pages:
+            page.goto(path.resolve().as_uri())
+            page.wait_for_selector("html[data-ready=true]", state="attached")
+            if page.locator("#metric").count():
+                _take_model(page, given.out, layer=given.layer, head=given.head)
+            else:
+                page.evaluate(LEGEND_BESIDE_CHART)
+                _take(page, "section:has(> #time)", given.out / "encodings.png")
         browser.close()
+
+
+def _take_model(page: Any, out: Path, *, layer: str, head: str) -> None:
+    """All pictures of the report of one model."""
+    page.select_option("#metric", label=METRIC)
+    page.select_option("#layer", layer)
+    page.select_option("#head", head)
+    for name, selector in CHARTS.items():
+        _take(page, selector, out / f"{name}.png")
+    for index, label in enumerate(page.locator("#study option").all_text_contents()):
+        page.select_option("#study", index=index)
+        _take(page, "#dynamics", out / f"learning-{label.split()[0]}.png")
 
 
 def _take(page: Any, selector: str, path: Path) -> None:
