@@ -184,6 +184,14 @@ def test_numbers_that_are_not_finite(bad, method):
         fit_axes(q, k, method=method)
 
 
+@pytest.mark.parametrize("method", ["linear", "blocked"])
+def test_queries_of_a_model_that_tracks_gradients(method):
+    q, k = draw()
+    with torch.inference_mode():  # what it keeps for the next call must serve outside too
+        expected = fit_axes(q, k, method=method).r.clone()
+    assert torch.equal(fit_axes(q.requires_grad_(), k.requires_grad_(), method=method).r, expected)
+
+
 def test_half_precision_input_does_not_overflow():
     q, k = (200 * x for x in draw(40, dtype=torch.float32))
     full, half = fit_axes(q, k), fit_axes(q.half(), k.half())

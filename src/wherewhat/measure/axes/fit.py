@@ -64,6 +64,7 @@ class AxesFit:
     method: str
 
 
+@torch.no_grad()
 def fit_axes(
     q: Tensor,
     k: Tensor,
@@ -82,7 +83,7 @@ def fit_axes(
 ) -> AxesFit:
     """Fit ``W[i, j] ≈ a[i-j] + b[i] + c[j]`` over the causal pairs, for every subset of the axes.
 
-    ``W = softcap(scale · q kᵀ) + biases``, as it enters softmax.
+    ``W = softcap(scale · q kᵀ) + biases``, as it enters softmax. No gradients go through it.
 
     Args:
         q: Rotated queries, ``(heads, n, d)``.

@@ -99,12 +99,14 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
 
 
 @lru_cache(maxsize=1)
+@torch.inference_mode(False)  # what is kept must serve outside of it too
 def _triangle(n: int, device: torch.device) -> Triangle:
     """The operators of the last size asked for: layer after layer of a text asks for the same."""
     return Triangle(n, device)
 
 
 @lru_cache(maxsize=4)
+@torch.inference_mode(False)
 def _left_out(device: torch.device) -> Tensor:
     """Which products of two offsets the squares of a subset hold, those of the axes it leaves out, float64.
 
