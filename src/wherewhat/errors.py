@@ -31,3 +31,8 @@ class MeasureError(WherewhatError, ValueError):
 
 class StoreError(WherewhatError):
     """A run directory cannot be read or written."""
+
+
+def one_line(error: BaseException, *, most: int = 200) -> str:
+    """What another library's error says, on one line of at most so many characters; its class if it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

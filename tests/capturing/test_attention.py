@@ -1,5 +1,7 @@
 """Brute force and parity: ``LayerAttention`` in blocks of rows equals the dense whole, and q and k the model's own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -196,3 +198,13 @@ def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
         model(input_ids=torch.full((1, 23), 77), use_cache=False)
     assert max(worst) < 3e-6
     assert len(worst) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_precision_before_rotation(dtype):
+    """Float32 at least where something is turned back, and the model's own where nothing is."""
+    plain = attention(dtype=dtype)
+    assert plain.q is plain.rot_q
+    assert plain.k is plain.rot_k
+    turned = replace(plain, rotation=Rotation("half", 0, torch.ones(4), 1.0))
+    assert turned.q.dtype == turned.k.dtype == torch.promote_types(dtype, torch.float32)

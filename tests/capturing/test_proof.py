@@ -5,7 +5,7 @@ from types import FunctionType
 
 import pytest
 import torch
-from transformers import AttentionInterface, BertConfig, BertForMaskedLM, BertModel
+from transformers import AttentionInterface, BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.gptj import modeling_gptj
@@ -13,6 +13,7 @@ from transformers.models.llama import modeling_llama
 
 from capturing.tiny import Kept, run, tiny, tokens
 from wherewhat.capturing import capture, identify_rotation, prove
+from wherewhat.capturing.blocks import key_mixing
 from wherewhat.errors import CaptureError
 
 NUMBER = re.compile(r"(\d\.?\d*(e[-+]?\d+)?|nan|inf)")
@@ -330,6 +331,21 @@ def test_frequencies_that_depend_on_the_length(kind):
     model = tiny(kind)
     prove(model, length=60)
     unrotated_right(model, tokens(60))
+
+
+def short_gpt2(positions):
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=positions)
+    return GPT2LMHeadModel(config).eval()
+
+
+def test_a_model_with_fewer_positions_than_the_prompt():
+    model = short_gpt2(16)
+    proof = prove(model)
+    assert proof.ok
+    assert key_mixing(model, proof)[0] < 1e-4
+    refused(model, "has 16 positions, but its proof takes 17: give a shorter prompt", input_ids=tokens(17) % 64)
+    assert prove(short_gpt2(8)).ok
+    refused(short_gpt2(7), "has 7 positions, but its proof takes 8: it cannot be captured")
 
 
 def test_a_proof_belongs_to_its_model():

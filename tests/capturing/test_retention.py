@@ -8,6 +8,7 @@ import torch
 
 from capturing.tiny import tiny, tokens
 from wherewhat.capturing import capture, prove
+from wherewhat.capturing.blocks import blocks, key_mixing
 
 KINDS = ["llama", "gemma2", "gptj", "gpt_neo", "bloom", "mpt", "falcon:alibi"]
 NAMES = ("rot_q", "rot_k", "value", "output", "q", "k")
@@ -86,12 +87,34 @@ def test_without_gc_too():
         assert not any(late)
 
 
-def test_the_model_itself_is_not_kept():
-    model = tiny("llama")
-    prove(model)
+def mixed(model):
+    key_mixing(model, prove(model))
+
+
+def captured(model):
     with torch.no_grad(), capture(model, lambda a: None):
         model(input_ids=tokens(), use_cache=False)
+
+
+@pytest.mark.parametrize("use", [prove, captured, mixed])
+@pytest.mark.parametrize("kind", ["llama", "gptj"])
+def test_the_model_itself_is_not_kept(kind, use):
+    """Not even until the collector comes by, which may be long after its memory is needed."""
+    model = tiny(kind)
     ref = weakref.ref(model)
-    del model
     gc.collect()
+    gc.disable()
+    try:
+        use(model)
+        del model
+        assert ref() is None
+    finally:
+        gc.enable()
+
+
+def test_blocks_let_go_of_the_last_layer_when_they_close():
+    model = tiny("llama")
+    with blocks(model, tokens(), prove(model)) as again:
+        ref = weakref.ref(again.run(1, again.hidden(1)).rot_k)
+        assert ref() is not None
     assert ref() is None

@@ -34,6 +34,11 @@ def assert_one_line(outcome, *words):
         (("attention", "nobody/nothing", "--offline"), ["nobody/nothing"]),
         (("check", "no-such-folder/"), ["no-such-folder"]),
         (("check", ""), ["empty"]),
+        (("check", "--revision", "main"), ["--revision 'main'", "only Hugging Face ids"]),
+        (("check", "--seed", "-1"), ["--seed is -1", "2^63 - 1"]),
+        (("report", "--seed", str(2**63)), [f"--seed is {2**63}", "2^63 - 1"]),
+        (("heads", "nobody/nothing", "--set", "tau=nan"), ["tau='nan' is not a finite number"]),
+        (("compare", "runs", "--where", "model"), ["--where 'model'", "key=value"]),
     ],
 )
 def test_wrong_words(cli, arguments, words):
@@ -51,7 +56,9 @@ def test_wrong_words(cli, arguments, words):
         (("--set", "sink_tokens"), ["key=value"]),
         (("--config", "missing.toml"), ["missing.toml"]),
         (("--tokens", "31"), ["30 tokens", "31"]),
-        (("--tokens", "33"), ["33", "32 positions"]),
+        (("--tokens", "33"), ["33", "32 positions", "--beyond"]),
+        (("--seed", "99999999999999999999999", "--weights", "random"), ["--seed is 99999999999999999999999"]),
+        (("--revision", "step1"), ["--revision 'step1'", "tiny"]),
         (("--text", "missing.txt"), ["missing.txt"]),
         (("--documents", "9"), ["9"]),
     ],
@@ -141,3 +148,10 @@ def test_disk_full(cli, model, text, tmp_path, monkeypatch):
     assert_one_line(outcome, "No space left on device")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert cli("attention", model, "--text", text, "--tokens", 24, "--out", tmp_path / "out").code == 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_from_a_config_file_is_refused_too(cli, model, text, tmp_path, seed):
+    config = tmp_path / "run.toml"
+    config.write_text(f'seed = "{seed}"\n')
+    assert_one_line(cli("attention", model, "--text", text, "--config", config), f"--seed is {seed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -52,6 +53,11 @@ def test_check_prints_one_line_per_layer(cli, model):
     assert "model.layers.*.self_attn" in shown.out
     assert "half, 2 planes" in shown.out
     assert "proved. Capturing changes the model's output by 0." in shown.out
+
+
+def test_check_shows_the_name_as_it_is(cli, model, tmp_path):
+    named = shutil.copytree(model, tmp_path / "tiny[v2]")
+    assert "tiny[v2]: proved" in cli("check", named).out
 
 
 def test_measurement_stores_and_shows_model_and_twin(cli, model, text):
@@ -111,3 +117,12 @@ def test_text_from_standard_input(cli, model, monkeypatch, tmp_path):
         monkeypatch.setattr("sys.stdin", stream)
         shown = cli("attention", model, "--text", "-", "--tokens", 24, "--no-control")
     assert shown.code == 0, shown.err
+
+
+def test_narrow_terminals_do_not_cut_numbers(cli, model, text, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = [cli("attention", model, "--text", text, "--tokens", 24), cli("check", model), cli("compare", "runs")]
+    assert [one.code for one in shown] == [0, 0, 0], shown
+    for one in shown:
+        assert "…" not in one.out, one.out
+        assert max(map(len, one.out.splitlines()[:-2])) <= 40, one.out

@@ -57,7 +57,7 @@ def test_recipe(cli, tmp_path):
 
 @pytest.mark.parametrize("kind", ["index", "retrieval"])
 def test_constructions_are_right(cli, kind):
-    shown = cli("multihop", "construct", kind, "--longest", 24)
+    shown = cli("multihop", "construct", kind, "--longest", 8)
     assert shown.code == 0, shown.err
     assert "100,000" in shown.out
     assert "its bound" in shown.out
@@ -70,12 +70,22 @@ def test_constructions_are_right(cli, kind):
         (("train", "number", "--set", "layer=2"), ["did you mean 'layers'"]),
         (("train", "number", "--set", "steps=0"), ["steps is 0"]),
         (("train", "number", "--seeds", "a"), ["--seeds"]),
+        (("train", "number", "--seeds", f"0,{2**63}"), [f"seed is {2**63}"]),
         (("lengths", "nowhere"), ["nowhere"]),
         (("dynamics", "nowhere"), ["nowhere"]),
         (("run", "missing.toml"), ["missing.toml"]),
         (("construct", "both"), ["both"]),
         (("construct", "index", "--longest", "2"), ["--longest is 2"]),
+        (("construct", "index", "--longest", "1000000000"), ["--longest is 1000000000", "at most 4096"]),
+        (("construct", "retrieval", "--longest", "100000"), ["--longest is 100000", "at most 4096"]),
     ],
 )
 def test_wrong_input_is_one_line(cli, arguments, words):
     assert_one_line(cli("multihop", *arguments), *words)
+
+
+@pytest.mark.parametrize("command", [("multihop", "run"), ("encodings", "run", "--recipe")])
+def test_an_empty_recipe_is_refused(cli, tmp_path, command):
+    recipe = tmp_path / "empty.toml"
+    recipe.write_text("")
+    assert_one_line(cli(*command, recipe), "empty.toml is empty")

@@ -29,6 +29,18 @@ def test_tables_and_files(store, tmp_path, capsys):
     assert files["html"].read_text().startswith("<!doctype html>")
 
 
+def test_names_are_no_markup(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for model in ("foo[v2]", "foo[/b]"):
+        for step in ("step1", "step10"):
+            finished(tmp_path, {"a": 0.2}, model=model, extra={"checkpoint": step})
+    assert run_cli(["compare", str(tmp_path)]) == 0
+    groups, trends = capsys.readouterr().out.split("rise with each tenfold")
+    for name in ("foo[v2]", "foo[/b]"):
+        assert name in groups
+        assert name in trends
+
+
 def test_damaged_runs_are_said(store, capsys):
     (next(store.glob("axes-*")) / "scores.parquet").write_bytes(b"damage")
     assert run_cli(["compare", str(store), "--by", "model"]) == 0

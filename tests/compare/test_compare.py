@@ -234,6 +234,8 @@ def test_the_page_holds_names_as_data_only(tmp_path):
     finished(tmp_path, {"a": 0.7, "b": 0.6}, model="</script><b>bold", extra={"checkpoint": "step10"})
     text = page(compare([tmp_path]))
     assert "<b>bold" not in text
+    assert "Content-Security-Policy" in text
+    assert "<noscript>" in text
     start = text.index('id="data">') + len('id="data">')
     data = json.loads(text[start : text.index("</script>", start)])
     assert data["along"] == "step"

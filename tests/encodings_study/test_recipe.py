@@ -38,11 +38,15 @@ def test_models_differ_in_encoding_and_seed_alone():
 
 def test_some_models():
     assert parse_only(RECIPE, ()) == [("rope", 0), ("alibi", 0), ("learned", 0)]
-    assert parse_only(RECIPE, ("nope:5", "rope", "rope:0")) == [("nope", 5), ("rope", 0)]
+    assert parse_only(RECIPE, ("alibi:0", "rope", "rope:0")) == [("alibi", 0), ("rope", 0)]
     with pytest.raises(ConfigError, match="did you mean 'rope'"):
         parse_only(RECIPE, ("rop:0",))
     with pytest.raises(ConfigError, match="encoding:seed"):
         parse_only(RECIPE, ("rope:x",))
+    with pytest.raises(ConfigError, match=r"the recipe's seeds are 0$"):
+        parse_only(RECIPE, ("rope:99",))
+    with pytest.raises(ConfigError, match=r"the recipe's encodings are rope, alibi, learned$"):
+        parse_only(RECIPE, ("nope:0",))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,8 @@ def test_some_models():
         ({"encodings": []}, "one or more names"),
         ({"seeds": [0, 0]}, "each once"),
         ({"seeds": [True]}, "whole numbers"),
+        ({"seeds": [-1]}, "a seed of the recipe is -1"),
+        ({"watch": {"seed": 2**63}}, f"seed is {2**63}"),
         ({"text": 3}, "not the name of a file"),
         ({"held_out": "a"}, "held_out='a'"),
         ({"model": {"layer": 2}}, "did you mean 'layers'"),

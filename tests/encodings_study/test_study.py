@@ -20,8 +20,9 @@ from wherewhat.encodings.records import Records
 from wherewhat.encodings.runs import AFTER_FILE, RECORDS_FILE, open_runs
 from wherewhat.encodings.study import run_study
 from wherewhat.encodings.summary import summarise_run
-from wherewhat.errors import StoreError
+from wherewhat.errors import StoreError, TextError
 
+NOPE = replace(RECIPE, encodings=("nope",))
 SAME = ("config.json", RECORDS_FILE, AFTER_FILE)
 
 
@@ -55,13 +56,13 @@ def test_what_is_finished_is_left_alone(study):
 
 
 def test_positions_do_nothing_without_an_encoding(tmp_path):
-    (run,) = run_study(RECIPE, out=tmp_path, only=("nope:0",))
+    (run,) = run_study(NOPE, out=tmp_path)
     jitter = run.after()["loss_by_rate_position_jitter"].values
     assert float(jitter[..., 3].abs().max()) < 1e-6
 
 
 def test_models_are_kept_if_asked_for(tmp_path):
-    (run,) = run_study(RECIPE, out=tmp_path, only=("nope:0",), keep=True)
+    (run,) = run_study(NOPE, out=tmp_path, keep=True)
     assert (run.path / "model.safetensors").exists()
     assert not (run.path / "state.safetensors").exists()
 
@@ -76,7 +77,7 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 def test_killed_and_resumed_ends_with_the_same_bytes(tmp_path, capsys):
-    recipe = write_recipe(tmp_path / "recipe.toml", steps=80)
+    recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "pope"), steps=80)
     given = ["--recipe", str(recipe), "--only", "pope:0", "--device", "cpu", "--out"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -102,6 +103,14 @@ def test_killed_and_resumed_ends_with_the_same_bytes(tmp_path, capsys):
 def test_without_the_command_line_errors_are_one_line_too(tmp_path, capsys):
     assert main(["--only", "rop", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "wherewhat: there is no encoding 'rop': did you mean 'rope'?\n"
+
+
+def test_a_text_that_is_too_short_leaves_nothing_behind(tmp_path):
+    text, out = tmp_path / "short.txt", tmp_path / "out"
+    text.write_text("too short to hold anything out " * 20)
+    with pytest.raises(TextError, match="held-out bytes are fewer"):
+        run_study(RECIPE, out=out, text=text)
+    assert not out.exists()
 
 
 def test_the_report(study, cli):
@@ -153,12 +162,12 @@ def test_studies_are_not_mixed(tmp_path):
 
 
 def test_the_command_runs_a_recipe(cli, tmp_path):
-    recipe = write_recipe(tmp_path / "recipe.toml", steps=4)
+    recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "partial"), steps=4)
     text = tmp_path / "text.txt"
     text.write_bytes(b"where and what are not the same thing, " * 500)
-    shown = cli("encodings", "run", "--recipe", recipe, "--text", text, "--only", "partial:2", "--device", "cpu")
+    shown = cli("encodings", "run", "--recipe", recipe, "--text", text, "--only", "partial:0", "--device", "cpu")
     assert shown.code == 0, shown.err
-    assert shown.out.startswith("partial seed 2: loss")
+    assert shown.out.startswith("partial seed 0: loss")
     assert shown.err == ""
     wrong = cli("encodings", "run", "--recipe", tmp_path / "no.toml")
     assert wrong.code == 2

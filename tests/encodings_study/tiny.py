@@ -36,10 +36,11 @@ VALUES = {
 RECIPE = Recipe.of(VALUES)
 
 
-def write_recipe(path: Path, **training) -> Path:
-    """The same as a file, with other options of training."""
-    lines = [f"{name} = {_toml(value)}" for name, value in VALUES.items() if not isinstance(value, dict)]
-    for name, table in VALUES.items():
+def write_recipe(path: Path, *, encodings: tuple[str, ...] = (), **training) -> Path:
+    """The same as a file, with other encodings or options of training."""
+    values = VALUES | ({"encodings": list(encodings)} if encodings else {})
+    lines = [f"{name} = {_toml(value)}" for name, value in values.items() if not isinstance(value, dict)]
+    for name, table in values.items():
         if isinstance(table, dict):
             own = table | (training if name == "training" else {})
             lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in own.items())]

@@ -29,6 +29,7 @@ from wherewhat.measure.choices.answering import disturbed, judged, with_behind
 from wherewhat.measure.choices.config import ChoicesConfig
 from wherewhat.measure.choices.measurement import measure_choices
 from wherewhat.measure.choices.pairs import mcnemar, paired
+from wherewhat.measure.intervals import change_bounds
 from wherewhat.measure.perturb.config import PerturbConfig
 from wherewhat.measure.perturb.names import KINDS
 from wherewhat.pipeline.choosing import blank, item_choices
@@ -186,6 +187,8 @@ def test_pairs():
     assert found.p == mcnemar(1, 3)
     assert found.error == pytest.approx(math.sqrt((2 / 8 + 4 / 8 - (2 / 8) ** 2) / 8))
     assert paired([1, 0], [1, 0]).error > 0
+    assert (found.low, found.high) == pytest.approx((-2 / 8 - 1.959964 * found.error, -2 / 8 + 1.959964 * found.error))
+    assert paired([0] * 12, [1] * 12).high == 1
 
 
 def test_intervals_of_changes_hold_what_they_promise():
@@ -199,7 +202,7 @@ def test_intervals_of_changes_hold_what_they_promise():
         ]
         found = paired(before, [float(x) for x in after])
         truth = -0.6 * 0.15 + 0.4 * 0.15
-        held += abs(found.change - truth) <= 1.99 * found.error
+        held += found.low <= truth <= found.high
     assert 0.92 <= held / 400 <= 0.99
 
 
@@ -224,6 +227,8 @@ def test_together_by_hand():
     assert found.whole["accuracy_one_place"] == 0.75
     assert found.whole["change_words_at_10"] == -0.5
     assert found.whole["change_words_at_10_p"] == 0.5
+    low, high = (found.whole[f"change_words_at_10_{end}"] for end in ("low", "high"))
+    assert (low, high) == pytest.approx(change_bounds(0, 2, 4))
     assert found.whole["change_norm_words_at_10"] == 0
     row = found.curves["accuracy_by_rate_words"].values[0]
     assert row[:4].tolist() == pytest.approx([0.1, 0.1, 0.25, -0.5])
@@ -284,7 +289,9 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     assert found["accuracy_one_place"].overall.mean == pytest.approx(1 / 3)
     change = found["change_words_at_50"].overall
     assert change.mean == pytest.approx(found["accuracy_words_at_50"].overall.mean - found["accuracy"].overall.mean)
-    assert change.low < change.mean < change.high
+    stored = dict(zip(table["metric"], table["value"], strict=True))
+    assert (change.low, change.high) == tuple(stored[f"change_words_at_50_{end}"] for end in ("low", "high"))
+    assert -1 <= change.low <= change.mean <= change.high <= 1
     assert 0 < found["moved_words_at_20"].overall.mean < found["moved_words_at_50"].overall.mean
     other = tmp_path / "other.jsonl"
     lines = Path(items).read_text().splitlines()

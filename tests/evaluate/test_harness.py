@@ -6,17 +6,19 @@ Brute force: under a length method a score is that of one pass over the whole te
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, OpenAIGPTConfig, OPTConfig, PreTrainedTokenizerFast
 
 from models.conftest import llama_config, save_model
+from pipeline.test_devices import on_disk
 from wherewhat.capturing import prove
-from wherewhat.errors import ConfigError, TextError
+from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.evaluate import Item, read_items
-from wherewhat.extend import METHODS, DynamicNTK, InfLLM, LMInfinite, YaRN, extended, generate
+from wherewhat.extend import METHODS, DynamicNTK, InfLLM, LMInfinite, SlidingWindow, YaRN, extended, generate
 from wherewhat.loading import load
 from wherewhat.measure.choices.answering import answer, disturbed
 from wherewhat.measure.perturb.change import nothing
@@ -214,6 +216,38 @@ def test_what_cannot_be_combined_is_refused(loaded):
         HarnessModel(loaded, perturb=("words", 1.1, 0))
     with pytest.raises(ConfigError, match="cannot be disturbed while texts are written"):
         HarnessModel(loaded, perturb=("features", 0.5, 0)).generate_until(instances("generate_until", ("a b c", {})))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OPTConfig(
+            vocab_size=260, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=4,
+            max_position_embeddings=40, word_embed_proj_dim=32,
+        ),
+        OpenAIGPTConfig(vocab_size=260, n_embd=32, n_layer=1, n_head=4, n_positions=40),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_a_table_of_positions_ends_under_a_method_too(loaded, config):
+    small = replace(loaded, model=AutoModelForCausalLM.from_config(config).eval())
+    model = HarnessModel(small, method=SlidingWindow(window=8))
+    fits, long = (instances("loglikelihood", ("a" * count, "bc")) for count in (39, 40))
+    model.loglikelihood(fits, disable_tqdm=True)
+    with pytest.raises(MeasureError, match="a text of 41 tokens is longer than the table of 40 positions"):
+        model.loglikelihood(long, disable_tqdm=True)
+    with pytest.raises(MeasureError, match="longer than the table of 40 positions"):
+        model.generate_until(instances("generate_until", ("a" * 30, {"max_gen_toks": 20})))
+
+
+def test_an_embedding_on_disk(folder, tmp_path):
+    plain, spread = map(HarnessModel, on_disk(folder, tmp_path))
+    assert spread.device == torch.device("cpu")
+    asked = instances("loglikelihood", ("the cat", " sat"))
+    expected, found = (model.loglikelihood(asked, disable_tqdm=True)[0][0] for model in (plain, spread))
+    assert found == pytest.approx(expected, abs=1e-5)
+    written = instances("generate_until", ("the cat", {"max_gen_toks": 4}))
+    assert spread.generate_until(written) == plain.generate_until(written)
 
 
 def test_items_of_a_task_are_what_the_harness_asks(loaded, task, monkeypatch, tmp_path):

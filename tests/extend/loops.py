@@ -62,6 +62,7 @@ def dense(
 def infllm_blocks(attention: LayerAttention, *, s: int, window: int, block: int, top: int, reps: int) -> list[set[int]]:
     """Keys of the blocks that each query retrieves."""
     n, groups = attention.n, attention.heads // attention.kv_heads
+    scaling = attention.rotation.scaling
     found = []
     starts = range(s, n - block + 1, block)
 
@@ -81,10 +82,11 @@ def infllm_blocks(attention: LayerAttention, *, s: int, window: int, block: int,
         for a in ready:
             for h in range(attention.kv_heads):
                 for key in representatives(a, h):
-                    k = turned(attention, attention.k[0, h, key], [0.0] * attention.rotation.planes, 1)
+                    k = turned(attention, attention.k[0, h, key], [0.0] * attention.rotation.planes, scaling)
                     for g in range(groups):
                         angles = (window * attention.rotation.inv_freq).tolist()
-                        relevance[a] += float(turned(attention, attention.q[0, h * groups + g, i], angles, 1) @ k)
+                        q = turned(attention, attention.q[0, h * groups + g, i], angles, scaling)
+                        relevance[a] += float(q @ k)
         best = sorted(ready, key=relevance.__getitem__, reverse=True)[:top]
         found.append({key for a in best for key in range(a, a + block)})
     return found

@@ -17,6 +17,7 @@ from wherewhat.extend import (
     SelfExtend,
     SlidingWindow,
     StreamingLLM,
+    Untouched,
     YaRN,
     extended,
     find,
@@ -66,6 +67,9 @@ def test_models_without_rotation(method, family):
 
 
 def test_open_parameters():
+    assert SlidingWindow().is_open
+    assert not SlidingWindow(window=4).is_open
+    assert not Untouched().is_open
     layer = run(tiny("llama"), tokens(9))[0]
     with pytest.raises(ConfigError, match="does not know its window"):
         SlidingWindow().attend(layer)
@@ -73,13 +77,13 @@ def test_open_parameters():
         NTKAware().attend(layer)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gptj"])
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "opt", "openai-gpt", "mpt"])
 def test_texts_beyond_the_table_of_positions(family):
     model = tiny(family)
     long = tokens(trained_length(model) + 1)
     with pytest.raises(MeasureError, match="longer than the table"), extended(model, SlidingWindow(window=4)):
         model(input_ids=long)
-    model(input_ids=long[:, :12])
+    model(input_ids=long[:, :-1])
 
 
 @pytest.mark.parametrize("family", ["llama", "gptj"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,9 +106,11 @@ def test_yarn(layer: LayerAttention):
     torch.testing.assert_close(method.attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
-def test_infllm(layer: LayerAttention):
+@pytest.mark.parametrize("scaling", [1.0, 3.0])
+def test_infllm(layer: LayerAttention, scaling: float):
     if layer.declared_window:
         pytest.skip("the layer's own window hides what would be retrieved")
+    layer = replace(layer, rotation=replace(layer.rotation, scaling=scaling))
     chosen = infllm_blocks(layer, s=2, window=6, block=3, top=2, reps=2)
     assert any(len(keys) == 6 for keys in chosen)
 

@@ -115,6 +115,15 @@ def test_a_notebook_shows_numbers_and_no_markup_of_others(results):
         assert shown.count("<tr") == len(result.summary()) + 1
 
 
+def test_plotly_is_given_no_markup_of_others(results):
+    drawn = [results[name].plot() for name in ("axes", "heads", "perturb", "extend")]
+    drawn.append(results["axes"].plot("distance"))
+    for one in drawn:
+        assert "&lt;b onclick=alert(1)&gt;tiny" in one.layout.title.text
+        assert "<" not in one.layout.title.text
+    assert [trace.name for trace in drawn[-1].data] == ["&lt;i&gt;0", "&lt;i&gt;1"]
+
+
 def test_tables_hold_all_scores(results, tmp_path):
     scores = results["axes"].scores()
     results["axes"].export(tmp_path / "new" / "scores.parquet")

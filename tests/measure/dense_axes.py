@@ -37,6 +37,7 @@ def dense_fit(w, pairs, subset):
     for axis, column in (("a", i - j), ("b", n + i), ("c", 2 * n + j)):
         if axis in subset:
             design[row, column] = 1
+    design = design[:, design.any(0)]  # offsets that no pair has
     fitted = design @ torch.linalg.lstsq(design, values[:, None], driver="gelsd").solution[:, 0]
     sse, tss = (values - fitted).square().sum(), (values - values.mean()).square().sum()
     return float((1 - sse / tss).clamp_min(0).sqrt()), fitted

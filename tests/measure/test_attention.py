@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from wherewhat.capturing import LayerAttention, Mask
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measure.attention import AttentionConfig, attention_stats, effective_rank, gaussian_rank
 
 
@@ -51,7 +51,7 @@ def test_equals_dense_definition(window, sinks):
     torch.testing.assert_close(stats.entropy, entropy, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(stats.sink_mass, weights[:, 2:, :2].sum(-1).mean(-1), rtol=1e-5, atol=1e-7)
     seen = [min(i + 1, window or i + 1) for i in range(37)]
-    assert stats.uniform_entropy == pytest.approx(sum(math.log(s) for s in seen[1:]) / 36)
+    assert stats.uniform_entropy == pytest.approx(sum(math.log(s + (sinks is not None)) for s in seen[1:]) / 36)
 
 
 def test_blocks_of_rows_change_nothing():
@@ -60,6 +60,11 @@ def test_blocks_of_rows_change_nothing():
     blocks = attention_stats(attention, AttentionConfig(block_mib=1))
     torch.testing.assert_close(whole.entropy, blocks.entropy, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(whole.sink_mass, blocks.sink_mass, rtol=1e-6, atol=1e-8)
+
+
+def test_no_entropy_is_above_that_of_uniform_attention_with_a_sink_column():
+    stats = attention_stats(random_layer(scale=0.0, sinks=torch.zeros(4)), AttentionConfig())
+    assert stats.entropy.tolist() == pytest.approx([stats.uniform_entropy] * 4, rel=1e-6)
 
 
 def test_uniform_attention_reaches_its_controls():
@@ -89,7 +94,7 @@ def test_gaussian_rank_is_the_most_tokens_can_have_and_grows_with_n():
 
 
 def test_text_no_longer_than_the_sink_is_refused():
-    with pytest.raises(ConfigError, match="only 37 tokens"):
+    with pytest.raises(MeasureError, match="only 37 tokens"):
         attention_stats(random_layer(), AttentionConfig(sink_tokens=37))
 
 

@@ -165,7 +165,7 @@ def test_constant_logits_have_no_r():
         (((3, 9, 4), (2, 9, 4)), {}, "cannot share"),
         (((9, 4), (9, 4)), {}, r"\(heads, n, d\)"),
         (((2, 9, 4), (2, 9, 4)), {"window": 2}, "at least 3"),
-        (((2, 9, 4), (2, 9, 4)), {"skip": 6}, "3 tokens are left"),
+        (((2, 9, 4), (2, 9, 4)), {"skip": 6}, "at least 4 must be left"),
         (((2, 9, 4), (2, 9, 4)), {"skip": -1}, "must not be negative"),
         (((2, 9, 4), (2, 9, 4)), {"softcap": 1.0, "method": "linear"}, "needs bilinear logits"),
     ],
@@ -182,6 +182,14 @@ def test_numbers_that_are_not_finite(bad, method):
     q[1, 7, 3] = bad
     with pytest.raises(MeasureError, match="not finite"):
         fit_axes(q, k, method=method)
+
+
+@pytest.mark.parametrize("method", ["linear", "blocked"])
+def test_of_a_query_term_alone_no_behaviour_is_left(method):
+    q, k = draw(mean=3.0)
+    fit = fit_axes(q, k[:, :1].expand_as(k), method=method)
+    torch.testing.assert_close(fit.r, torch.ones_like(fit.r))
+    assert bool(fit.r_behaviour.isnan().all())
 
 
 @pytest.mark.parametrize("method", ["linear", "blocked"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -27,6 +29,17 @@ ENCODINGS = {
     "learned": "gpt2",
     "relative bias": "inkling_text",
 }
+
+
+class Captured:
+    """What ``AXES`` needs of a subject, on a tiny model."""
+
+    def __init__(self, model):
+        self.model, self.proof = model, prove(model)
+
+    def run(self, ids, reducer, *, logits=False):
+        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
+            return self.model(ids).logits
 
 
 def layers(name, check) -> None:
@@ -87,6 +100,27 @@ def test_gaussian_control_has_the_norms_of_the_original():
     assert torch.equal(noise, gaussian_like(x, seed=1))
 
 
+@pytest.mark.parametrize("name", ["bloom", "gemma3_text:window", "gemma2", "gpt2"])
+def test_gaussian_control_sees_the_mask_and_biases_of_the_layer(name):
+    model = tiny(name)
+    expected = []
+
+    def keep(attention):
+        q, k = (
+            gaussian_like(attention.rot_q, seed=attention.layer),
+            gaussian_like(attention.rot_k, seed=attention.layer + 10**6),
+        )
+        noise = dataclasses.replace(attention, rot_q=q, rot_k=k)
+        visible = noise.visible()[0, 0].expand(noise.n, noise.m)
+        expected.append([dense_fit(logits, visible, "abc")[0] for logits in noise.attn_scores()[0].double()])
+
+    layers(name, keep)
+    found = AXES.measure(Captured(model), tokens(41), AxesConfig())
+    for layer, of_heads in zip(found.layers, expected, strict=True):
+        assert layer.whole["r_gaussian"] == pytest.approx(sum(of_heads) / len(of_heads), abs=1e-4)
+        assert layer.whole["r_behaviour_gaussian"] <= layer.whole["r_gaussian"] + 1e-6
+
+
 def test_pooled_r_is_that_of_all_logits_at_once():
     model = tiny("llama")
     ids = tokens(41)
@@ -99,16 +133,9 @@ def test_pooled_r_is_that_of_all_logits_at_once():
         residual.append(logits - fit.a[:, i - j] - fit.b[:, i] - fit.c[:, j])
         values.append(logits)
 
-    proof = prove(model)
-
-    class Subject:
-        def run(self, ids, reducer, *, logits=False):
-            with torch.no_grad(), capture(model, reducer, proof=proof):
-                return model(ids).logits
-
-    with torch.no_grad(), capture(model, keep, proof=proof):
-        model(ids)
-    found = AXES.measure(Subject(), ids, AxesConfig())
+    subject = Captured(model)
+    subject.run(ids, keep)
+    found = AXES.measure(subject, ids, AxesConfig())
     flat = torch.cat(values).flatten()
     expected = (1 - torch.cat(residual).square().sum() / (flat - flat.mean()).square().sum()).sqrt()
     assert found.whole["pooled_r"] == pytest.approx(float(expected), abs=1e-5)

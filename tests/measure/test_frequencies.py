@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ from wherewhat.measure.frequencies import (
     without_planes,
 )
 from wherewhat.measure.frequencies.planes import plane_queries
-from wherewhat.measure.residual import next_token_loss
+from wherewhat.measure.losses import next_token_loss
 from wherewhat.measure.swaps.layer import layer_swaps
 from wherewhat.measure.swaps.placing import places_before, query_logits
 
@@ -401,7 +402,9 @@ def test_correlation():
     y = torch.tensor([2.0, 1.0, 5.0, 9.0, torch.nan])
     known = torch.corrcoef(torch.stack([x[:3], y[:3]]))[0, 1]
     assert correlation(x, y) == pytest.approx(float(known), rel=1e-6)
-    assert correlation(x, torch.ones(5)) != correlation(x, torch.ones(5))  # NaN: a constant has none
+    for constant in (torch.ones(5), torch.full((5,), 0.1, dtype=torch.float64)):
+        assert math.isnan(correlation(x, constant))
+    assert math.isnan(correlation(torch.arange(270.0), torch.full((270,), 0.1, dtype=torch.float64)))
     assert correlation(x[:2], y[:2]) != correlation(x[:2], y[:2])
 
 

@@ -16,9 +16,9 @@ from wherewhat.measure.lengths import EXTEND
 from wherewhat.measure.lengths.attending import axes, look, sample
 from wherewhat.measure.lengths.config import ExtendConfig
 from wherewhat.measure.lengths.losses import by_multiple, read_in_pieces
-from wherewhat.measure.lengths.outputs import Reference, rank_correlation, shift
+from wherewhat.measure.lengths.outputs import Reference, ShiftSums, rank_correlation, shift
 from wherewhat.measure.lengths.planting import find_planted, plant
-from wherewhat.measure.lengths.verdicts import compare, finding, loss
+from wherewhat.measure.lengths.verdicts import compare, finding, loss, reasons
 
 SMALL = {"depths": (0, 100), "run": 2}
 
@@ -50,6 +50,8 @@ def test_none_is_the_untouched_model(subject):
     assert found.whole["rise_inside_none"] == pytest.approx(0, abs=1e-5)
     curve = found.curves["loss_by_position_none"].values
     assert float(curve[0, 1]) == pytest.approx(float(expected[:4].mean()), abs=1e-5)
+    rises = found.curves["rise_by_position_none"].values  # from the second half of the trained length on
+    assert torch.equal(rises[:, 0], curve[curve[:, 0] > 8][:, 0])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
@@ -185,6 +187,52 @@ def test_shift_in_units_of_the_spread():
     assert float(wider.outliers) > 0.3
 
 
+def test_shift_part_by_part_is_that_of_all():
+    x = torch.randn(300, 2, 8, generator=torch.Generator().manual_seed(0)) + 3
+    reference = Reference.of(x[:100])
+    sums = ShiftSums(reference)
+    for part in x[100:].split(70):
+        sums.add(part)
+    whole = x[100:].double().transpose(0, 1)
+    moved = (whole.mean(1) - reference.mean).norm(dim=-1) / reference.spread
+    found = sums.result()
+    torch.testing.assert_close(found.mean, moved)
+    covariance = torch.stack([torch.cov(head.T, correction=0) for head in whole])
+    size = reference.covariance.norm(dim=(-1, -2))
+    torch.testing.assert_close(found.covariance, (covariance - reference.covariance).norm(dim=(-1, -2)) / size)
+    away = (whole - reference.mean[:, None]).norm(dim=-1)
+    torch.testing.assert_close(found.outliers, (away > reference.far[:, None]).double().mean(-1))
+
+
+@pytest.mark.parametrize("n", [21, 40, 47])
+def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
+    ids = tokens(n)
+    found = EXTEND.measure(subject, ids, ExtendConfig(methods=("none",), **SMALL))
+    inside, beyond = {}, {}
+    subject.run(ids[:, :16], lambda attention: inside.update({attention.layer: attention.output[0, 8:]}))
+    for start in range(8, n - 9, 8):
+        piece = torch.cat([ids[:, :1], ids[:, start + 1 : min(n - 1, start + 16)]], 1)
+        subject.run(piece, lambda x: beyond.setdefault(x.layer, []).append(x.output[0, 8:]))
+    for layer in found.layers:
+        expected = shift(Reference.of(inside[layer.layer]), torch.cat(beyond[layer.layer])).heads()
+        assert len(torch.cat(beyond[layer.layer])) == n - 1 - 16
+        for name, values in expected.items():
+            torch.testing.assert_close(layer.heads[f"{name}_pieces"], values, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_read_beside_what_no_change_gives():
+    """The words name a control that the run stores; of one Gaussian it is what the number itself is."""
+    words = {metric.name: metric for metric in EXTEND.words(ExtendConfig(methods=("none",)))}
+    generator = torch.Generator().manual_seed(0)
+    reference = Reference.of(torch.randn(128, 20, 48, generator=generator))
+    beyond, control = (shift(reference, torch.randn(512, 20, 48, generator=generator)).heads() for _ in range(2))
+    for name, values in beyond.items():
+        assert words[f"{name}_none"].control == f"{name}_pieces"
+        assert f"{name}_pieces" in words
+        assert float(values.mean()) == pytest.approx(float(control[name].mean()), rel=0.15)
+    assert float(beyond["output_covariance"].mean()) > 0.5
+
+
 def test_rank_correlation():
     x = torch.tensor([3.0, 1.0, 2.0])
     assert rank_correlation(x, x.exp()) == pytest.approx(1)
@@ -248,6 +296,11 @@ def test_verdict_on_planted_runs(within, beyond, words):
     found = estimates(found_within_x=within, found_beyond_x=beyond)
     assert finding(found, "x").startswith(words)
     assert finding(found | {"found_pieces": About(0.05)}, "x") == ""
+
+
+def test_reasons_tell_a_shift_beside_that_of_no_change():
+    found = estimates(loss_rise_x=About(1.0), output_shift_x=About(0.8), output_shift_pieces=About(0.4))
+    assert reasons(found, "x") == " [outputs lie 0.8 spreads off; in pieces, 0.4]"
 
 
 def test_comparison_names_what_the_run_holds(subject):

@@ -59,6 +59,17 @@ def test_assignment_without_key_or_value(text):
         parse_assignments([text])
 
 
+def test_assignments_of_another_option():
+    with pytest.raises(ConfigError, match="--where 'a' is not"):
+        parse_assignments(["a"], name="--where")
+
+
+@pytest.mark.parametrize("values", [{"share": "nan"}, {"share": float("inf")}, {"many": "1,-inf"}])
+def test_numbers_are_finite(values):
+    with pytest.raises(ConfigError, match="is not a finite number"):
+        build_config(Everything, values)
+
+
 def test_assignment_twice():
     with pytest.raises(ConfigError, match="twice"):
         parse_assignments(["a=1", "a=2"])

@@ -72,7 +72,8 @@ def by_loops(attention, ids, *, max_lag, sink_tokens=1):
         mean([-sum(p * math.log(p) for p in (*w[i], lost[i]) if p > 0) for i in range(n) if len(keys[i]) > 1])
         for w, lost in zip(weights, missing, strict=True)
     ]
-    found["entropy_uniform"] = mean([math.log(len(seen)) for seen in keys if len(seen) > 1])
+    columns = int(attention.sinks is not None)
+    found["entropy_uniform"] = mean([math.log(len(seen) + columns) for seen in keys if len(seen) > 1])
     found["sink_mass"] = [mean([sum(w[i][:sink_tokens]) for i in range(sink_tokens, n)]) for w in weights]
     found["sink_mass_uniform"] = mean(
         [sum(j < sink_tokens for j in keys[i]) / len(keys[i]) for i in range(sink_tokens, n)]
@@ -272,7 +273,7 @@ def test_several_texts_a_cache_and_overflow_are_refused():
         pattern_statistics(replace(attention, rot_k=attention.rot_k / 0), torch.arange(37), PatternConfig())
     with pytest.raises(MeasureError, match="logits overflow"):
         pattern_statistics(replace(attention, scale=1e39), torch.arange(37), PatternConfig())
-    with pytest.raises(ConfigError, match="only 37 tokens"):
+    with pytest.raises(MeasureError, match="only 37 tokens"):
         pattern_statistics(attention, torch.arange(37), PatternConfig(sink_tokens=37))
 
 

@@ -275,7 +275,9 @@ def test_a_model_that_breaks_at_other_positions_says_so_in_one_line(llama):
         with computing(llama.loaded.model, positions):
             raise RuntimeError("index 6 is out of bounds\nat some line")
 
-    with pytest.raises(CaptureError, match=r"cannot be run at other positions \(index 6 is out of bounds\)"):
+    with pytest.raises(
+        CaptureError, match=r"cannot be run at other positions \(index 6 is out of bounds at some line\)"
+    ):
         breaking(torch.arange(N))
     with pytest.raises(RuntimeError, match="at some line"):
         breaking(None)
@@ -293,8 +295,15 @@ def test_learned_positions_end_at_their_table():
 
 
 def test_a_layer_that_is_not_there(llama):
-    with pytest.raises(ConfigError, match="there is no layer 99"), llama.reordered({99: torch.arange(N)}):
+    orders = {0: torch.arange(N), 99: torch.arange(N)}
+    before = hooks(llama.loaded.model)
+    with pytest.raises(ConfigError, match="there is no layer 99"), llama.reordered(orders):
         pass
+    assert hooks(llama.loaded.model) == before
+
+
+def hooks(model):
+    return sum(len(module._forward_pre_hooks) for module in model.modules())
 
 
 # losses and heads

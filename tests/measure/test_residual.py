@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from capturing.tiny import tiny, tokens
 from wherewhat.capturing import capture, intervene, prove
 from wherewhat.errors import ConfigError
 from wherewhat.measure.axes.layer import fit_layer
-from wherewhat.measure.residual import RESIDUAL, ResidualConfig, mixed_attention, next_token_loss
+from wherewhat.measure.losses import next_token_loss
+from wherewhat.measure.residual import RESIDUAL, ResidualConfig, mixed_attention
 
 FAMILIES = ["llama", "gptj", "bloom", "falcon:alibi", "mpt", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "cohere2"]
 
@@ -75,13 +78,43 @@ def test_chosen_heads_only():
     subject.run(ids, check)
 
 
-def test_the_query_axis_cancels():
-    subject = Subject("llama")
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_the_query_axis_cancels(name):
+    subject = Subject(name)
 
     def check(attention):
+        assert (attention.sinks is not None) == (name == "gpt_oss")
         fit = fit_layer(attention)
         without, whole = (mixed_attention(attention, fit, without=axes) for axes in ("b", ""))
         torch.testing.assert_close(without, whole, rtol=1e-4, atol=1e-5)
+
+    subject.run(tokens(40), check)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.parametrize(("strength", "without"), [(1.0, "a"), (1.0, "c"), (0.5, "ac")])
+def test_constants_may_be_in_any_axis(name, strength, without):
+    subject = Subject(name)
+
+    def check(attention):
+        fit = fit_layer(attention)
+        moved = replace(fit, a=fit.a - 3, b=fit.b + 1, c=fit.c + 2)
+        one, other = (mixed_attention(attention, x, strength=strength, without=without) for x in (fit, moved))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+    subject.run(tokens(40), check)
+
+
+@pytest.mark.parametrize("without", ["a", "c"])
+def test_the_sink_column_keeps_its_weight(without):
+    subject = Subject("gpt_oss")
+
+    def check(attention):
+        # With values of 1, the output is the weight that is left to the keys.
+        attention = replace(attention, value=torch.ones_like(attention.value))
+        left = mixed_attention(attention, fit_layer(attention), without=without)[0, :, :, 0]
+        torch.testing.assert_close(left.T, attention.pattern()[0].sum(-1), rtol=1e-5, atol=1e-6)
+        assert float(left.max()) < 1
 
     subject.run(tokens(40), check)
 

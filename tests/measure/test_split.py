@@ -15,6 +15,7 @@ from transformers import GPT2Config
 
 from capturing.tiny import run as captured
 from capturing.tiny import tiny, tokens
+from cli.conftest import cli  # noqa: F401 - a fixture
 from models.conftest import WORDS, save_model
 from wherewhat import ModelRequest, Request, run
 from wherewhat.errors import ConfigError, MeasureError, TextError
@@ -276,7 +277,7 @@ def test_bad_input_is_one_line():
         SPLIT.across(Replay(layers), documents[:2], SplitConfig())
     with pytest.raises(MeasureError, match="from 20 to 23 tokens: cut all to one length"):
         SPLIT.across(Replay(layers), [*documents, documents[1][:20]], SplitConfig())
-    with pytest.raises(ConfigError, match="skip is 20, but the texts have only 23 tokens"):
+    with pytest.raises(MeasureError, match="skip is 20, but the texts have only 23 tokens"):
         SPLIT.across(Replay(layers), documents, SplitConfig(skip=20))
     with pytest.raises(ConfigError, match="skip is -1"):
         SplitConfig(skip=-1)
@@ -373,7 +374,7 @@ def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
         broken.setattr("wherewhat.store.run.join_profiles", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(request(gpt2, texts), out=tmp_path / "killed")
-    monkeypatch.setattr("wherewhat.pipeline.running.ModelSubject", lambda *_: pytest.fail("measured twice"))
+    monkeypatch.setattr("wherewhat.pipeline.running._found", lambda *_: pytest.fail("measured twice"))
     again = run(request(gpt2, texts), out=tmp_path / "killed")
     for name in ("scores.parquet", "config.json"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
@@ -392,14 +393,20 @@ def test_time_of_documents_together_is_announced():
     assert line.startswith("20 documents of 4096 tokens: about ")
 
 
-def test_command_shows_model_twin_and_intervals(gpt2, texts, tmp_path):
+def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):  # noqa: F811
+    shown = cli(
+        "split", gpt2, "--tokens", "24", "--out", tmp_path, *(word for path in texts for word in ("--text", path))
+    )
+    assert shown.code == 0, shown.err
+    assert "position in q" in shown.out
+    assert "±" in shown.out
+    assert "random" in shown.out
+
+
+def test_one_document_is_too_few_for_the_command(gpt2, texts, tmp_path):
     arguments = [sys.executable, "-m", "wherewhat", "split", str(gpt2), "--tokens", "24", "--out", str(tmp_path)]
     for path in texts:
         arguments += ["--text", path]
-    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
-    assert "position in q" in shown.stdout
-    assert "±" in shown.stdout
-    assert "random" in shown.stdout
     alone = subprocess.run([*arguments, "--documents", "1"], capture_output=True, text=True)
     assert alone.returncode == 2
     assert len(alone.stderr.strip().splitlines()) == 1

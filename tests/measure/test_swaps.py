@@ -13,7 +13,6 @@ from wherewhat.capturing.blocks import blocks, key_mixing
 from wherewhat.errors import MeasureError
 from wherewhat.measure.base import KEYS_MIX
 from wherewhat.measure.swaps import scores as scores_module
-from wherewhat.measure.swaps.bootstrap import interval
 from wherewhat.measure.swaps.labels import LABELS, label
 from wherewhat.measure.swaps.layer import swap_scores
 from wherewhat.measure.swaps.placing import choose_queries, place, query_logits
@@ -158,22 +157,15 @@ def test_sensitivity_is_in_the_result():
     assert bool(found.by_block[..., 2].isnan().all())  # no query sees two blocks of 30
 
 
-def test_intervals_cover_the_mean_and_narrow():
-    values = torch.rand(2, 6, 16, generator=torch.Generator().manual_seed(0))
-    found = interval(values)
-    mean = values.mean((-1, -2))
-    assert bool(((found[:, 0] < mean) & (mean < found[:, 1])).all())
-    assert torch.equal(found, interval(values))
-    wide = interval(values[:, :1])
-    assert bool((wide.diff(dim=-1) > found.diff(dim=-1)).all())
-
-
-def test_interval_counts_documents_rather_than_queries():
-    """Where queries of a document agree, the interval is that of the documents alone."""
-    documents = torch.rand(1, 5, 1, generator=torch.Generator().manual_seed(0)).expand(1, 5, 64)
-    reach = float(interval(documents, draws=20_000).diff(dim=-1)) / 2
-    expected = 1.96 * float(documents[0, :, 0].std(correction=0)) / math.sqrt(5)
-    assert reach == pytest.approx(expected, rel=0.1)
+def test_intervals_are_over_queries_and_within_the_scale():
+    q, k = torch.randn(4, 40, 4), torch.randn(2, 40, 4)
+    found = swap_scores(q, k, rotation=ROTATION, queries=[20, 30, 39])
+    for scores, bounds in zip((found.s_pos, found.s_sym), found.intervals(), strict=True):
+        mean = scores.mean(1)
+        assert bool(((bounds[:, 0] <= mean) & (mean <= bounds[:, 1])).all())
+        assert 0 <= float(bounds.min()) <= float(bounds.max()) <= 1
+    alone = swap_scores(q, k, rotation=ROTATION, queries="last").intervals()
+    assert all(bool(bounds.isnan().all()) for bounds in alone)
 
 
 def test_labels():

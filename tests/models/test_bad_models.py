@@ -164,4 +164,9 @@ def test_remote_code_is_off_unless_allowed(build, tmp_path, monkeypatch):
     )
     refused(folder, "trust_remote_code=True")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    assert type(load(folder, trust_remote_code=True, device="cpu").model).__name__ == "OwnModel"
+    loaded = load(folder, trust_remote_code=True, device="cpu")
+    assert type(loaded.model).__name__ == "OwnModel"
+    with (folder / "own.py").open("a") as file:
+        file.write("# changed\n")
+    changed = load(folder, trust_remote_code=True, device="cpu")
+    assert changed.weights_hash != loaded.weights_hash, "what a model computes is its code's too"

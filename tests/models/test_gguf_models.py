@@ -1,12 +1,12 @@
 """Brute force, parity and end-to-end: GGUF files are read rightly, cached, and honour their BOS token."""
 
 import json
-import multiprocessing
 
 import numpy as np
 import pytest
 import torch
 
+from store.conftest import processes  # noqa: F401 - a fixture
 from wherewhat.errors import LoadError
 from wherewhat.models import load
 
@@ -135,17 +135,14 @@ def _load_once(path, cache, queue):
     queue.put(load(path, device="cpu", cache_dir=cache).weights_hash)
 
 
-def test_two_processes_share_one_cache(build, tmp_path):
+def test_two_processes_share_one_cache(build, tmp_path, processes):  # noqa: F811
     build.gguf(tmp_path / "m.gguf")
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [
-        context.Process(target=_load_once, args=(tmp_path / "m.gguf", tmp_path / "c", queue)) for _ in range(2)
-    ]
-    for process in processes:
+    queue = processes.Queue()
+    both = [processes.Process(target=_load_once, args=(tmp_path / "m.gguf", tmp_path / "c", queue)) for _ in range(2)]
+    for process in both:
         process.start()
-    hashes = [queue.get(timeout=120) for _ in processes]
-    for process in processes:
+    hashes = [queue.get(timeout=120) for _ in both]
+    for process in both:
         process.join()
     assert hashes[0] == hashes[1]
     (folder,) = folders(tmp_path / "c")

@@ -16,6 +16,9 @@ from transformers import (
     RobertaConfig,
 )
 
+from capturing.tiny import tiny, tokens
+from wherewhat.errors import ConfigError
+from wherewhat.extend import SlidingWindow, extended, trained_length
 from wherewhat.models import max_positions
 
 GPT = {"vocab_size": 16, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 20}
@@ -56,6 +59,7 @@ def test_hard_limit_is_where_the_model_breaks(kind):
     limit, hard = max_positions(model)
     assert hard
     assert limit == (18 if kind == "roberta" else 20)
+    assert trained_length(model) == limit
     assert works(model, limit)
     assert not works(model, limit + 1)
 
@@ -66,3 +70,22 @@ def test_rope_limit_is_soft_and_alibi_has_none(build):
     assert works(rope, 40)
     alibi = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4)).eval()
     assert max_positions(alibi) == (None, False)
+
+
+def test_tables_of_pictures_are_no_limit_on_texts():
+    model = tiny("gemma3")
+    limit, hard = max_positions(model)
+    assert not hard
+    with torch.no_grad(), extended(model, SlidingWindow(window=8)):
+        model(input_ids=tokens(limit + 80), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length"]
+)
+def test_names_of_the_length_in_configurations(name):
+    model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
+    with pytest.raises(ConfigError, match="BloomForCausalLM does not say how long it was trained"):
+        trained_length(model)
+    setattr(model.config, name, 48)
+    assert trained_length(model) == 48

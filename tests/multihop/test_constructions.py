@@ -30,6 +30,7 @@ from wherewhat.multihop.constructions import (
 from wherewhat.multihop.discrepancy import index_discrepancy
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.tasks import IndexTask, LetterTask, NumberTask, PartialInductionTask, RetrievalTask
+from wherewhat.pipeline.progress import Silent
 
 FAST = 10_000 ** (-1 / 64)
 SLOW = 10_000 ** (-41 / 64)
@@ -287,3 +288,27 @@ def test_wrong_heads():
             head_geometry(small_index(task), task, tokens, **options)
     with pytest.raises(MeasureError, match="does not rotate"):
         head_geometry(LabModel(LabConfig(layers=1, encoding="nope")), task, tokens)
+
+
+def test_a_length_that_angles_do_not_hold_is_refused_before_any_work(monkeypatch):
+    def work(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr("wherewhat.multihop.constructions.temperature.index_discrepancy", work)
+    with pytest.raises(ConfigError, match="at length 1000000000"):
+        index_transformer(IndexTask(target=16), theta=0.866, longest=10**9)
+
+
+def test_checking_tells_how_far_it_is():
+    class Told(Silent):
+        def track(self, items, label):
+            told.append((len(items), label))
+            return iter(items)
+
+    told = []
+    task = RetrievalTask(target=4)
+    model = retrieval_transformer(task, theta=0.001, longest=12)
+    found = check_randomly(model, task, count=5000, longest=12, progress=Told())
+    plain = check_randomly(model, task, count=5000, longest=12)
+    assert told == [(8, "5,000 inputs of up to 12 tokens")]
+    assert (found.inputs, found.by_length, found.margin) == (plain.inputs, plain.by_length, plain.margin)

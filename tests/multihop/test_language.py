@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -14,7 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from multihop.test_trainer import Interrupt, same
+from multihop.test_trainer import Interrupt, killed, same
+from store.conftest import processes  # noqa: F401 - a fixture
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measure.options import build_config
 from wherewhat.multihop import fusing
@@ -112,25 +109,14 @@ def test_interrupted_and_resumed(tmp_path, at):
     assert same(whole, train(record=Interrupt(0), directory=tmp_path))
 
 
-_CHILD = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from multihop.test_language import MODEL, TEXT, TRAIN, train_language
-train_language(MODEL, TRAIN, TEXT, directory=Path(sys.argv[1]), record_at=range(24),
-               record=lambda step, model: print(step, flush=True))
-"""
+def _train(directory, connection):
+    train_language(
+        MODEL, TRAIN, TEXT, directory=directory, record_at=range(24), record=lambda step, model: connection.send(step)
+    )
 
 
-def test_killed_and_resumed(tmp_path):
-    command = [sys.executable, "-c", _CHILD, str(tmp_path), *(path for path in sys.path if path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as child:
-        for line in child.stdout:
-            if line.strip() == "16":
-                os.kill(child.pid, signal.SIGKILL)
-                break
-        child.stdout.read()
-    assert child.returncode == -signal.SIGKILL
+def test_killed_and_resumed(tmp_path, processes):  # noqa: F811
+    killed(processes, _train, tmp_path, after=16)
     assert same(train_language(MODEL, TRAIN, TEXT), train_language(MODEL, TRAIN, TEXT, directory=tmp_path))
 
 

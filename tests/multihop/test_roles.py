@@ -36,9 +36,10 @@ LETTER = LetterTask(target=4, pretarget=4, hops=3, letters=6, digits=3)
 TASKS = (NUMBER, LETTER, IndexTask(target=5, symbols=6), RetrievalTask(target=5), PartialInductionTask(target=5))
 
 
-def make(task, *, heads=2, layers=2, spread=0.4):
+def make(task, *, heads=2, layers=2, spread=0.4, **options):
     """A model with larger weights than initial ones, which hide mistakes."""
-    model = LabModel(LabConfig(vocabulary=task.vocabulary, layers=layers, heads=heads, width=16)).double()
+    config = LabConfig(vocabulary=task.vocabulary, layers=layers, heads=heads, width=16, **options)
+    model = LabModel(config).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -92,9 +93,10 @@ def test_path_tokens_are_where_the_rule_leads(task):
 
 
 @pytest.mark.parametrize("task", [NUMBER, LETTER], ids=("number", "letter"))
+@pytest.mark.parametrize("kind", ["parallel", "llama"])
 @torch.no_grad()
-def test_look_is_what_one_token_at_a_time_shows(task):
-    model, sequences = make(task), task.sample(12, seed=1)
+def test_look_is_what_one_token_at_a_time_shows(task, kind):
+    model, sequences = make(task, block=kind), task.sample(12, seed=1)
     looked = look(model, sequences, answers=task.answers)
     moves = classify(looked, hop_function(task))
     for index in range(len(looked.tokens)):
@@ -117,7 +119,8 @@ def test_look_is_what_one_token_at_a_time_shows(task):
                 output = torch.zeros(16, dtype=torch.float64)
                 output[8 * head : 8 * head + 8] = attention.output[0, position, head]
                 written = block.out(output)
-                logits = model.head.weight[: task.answers] @ ((written - written.mean()) * model.norm.weight)
+                centred = written - written.mean() if kind == "parallel" else written
+                logits = model.head.weight[: task.answers] @ (centred * model.norm.weight)
                 can = int(ids[0, best]) < task.answers
                 assert bool(looked.can_say[layer, head, index]) == can
                 says = can and int(logits.argmax()) == int(ids[0, best])
@@ -221,6 +224,7 @@ def test_ablation_is_one_edit_at_a_time(to):
     assert intervals.shape == (2, 2, 3, 2)
     assert bool((intervals[..., 0] <= found.change + 1e-9).all())
     assert bool((found.change <= intervals[..., 1] + 1e-9).all())
+    assert bool((intervals[..., 0] < intervals[..., 1]).all())  # also of heads that change no answer
     assert float(found.change.min()) < 0
     with pytest.raises(ConfigError, match="'half'"):
         ablate_heads(model, sequences, to="half")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from store.conftest import processes  # noqa: F401 - a fixture
 from wherewhat.errors import ConfigError, LoadError, MeasureError, StoreError
 from wherewhat.measure.options import build_config
 from wherewhat.multihop.checkpoint import load_model, load_state, save_model
@@ -142,28 +140,27 @@ def test_interrupted_and_resumed(tmp_path, at):
     assert same(whole, finished)
 
 
-_CHILD = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from multihop.test_trainer import MODEL, TASK, TRAIN
-from wherewhat.multihop.trainer import train
-train(TASK, MODEL, TRAIN, directory=Path(sys.argv[1]),
-      record=lambda step, model: print(step, flush=True))
-"""
+def killed(processes, work, directory, *, after, pause=0.0):  # noqa: F811
+    """A process that trains in a directory and tells its steps is killed when it has told one of them."""
+    ours, theirs = processes.Pipe(duplex=False)
+    child = processes.Process(target=work, args=(directory, theirs))
+    child.start()
+    theirs.close()
+    while ours.recv() != after:
+        pass
+    time.sleep(pause)
+    child.kill()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("after", ["0", "20"])
-def test_killed_and_resumed(tmp_path, after):
-    command = [sys.executable, "-c", _CHILD, str(tmp_path), *(path for path in sys.path if path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as child:
-        for line in child.stdout:
-            if line.strip() == after:
-                time.sleep(0.01)
-                os.kill(child.pid, signal.SIGKILL)
-                break
-        child.stdout.read()
-    assert child.returncode == -signal.SIGKILL
+def _train(directory, connection):
+    train(TASK, MODEL, TRAIN, directory=directory, record=lambda step, model: connection.send(step))
+
+
+@pytest.mark.parametrize("after", [0, 20])
+def test_killed_and_resumed(tmp_path, processes, after):  # noqa: F811
+    killed(processes, _train, tmp_path, after=after, pause=0.01)
     assert same(train(TASK, MODEL, TRAIN), train(TASK, MODEL, TRAIN, directory=tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [MODEL_FILE]
 

@@ -84,15 +84,17 @@ GIVEN = {
     **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], tokens(48)),
     "perturb": TEXT,
     "extend": tokens(420),
-    "split": [tokens(48, seed=seed)[0] for seed in range(8)],
+    "split": [tokens(48, seed=seed)[0] for seed in range(4)],
 }
+FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}}
+"""Options that repeat a measurement less often: the mock is slow, and every repetition does the same."""
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
 @pytest.mark.parametrize("name", list(GIVEN))
 def test_no_measurement_mixes_tensors_of_layers_on_different_devices(name, kind):
     measurement = find(name)
-    config = measurement.config()
+    config = measurement.config(**FEW.get(name, {}))
     model = tiny(kind)
     if name == "extend":
         model.config.max_position_embeddings = 200
@@ -143,6 +145,13 @@ def test_layers_that_accelerate_keeps_on_disk(folder, tmp_path, name, chunk):
             assert not a.heads[metric].is_meta
             torch.testing.assert_close(a.heads[metric], b.heads[metric], atol=1e-5, rtol=1e-5, equal_nan=True)
     assert found.whole == pytest.approx(expected.whole, abs=1e-5, rel=1e-5, nan_ok=True)
+
+
+def test_continuations_where_the_embedding_is_on_disk(folder, tmp_path):
+    plain, spread = on_disk(folder, tmp_path)
+    ids = tokens(16) % 8 + 3
+    expected, found = (ModelSubject(it).continued(ids, [(4,), (5, 6)])[0] for it in (plain, spread))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_reducers_see_real_tensors_of_layers_on_disk(folder, tmp_path):

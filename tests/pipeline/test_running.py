@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from models.conftest import llama_config, save_model
-from wherewhat import ModelRequest, Request, run
-from wherewhat.errors import CaptureError
+from wherewhat import ModelRequest, Request, RunDirectory, run
+from wherewhat.errors import CaptureError, StoreError, TextError
 from wherewhat.loading import load
 from wherewhat.measure import find
 from wherewhat.pipeline.stored import stored_document
-from wherewhat.pipeline.summary import interval, summarise
+from wherewhat.pipeline.summary import interval, stored_words, summarise
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,15 @@ def test_numbers_equal_those_measured_by_hand(folder, text, tmp_path):
             assert found[layer, head, "sink_mass"] == pytest.approx(float(sink[head]), rel=1e-5)
 
 
+@pytest.mark.parametrize("measurement", ["axes", "heads"])
+def test_documents_are_all_of_one_length(folder, text, tmp_path, measurement):
+    short = tmp_path / "short.txt"
+    short.write_text("the dog ran on a mat and the cat sat")
+    wanted = replace(request(folder, text), measurement=measurement, text=(text, str(short)))
+    with pytest.raises(TextError, match="document 'short': the text has 10 tokens, but 24 were asked for"):
+        run(wanted, out=tmp_path / "out")
+
+
 def test_every_choice_that_matters_has_its_own_directory(folder, text, tmp_path):
     plain = request(folder, text)
     variants = [
@@ -63,6 +75,12 @@ def test_every_choice_that_matters_has_its_own_directory(folder, text, tmp_path)
         Request(
             measurement="attention",
             model=ModelRequest(model=folder, dtype="float64"),
+            text=(text,),
+            tokens=24,
+        ),
+        Request(
+            measurement="attention",
+            model=ModelRequest(model=folder, attn_implementation="eager"),
             text=(text,),
             tokens=24,
         ),
@@ -115,6 +133,11 @@ def test_interval_of_known_numbers():
     assert interval([5.0]).low is None
 
 
+def test_runs_with_an_option_that_was_dropped_keep_their_words():
+    made = SimpleNamespace(config={"options": {"gamma": 0.2, "seed": 0}})
+    assert [metric.name for metric in stored_words(find("heads"), made)][:2] == ["s_pos", "s_sym"]
+
+
 def test_documents_together_have_one_distance_curve(folder, text, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("a dog and a cat ran on the mat . " * 4)
@@ -132,6 +155,22 @@ def test_documents_together_have_one_distance_curve(folder, text, tmp_path):
             assert found[layer, head, "r_shared"] <= found[layer, head, "r_separate"] + 1e-9
     alone = run(Request(measurement="axes", model=ModelRequest(model=folder), text=(text,), tokens=24), out=tmp_path)
     assert "r_shared" not in alone.scores().to_pydict()["metric"]
+
+
+def test_a_run_that_lacked_only_its_end_still_says_the_encoding(folder, text, tmp_path, monkeypatch):
+    asked = request(folder, text)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "finish", lambda *_, **__: None)
+        with pytest.raises(StoreError, match="not finished"):
+            run(asked, out=tmp_path)
+    assert run(asked, out=tmp_path).provenance()["extra"]["encoding"] == "rope"
+
+
+def test_numbers_of_layers_are_stored_with_their_unit(folder, text, tmp_path):
+    asked = Request(measurement="residual", model=ModelRequest(model=folder), text=(text,), tokens=24)
+    table = run(asked, out=tmp_path).scores().to_pydict()
+    rows = zip(table["metric"], table["unit"], strict=True)
+    assert {unit for metric, unit in rows if metric == "additive_cost_of_layer"} == {"nats"}
 
 
 def test_stored_documents_come_back_as_they_were_measured(folder, text, tmp_path):

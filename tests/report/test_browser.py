@@ -186,3 +186,51 @@ def test_side_by_side_with_learning(browser, beside, study, shots, tmp_path):  #
         assert page.locator("#band-scores").is_visible()
         scroll_through(page)
         page.screenshot(path=shots / "side-by-side.png", full_page=True)
+
+
+def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path):  # noqa: F811
+    """Hidden charts are never near the reader, so hiding must not wait for drawing."""
+    first, *others = beside[0].data["models"]
+    data = {**beside[0].data, "models": [{**first, "swaps": None}, *others]}
+    with opening(browser, replace(beside[0], data=data).write(tmp_path / "page.html")) as page:
+        scroll_through(page)
+        assert page.locator("#scatter").is_hidden()
+        assert page.text_content("#plane-note") == "Not measured for this model."
+        page.select_option("#model", "1")
+        page.locator("#scatter").scroll_into_view_if_needed()
+        page.wait_for_selector("#scatter svg.main-svg")
+        assert page.text_content("#plane-note").startswith("Right below")
+        page.select_option("#model", "0")
+        assert page.locator("#scatter").is_hidden()
+
+
+def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):  # noqa: F811
+    first, second, *_ = beside[0].data["models"]
+    data = {**beside[0].data, "models": [{**first, "metrics": []}, second]}
+    with opening(browser, replace(beside[0], data=data).write(tmp_path / "page.html")) as page:
+        assert "for all of these models" in page.text_content("#unshared")
+        assert page.locator("#shared").is_hidden()
+        assert page.text_content("#reading").startswith("No number of single heads")
+        scroll_through(page)
+        page.select_option("#layer", "1")
+        assert page.text_content("#h-panel") == "Layer 1, head 0"
+        page.select_option("#model", "1")
+        page.locator("#map").scroll_into_view_if_needed()
+        page.wait_for_selector("#map svg.main-svg")
+        assert "Control" in page.text_content("#reading")
+        page.select_option("#model", "0")
+        page.select_option("#layer", "0")
+        assert page.locator("#map").is_hidden()
+
+
+def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, study, tmp_path):  # noqa: F811
+    learned, (model,) = learning(study), made.report.data["models"]
+    few = {**learned, "steps": learned["steps"][:2], "about": {"layers": 1, "heads": 1, "scored": 1}}
+    one = {**model, "model": {**model["model"], "layers": [0], "heads": [1], "kv_heads": [1]}}
+    data = {**made.report.data, "models": [one], "learning": [few], "command": None}
+    with opening(browser, replace(made.report, data=data).write(tmp_path / "page.html")) as page:
+        assert "1 layer of 1 attention head (1 key head)" in page.text_content("#about")
+        assert page.text_content("#learning-note").startswith("1 layer of 1 head, watched on 1 held-out sequence.")
+        assert page.locator("#learning-table tbody tr").count() == 2
+        assert page.locator("#no-command").is_visible()
+        assert page.locator("#command").is_hidden()

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import GPT2Config
 
 from models.conftest import save_model
 from report.conftest import TOKENS
+from wherewhat.cli.reporting import _side_by_side
 from wherewhat.pipeline.request import ModelRequest
 from wherewhat.report import make_report
+from wherewhat.report.page import Profiled
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +61,10 @@ def test_command_with_several_models(cli, made, model, beside):
     data = json.loads(Path(path).read_text("utf-8").split('id="data">')[1].split("</script>")[0])
     assert [one["model"]["weights"] for one in data["models"]] == ["trained", "random"]
     assert "--weights trained --weights random" in data["command"]
+
+
+def test_names_in_the_terminal_are_no_markup(capsys):
+    names = ["tiny[v2]", "tiny[/b]", r"tiny\[i]"]
+    Console(width=200).print(_side_by_side([Profiled(name, []) for name in names]))
+    shown = capsys.readouterr().out
+    assert [name for name in names if name not in shown] == []

@@ -8,6 +8,11 @@ import pytest
 
 from store.tiny_run import KEYS, complete_run, result_bytes
 
+# There is one server in a test process, so it imports for all tests, with what their processes import.
+_PRELOADED = ["torch", "pyarrow.parquet", "pyarrow.compute", "filelock", "gguf", "transformers"]
+_PRELOADED += ["transformers.models.llama.modeling_llama", "wherewhat.cli.main", "wherewhat.pipeline.running"]
+_PRELOADED += ["store.test_processes", "multihop.test_trainer", "multihop.test_language"]
+
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
@@ -23,5 +28,5 @@ def processes() -> ForkServerContext:
     if os.name == "nt":
         pytest.skip("needs signals and fork")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pyarrow.parquet", "pyarrow.compute", "filelock", "pytest"])
+    context.set_forkserver_preload(_PRELOADED)
     return context

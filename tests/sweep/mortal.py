@@ -49,7 +49,3 @@ def perform(task):
         return working.perform(task)
     finally:
         RunDirectory.save, SweepFolder.write = save, write
-
-
-def always_dies(task):
-    os.kill(os.getpid(), signal.SIGKILL)

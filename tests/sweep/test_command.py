@@ -99,6 +99,19 @@ def test_the_state_of_ten_thousand_cells_is_told_in_two_seconds(tmp_path):
     assert not found.failed
 
 
+def test_names_are_no_markup_and_cells_that_differ_only_in_options_fail_each_for_itself(cli, path, tmp_path):
+    path = path.rename(tmp_path / "v[bold]2.toml")
+    twice = '["attention", {measurement = "attention", set = {sink_tokens = 2}}]'
+    path.write_text(path.read_text().replace('["attention"]', twice))
+    outcome = cli("sweep", path, "--workers", 1)
+    assert outcome.code == 1
+    assert "2 of 4 cells done, 2 failed" in outcome.out
+    seen = cli("sweep", path, "--status").out
+    assert [word.strip() for word in seen.splitlines()[3].split("│")[3:7]] == ["4", "2", "2", "0"]
+    assert seen.splitlines()[3].split("│")[1].strip() == "v[bold]2"
+    assert seen.count("failed: attention of tiny") == outcome.out.count("failed: attention of tiny") == 2
+
+
 def test_the_view_counts_and_tells_the_time_left(monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from sweep import mortal
+from sweep import light, mortal
 from sweep.watching import Told
 from wherewhat.errors import StoreError
 from wherewhat.store import RunDirectory
+from wherewhat.sweep import working
+from wherewhat.sweep.cell import located, request_json
 from wherewhat.sweep.engine import EngineError, Task
+from wherewhat.sweep.expanding import expand
 from wherewhat.sweep.local import run_locally
-from wherewhat.sweep.place import open_place
+from wherewhat.sweep.place import Remote, open_place
 from wherewhat.sweep.running import sweep
 
+# Every axis with two values, and a cell for every moment of ``mortal``: each death costs a process that imports torch.
 SWEEP = {
-    "models": ["tiny", {"model": "grown", "checkpoints": ["step-*"]}],
-    "weights": ["trained", "random"],
+    "models": ["tiny", {"model": "grown", "checkpoints": ["step-*"], "weights": ["random"]}],
     "texts": ["a.txt", "b.txt"],
     "measurements": ["attention"],
     "tokens": 24,
@@ -35,8 +40,8 @@ def results(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def expected(home, tmp_path_factory):
-    """The sweep by one local worker that nobody disturbs."""
+def undisturbed(home, tmp_path_factory) -> Path:
+    """The store of the sweep by one local worker that nobody disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         folder = tmp_path_factory.mktemp("undisturbed")
@@ -46,8 +51,13 @@ def expected(home, tmp_path_factory):
 
         outcome = sweep(read_sweep_file(path), watch=Told(), store=str(folder / "runs"), workers=1)
     assert {record.state for record in outcome.records.values()} == {"done"}
-    assert len(outcome.cells) == 12
-    return results(folder / "runs")
+    assert len(outcome.cells) == 6
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def expected(undisturbed):
+    return results(undisturbed)
 
 
 def test_two_ray_workers_give_the_bytes_of_one_local_worker(expected, sweep_file, tmp_path, ray_cluster):
@@ -80,7 +90,7 @@ def test_killed_workers_lose_nothing_and_repeat_nothing(engine, expected, sweep_
 def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_path):
     tasks = [Task(cell=f"c{i}", described=f"cell {i}", store=str(tmp_path), sweep="s") for i in range(2)]
     watch = Told()
-    run_locally(tasks, slots=[{}], work=mortal.always_dies, watch=watch, retries=1)
+    run_locally(tasks, slots=[{}], work=light.always_dies, watch=watch, retries=1)
     assert watch.ended == [("c0", "failed"), ("c1", "failed")]
     record = json.loads((tmp_path / "sweeps/s/cells/c0.json").read_text())
     assert record["reason"].startswith("its worker process died 2 times (killed by SIGKILL)")
@@ -98,19 +108,43 @@ def test_any_address_of_fsspec_gets_the_same_runs(expected, sweep_file, tmp_path
     assert again.plan is None
 
 
-def test_a_larger_sweep_finds_what_a_smaller_one_did(sweep_file, tmp_path):
-    small = {"models": ["tiny"], "texts": ["a.txt"], "measurements": ["attention"], "tokens": 24}
-    sweep(sweep_file(small), watch=Told(), store=str(tmp_path / "runs"), workers=1)
+def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    (cell,) = expand(sweep_file({**SWEEP, "models": ["tiny"], "texts": ["a.txt"]}))
+    task = Task(
+        cell=cell.id,
+        described=cell.described,
+        request=request_json(located(cell.request)),
+        store=f"file://{tmp_path}/remote",
+        sweep="s",
+        threads=torch.get_num_threads(),
+    )
+    real = Remote.write
+
+    def write(self, name, content):
+        real(self, name, b"damaged" if name.endswith("scores.parquet") else content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Remote, "write", write)
+        record = working.perform(task)
+    assert record.state == "failed"
+    assert "is not what was uploaded, 5 times: start again" in record.reason
+    (kept,) = (tmp_path / "cache/sweeps").glob("*/*/complete.json")
+    again = working.perform(task)
+    assert again.done
+    assert not kept.exists()
+    RunDirectory.load(tmp_path / "remote" / again.run)
+
+
+def test_a_sweep_finds_what_another_one_did(undisturbed, sweep_file, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "runs")
     watch = Told()
-    both = {**small, "measurements": ["attention", "axes"]}
+    both = {**SWEEP, "models": ["tiny"], "texts": ["a.txt"], "measurements": ["attention", "axes"]}
     outcome = sweep(sweep_file(both), watch=watch, store=str(tmp_path / "runs"), workers=1)
     assert watch.plan == (1, 1, 0)
     assert [cell.rsplit("-", 3)[0] for cell, _ in watch.ended] == ["axes"]
     assert len(outcome.records) == 2
-
-
-def full(task):
-    raise StoreError("cannot write: No space left on device")
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
@@ -118,7 +152,7 @@ def test_a_store_that_cannot_be_written_ends_the_sweep(engine, sweep_file, tmp_p
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
     with pytest.raises(StoreError, match="No space left"):
-        sweep(sweep_file(SWEEP), watch=Told(), store=str(tmp_path / "runs"), engine=engine, work=full)
+        sweep(sweep_file(SWEEP), watch=Told(), store=str(tmp_path / "runs"), engine=engine, work=light.full)
 
 
 def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
 from wherewhat.errors import ConfigError, LoadError, TextError
-from wherewhat.sweep.cell import request_from_json, request_json
+from wherewhat.sweep.cell import located, request_from_json, request_json
 from wherewhat.sweep.engine import Resources
 from wherewhat.sweep.expanding import expand, resources_of
 
 BASE = {"models": ["tiny"], "texts": ["a.txt"], "measurements": ["attention"], "tokens": 24}
+ITEMLESS = {"measurement": "choices", "items": "missing.jsonl"}
 
 
 def test_cells_are_the_product_of_the_axes(sweep_file):
@@ -42,6 +45,39 @@ def test_a_measurement_with_prompts_of_its_own_is_not_repeated_for_texts(sweep_f
         ("attention", "b"),
         ("prompts", None),
     ]
+
+
+def write_items(path, gold=0) -> str:
+    path.write_text(json.dumps({"context": "the cat sat on the", "choices": ["mat", "dog"], "gold": gold}))
+    return str(path)
+
+
+def test_items_are_not_repeated_for_texts_or_seeds(sweep_file, tmp_path):
+    choices = {"measurement": "choices", "items": write_items(tmp_path / "q.jsonl")}
+    axes = {"texts": ["a.txt", "b.txt"], "weights": ["trained", "random"], "seeds": [0, 1]}
+    cells = expand(sweep_file({**BASE, **axes, "measurements": [choices]}))
+    assert [(c.request.text, c.text, c.request.model.weights, c.request.model.seed) for c in cells] == [
+        (None, None, "trained", 0), (None, None, "random", 0), (None, None, "random", 1),
+    ]  # fmt: skip
+    texts = {"prose": "a.txt", "first": {"items": choices["items"]}}
+    (cell,) = expand(sweep_file({**BASE, "texts": texts, "measurements": ["choices"]}))
+    assert (cell.text, cell.request.text, cell.request.items) == ("first", None, choices["items"])
+
+
+def test_items_are_known_by_their_content(sweep_file, tmp_path):
+    def cell(items):
+        (made,) = expand(sweep_file({**BASE, "measurements": ["choices"], "items": items}))
+        return made
+
+    path = write_items(tmp_path / "q.jsonl")
+    before = cell(path)
+    relative = cell(os.path.relpath(path))
+    assert relative.id == before.id
+    assert Path(located(relative.request).items) == Path(os.path.relpath(path)).absolute()
+    write_items(tmp_path / "q.jsonl", gold=1)
+    assert cell(path).id != before.id
+    both = [{"measurement": "choices", "items": items} for items in (path, write_items(tmp_path / "r.jsonl"))]
+    assert len(expand(sweep_file({**BASE, "measurements": both}))) == 2
 
 
 def test_toml_yaml_and_json_say_the_same(sweep_file):
@@ -122,6 +158,8 @@ def test_a_changed_text_or_model_is_another_cell(sweep_file, home):
         ({"texts": ["-"]}, ["standard input"]),
         ({"texts": [{"txt": "a.txt"}]}, ["txt", "did you mean 'text'"]),
         ({"texts": [{"prompts": "bindings"}]}, ["bindings", "did you mean 'binding'"]),
+        ({"texts": ["embedded"], "measurements": ["axes", "choices"]}, ["choices needs --items"]),
+        ({"texts": ["embedded"], "measurements": ["choices", "axes"]}, ["choices needs --items"]),
         ({"resources": {"gpu": 1}}, ["gpu", "did you mean 'gpus'"]),
         ({"resources": {"cpus": 0}}, ["cpus is 0"]),
         ({"resources": 3}, ["resources must be a table"]),
@@ -141,6 +179,7 @@ def test_mistakes_are_named(sweep_file, change, words):
     [
         ({"texts": ["missing.txt"]}, TextError, "missing.txt"),
         ({"measurements": ["split"]}, TextError, "split compares documents"),
+        ({"texts": ["embedded"], "measurements": ["axes", ITEMLESS]}, TextError, "missing.jsonl"),
         ({"models": ["./missing"]}, LoadError, "missing"),
         ({"models": ["grown"]}, LoadError, "no config.json"),
         ({"models": [{"model": "grown", "checkpoints": ["epoch-*"]}]}, LoadError, "epoch-*"),

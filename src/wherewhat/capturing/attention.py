@@ -75,14 +75,17 @@ class LayerAttention:
 
     @cached_property
     def q(self) -> Tensor:
-        """Queries before rotation in the layout of ``rot_q``, ``(batch, heads, n, d)``, float32."""
+        """Queries before rotation in the layout of ``rot_q``, ``(batch, heads, n, d)``.
+
+        In float32 at least; ``rot_q`` itself, in the model's dtype, where the layer does not rotate.
+        """
         if self.rotation is None:
             return self.rot_q
         return self.rotation.unrotate(self.rot_q, self._broadcast(self.positions[..., self.m - self.n :]))
 
     @cached_property
     def k(self) -> Tensor:
-        """Keys before rotation in the layout of ``rot_k``, ``(batch, kv_heads, m, d)``, float32."""
+        """Keys before rotation in the layout of ``rot_k``, ``(batch, kv_heads, m, d)``; their dtype as for ``q``."""
         if self.rotation is None:
             return self.rot_k
         return self.rotation.unrotate(self.rot_k, self._broadcast(self.positions))

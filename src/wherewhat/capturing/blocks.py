@@ -139,7 +139,10 @@ def blocks(model: Any, ids: Tensor, proof: Proof) -> Iterator[Blocks]:
     watch = ModelWatch(model)
     last = _Last(watch)
     with observing(watch, last, route=proof.plan.route):
-        yield Blocks(calls, last)
+        try:
+            yield Blocks(calls, last)
+        finally:
+            last.calls.clear()
 
 
 def key_mixing(model: Any, proof: Proof) -> dict[int, float]:

@@ -11,7 +11,7 @@ from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.chunks import run_in_chunks
 from wherewhat.capturing.passes import prompt
 from wherewhat.capturing.proof import PROMPT_TOKENS, Proof, capture
-from wherewhat.errors import CaptureError
+from wherewhat.errors import CaptureError, one_line
 
 CHUNK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 """Largest difference between chunks and one pass, relative to the largest entry, or in attention weights.
@@ -51,7 +51,7 @@ def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
     except (CaptureError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = one_line(error)
         raise CaptureError(
             f"{type(model).__name__} cannot go on from its cache with a chunk ({reason}): leave --chunk out"
         ) from error

@@ -13,6 +13,7 @@ from wherewhat.capturing.calls import AttentionCall
 from wherewhat.capturing.learn import Plan, Recorder, plan_from
 from wherewhat.capturing.watch import ModelWatch, Route, observing
 from wherewhat.errors import CaptureError
+from wherewhat.positions import hard_limit
 
 
 def input_device(model: Any) -> torch.device:
@@ -22,7 +23,8 @@ def input_device(model: Any) -> torch.device:
 
 
 def prompt(model: Any, length: int) -> Tensor:
-    """Random tokens ``(1, length)``, none of them special."""
+    """Random tokens ``(1, length)``, none of them special; fewer where the model has fewer positions."""
+    length = min(length, hard_limit(model) or length)
     config = model.config.get_text_config()
     embedding = next(model.get_input_embeddings().parameters())
     special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}

@@ -17,6 +17,7 @@ from wherewhat.capturing.passes import eager_attention, largest_change, logits_o
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
 from wherewhat.errors import CaptureError
+from wherewhat.positions import hard_limit
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Largest error on rotated tensors (relative), attention weights and attention outputs (relative) by dtype.
@@ -92,17 +93,22 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     Args:
         model: A causal language model of transformers, in eval mode.
         input_ids: Prompt ``(1, n)``; by default ``length`` random tokens.
-        length: Tokens of the default prompt. Models whose frequencies depend on the length of the text must be
-            proved at the length they are used at.
+        length: Tokens of the default prompt, or as many as the model has positions for. Models whose frequencies
+            depend on the length of the text must be proved at the length they are used at.
 
     Raises:
-        CaptureError: If there is no softmax attention to capture or a number is out of bounds.
+        CaptureError: If there is no softmax attention to capture, the model has too few positions or a number is out
+            of bounds.
     """
     if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         raise CaptureError(f"{type(model).__name__} is not a model of transformers: only those can be captured")
     if model.training:
         raise CaptureError("the model is in training mode, where dropout changes every pass: call model.eval() first")
     ids = prompt(model, length) if input_ids is None else input_ids
+    limit, needed = hard_limit(model), max(SHORTEST_PROOF, ids.shape[1])
+    if limit is not None and limit < needed:
+        way_out = "it cannot be captured" if limit < SHORTEST_PROOF else "give a shorter prompt"
+        raise CaptureError(f"{type(model).__name__} has {limit} positions, but its proof takes {needed}: {way_out}")
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)

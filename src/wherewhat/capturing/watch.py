@@ -33,9 +33,7 @@ class ModelWatch:
         self.names: dict[int, str] = {id(module): name for name, module in named.items() if type(module) not in cross}
         self.batch = 1
         self.running = False
-        self.observer: Observer | None = None
-        self.on_enter: Callable[[], None] = lambda: None
-        self.on_leave: Callable[[], None] = lambda: None
+        self.forget()
         self._position_ids: Tensor | None = None
         self._tokens = 0
         self._cached: int | None = None
@@ -43,6 +41,12 @@ class ModelWatch:
         self._stack: list[nn.Module] = []
         self._model = model
         self._parameters = list(inspect.signature(model.forward).parameters)
+
+    def forget(self) -> None:
+        """Let go of who is told: observers hold their watch, and a circle would hold the model until collected."""
+        self.observer: Observer | None = None
+        self.on_enter: Callable[[], None] = _nothing
+        self.on_leave: Callable[[], None] = _nothing
 
     def layer_name(self, module: nn.Module) -> str:
         """Path of the module in the model."""
@@ -133,6 +137,10 @@ class ModelWatch:
             pass
 
 
+def _nothing() -> None:
+    """Nobody is told."""
+
+
 @contextmanager
 def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
     """Let ``observer`` see the watched model's rotations and attention until the context ends."""
@@ -140,6 +148,7 @@ def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterato
     if route == "interface":
         targets += interface_targets(watch.modules)
     with ExitStack() as stack:
+        stack.callback(watch.forget)
         watch.observer = observer
         observers.set((*observers.get(), observer))
         # Not by a token, which would also undo or revive what overlapping captures did meanwhile.

@@ -49,4 +49,6 @@ def check(
     proof = prove(loaded.model)
     console = Console()
     console.print(proof_table(proof))
-    console.print(f"{loaded.name}: proved. Capturing changes the model's output by {proof.output_change:g}.")
+    console.print(
+        f"{loaded.name}: proved. Capturing changes the model's output by {proof.output_change:g}.", markup=False
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def compare(
     from wherewhat.measure.options import parse_assignments
 
     console = Console()
-    wanted = {name: str(value) for name, value in parse_assignments(where or ()).items()}
+    wanted = {name: str(value) for name, value in parse_assignments(where or (), name="--where").items()}
     facts = None if by is None else [name.strip() for name in by.split(",") if name.strip()]
     found = compared(stores, by=facts, metrics=metric, where=wanted)
     console.print(groups_table(found))
@@ -95,9 +96,10 @@ def groups_table(found: Comparison) -> Table:
     table = Table(title=f"{found.runs} runs: mean ± 95 % over what n counts", title_justify="left")
     keys = _keys(found.groups, before="mean")
     for name in keys:
-        table.add_column(name, justify="right" if name in ("step", "size", "seed", "tokens") else "left")
+        justify: Literal["left", "right"] = "right" if name in ("step", "size", "seed", "tokens") else "left"
+        table.add_column(name, justify=justify, overflow="fold")
     for name in ("mean", "n"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for row in found.groups.head(_ROWS).iter_rows(named=True):
         many = f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
         table.add_row(*(cell(row[name], name) for name in keys), with_reach(row["mean"], row["high"]), many)
@@ -110,7 +112,7 @@ def trends_table(found: Comparison) -> Table:
     table = Table(title=f"rise with each tenfold of {along} ± 95 %", title_justify="left")
     keys = _keys(found.trends, before="along")
     for name in (*keys, "rise", "n", "from → to", "points"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for row in found.trends.head(_ROWS).iter_rows(named=True):
         many = f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
         ends = f"{row['first']:.3g} → {row['last']:.3g}"
@@ -120,14 +122,14 @@ def trends_table(found: Comparison) -> Table:
 
 
 def cell(value: Any, name: str) -> str:
-    """A fact in a table."""
+    """A fact in a table; names are text, whatever brackets they hold."""
     if value is None:
         return "–"
     if name == "size":
         for factor, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
             if value >= factor:
                 return f"{value / factor:.3g}{letter}"
-    return f"{value:,}" if name == "step" else str(value)
+    return f"{value:,}" if name == "step" else escape(str(value))
 
 
 def with_reach(mean: float, high: float | None) -> str:

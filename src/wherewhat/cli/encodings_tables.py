@@ -75,9 +75,9 @@ def relation_table(runs: Sequence[RunSummary]) -> Table:
         "chance.",
         caption_justify="left",
     )
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for title in ADDITIVITY.values():
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for tolerance, title in TOLERANCE.items():
         cells = []
         for additivity in ADDITIVITY:
@@ -94,9 +94,9 @@ def relation_table(runs: Sequence[RunSummary]) -> Table:
 def _by_encoding(title: str, caption: str, rows: Mapping[str, Mapping[str, list[float]]], form: str) -> Table:
     """A table with a column for each encoding, from every run's numbers by row and encoding."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for encoding in next(iter(rows.values())):
-        table.add_column(encoding, justify="right")
+        table.add_column(encoding, justify="right", overflow="fold")
     for name, values in rows.items():
         table.add_row(name, *(_cell(of_seeds, form) for of_seeds in values.values()))
     return table

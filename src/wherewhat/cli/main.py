@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Any, cast
@@ -83,13 +84,22 @@ _root.__doc__ = _HELP
 
 def main() -> None:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± still shows the numbers
     sys.exit(run_cli(sys.argv[1:]))
 
 
 def run_cli(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0, 2 for anything wrong with the input, 130 if interrupted."""
     try:
-        result = typer.main.get_command(build(*arguments[:1]))(arguments, prog_name="wherewhat", standalone_mode=False)
+        command = typer.main.get_command(build(*arguments[:1]))
+        # Not through the command's own main, which keeps interrupts and closed pipes to itself.
+        with command.make_context("wherewhat", list(arguments)) as context:
+            result = command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        return done.exit_code
     except WherewhatError as error:
         return _say(str(error))
     except _CLICK_ERROR as error:
@@ -102,8 +112,17 @@ def run_cli(arguments: list[str]) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output went away (head, less): nothing to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich's way to say the same
+            return 0
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        _give_up_output()
+        return _say(f"the output could not be written: {error.strerror}")
     except MemoryError:
         return _say("out of memory: ask for fewer tokens, or a smaller model")
     except RuntimeError as error:
@@ -111,6 +130,11 @@ def run_cli(arguments: list[str]) -> int:
             return _say("out of memory: ask for fewer tokens, a smaller dtype, or --device-map auto")
         raise
     return result if isinstance(result, int) else 0
+
+
+def _give_up_output() -> None:
+    """Send what is still to be written nowhere, so that Python's own last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_value(error: Any, arguments: list[str]) -> str:

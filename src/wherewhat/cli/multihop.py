@@ -112,13 +112,14 @@ def roles(
 @app.command()
 def construct(
     kind: Annotated[str, typer.Argument(help="index or retrieval.")] = "index",
-    longest: Annotated[int, typer.Option(help="Longest input it must be right on.")] = 32,
+    longest: Annotated[int, typer.Option(help="Longest input it must be right on, up to 4096 tokens.")] = 32,
 ) -> None:
     """Write a transformer by hand that does Index or Retrieval, check it, and show its discrepancy by length."""
     from wherewhat.cli.multihop_tables import construction_tables
+    from wherewhat.cli.progress import TerminalProgress
 
     console = Console()
-    for table in construction_tables(kind, longest):
+    for table in construction_tables(kind, longest, progress=TerminalProgress(Console(stderr=True))):
         console.print(table)
 
 
@@ -128,11 +129,11 @@ def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[
 
     progress = TerminalProgress(Console(stderr=True))
     found = []
-    for setup in setups:
-        for seed in seeds:
-            seeded: Setup = setup.seeded(seed)
-            progress.say(f"{seeded.name} task, seed {seed}: {seeded.training.steps:,} steps")
-            found.append(train_and_watch(seeded, out=out, device=_device(device), progress=progress))
+    # All of them first, so that a seed that makes no sense is refused before the first training.
+    seeded: list[tuple[int, Setup]] = [(seed, setup.seeded(seed)) for setup in setups for seed in seeds]
+    for seed, setup in seeded:
+        progress.say(f"{setup.name} task, seed {seed}: {setup.training.steps:,} steps")
+        found.append(train_and_watch(setup, out=out, device=_device(device), progress=progress))
     return found
 
 

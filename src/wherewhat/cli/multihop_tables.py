@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wherewhat.multihop.dynamics import LengthAccuracy
     from wherewhat.multihop.study import StudyRun
     from wherewhat.multihop.study.prediction import HopHead
+    from wherewhat.pipeline.progress import Progress
     from wherewhat.pipeline.summary import Interval
 
 
@@ -29,7 +30,7 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
         caption_justify="left",
     )
     for name in ("task", "seed", "test accuracy", "0.99 at step", "hops at 0.9", "positional", "symbolic", "MB"):
-        table.add_column(name, justify="left" if name == "task" else "right")
+        table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
     for run in runs:
         seen = run.dynamics()
         learning, purity = find_learning(seen), find_purity(seen)
@@ -52,8 +53,8 @@ def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
 
     found = align([run.dynamics() for run in runs])
     table = Table(title=f"{task} task, {len(runs)} seeds: mean ± 95 % over seeds", title_justify="left")
-    table.add_column("")
-    table.add_column("", justify="right")
+    table.add_column("", overflow="fold")
+    table.add_column("", justify="right", overflow="fold")
     for kind in ("positional", "symbolic"):
         table.add_row(f"pure {kind} heads", _interval(found.pure_interval(kind)))
         table.add_row(f"steps from accuracy 0.9 to pure {kind}", _interval(found.lag_interval(kind)))
@@ -73,7 +74,7 @@ def dynamics_table(run: StudyRun, *, rows: int = 16) -> Table:
     table = Table(title=f"{run.setup.name} task, seed {run.seed}", title_justify="left")
     names = [f"{hops}-hop" for hops in seen.hops.tolist()]
     for name in ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for index in sorted({round(x) for x in torch.linspace(0, len(seen) - 1, rows).tolist()}):
         means = (x[index].nanmean() for x in (seen.s_pos, seen.s_sym, seen.entropy, seen.r))
         table.add_row(
@@ -103,7 +104,7 @@ def roles_table(run: StudyRun, count: int) -> Table:
         caption_justify="left",
     )
     for name in ("layer", "head", "role", "on next hop", "on itself", "without", "patched"):
-        table.add_column(name, justify="left" if name == "role" else "right")
+        table.add_column(name, justify="left" if name == "role" else "right", overflow="fold")
     for role in found.heads:
         at = (role.layer, role.head)
         table.add_row(
@@ -123,9 +124,9 @@ def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> 
     table = Table(
         title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
     )
-    table.add_column("tokens", justify="right")
+    table.add_column("tokens", justify="right", overflow="fold")
     for run in runs:
-        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
+        table.add_column(f"{run.setup.name} {run.seed}", justify="right", overflow="fold")
     for row, length in enumerate(found[0].lengths):
         cells = []
         for one in found:
@@ -146,11 +147,11 @@ def prediction_table(
         "that others can stand in for may fail earlier than the model.",
         caption_justify="left",
     )
-    table.add_column("tokens", justify="right")
+    table.add_column("tokens", justify="right", overflow="fold")
     for run, listed in zip(runs, heads, strict=True):
-        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
+        table.add_column(f"{run.setup.name} {run.seed}", justify="right", overflow="fold")
         for head in listed:
-            table.add_column(f"head {head.layer}.{head.head}", justify="right")
+            table.add_column(f"head {head.layer}.{head.head}", justify="right", overflow="fold")
     for row, length in enumerate(found[0].lengths):
         cells = []
         for one, listed in zip(found, heads, strict=True):
@@ -160,11 +161,11 @@ def prediction_table(
     return table
 
 
-def construction_tables(kind: str, longest: int) -> list[Table]:
+def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
     """What a transformer written by hand gets right, and its discrepancy by length beside the theorem's bound.
 
     Raises:
-        ConfigError: If the kind is neither index nor retrieval, or it cannot be written for that length.
+        ConfigError: If the kind is neither index nor retrieval, or it cannot be written or checked for that length.
     """
     from wherewhat.multihop.constructions import (
         check_randomly,
@@ -172,6 +173,7 @@ def construction_tables(kind: str, longest: int) -> list[Table]:
         letter_angle,
         retrieval_transformer,
     )
+    from wherewhat.multihop.constructions.checking import LONGEST
     from wherewhat.multihop.discrepancy import (
         index_bound,
         index_discrepancy,
@@ -184,19 +186,22 @@ def construction_tables(kind: str, longest: int) -> list[Table]:
         raise ConfigError(f"there is no construction '{kind}': known: index, retrieval")
     if longest < 4:
         raise ConfigError(f"--longest is {longest}: at least 4 tokens are needed")
+    if longest > LONGEST:
+        raise ConfigError(f"--longest is {longest}: inputs of at most {LONGEST} tokens can be checked")
     if kind == "index":
         theta, omega = 0.866, 0.0
         index = IndexTask(target=min(16, longest - 1))
-        checked = check_randomly(index_transformer(index, theta=theta, longest=longest), index, longest=longest)
+        model = index_transformer(index, theta=theta, longest=longest)
+        checked = check_randomly(model, index, longest=longest, progress=progress)
     else:
         retrieval = RetrievalTask(target=min(8, longest - 1))
         omega = letter_angle(retrieval)
         theta = min(0.0027, 0.9 * omega / (2 * longest))
         model = retrieval_transformer(retrieval, theta=theta, longest=longest)
-        checked = check_randomly(model, retrieval, longest=longest)
+        checked = check_randomly(model, retrieval, longest=longest, progress=progress)
     right = Table(title=f"{kind}, θ = {theta:.4g}, written for up to {longest} tokens", title_justify="left")
     for name in ("inputs", "wrong", "smallest margin"):
-        right.add_column(name, justify="right")
+        right.add_column(name, justify="right", overflow="fold")
     right.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
     gap = Table(
         title="discrepancy: largest less second largest logit",
@@ -205,7 +210,7 @@ def construction_tables(kind: str, longest: int) -> list[Table]:
         caption_justify="left",
     )
     for name in ("tokens", "worst input", "its bound", "best input"):
-        gap.add_column(name, justify="right")
+        gap.add_column(name, justify="right", overflow="fold")
     for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
         if kind == "index":
             worst, best = (index_discrepancy(n, theta, at=at) for at in ("worst", "best"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from wherewhat.cli import options
@@ -55,7 +56,12 @@ def report(
     out: options.Out = _DEFAULT_OUT,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
+    seed: options.Seed = 0,
+    device_map: options.DeviceMap = None,
+    revision: options.Revision = None,
+    attn_implementation: options.AttnImplementation = None,
     offline: options.Offline = False,
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure a model and write one HTML file that shows its where and what, and opens offline.
 
@@ -69,7 +75,18 @@ def report(
 
     made = make_report(
         [
-            ModelRequest(model=model, weights=cast("Weights", name), device=device, dtype=dtype, offline=offline)
+            ModelRequest(
+                model=model,
+                weights=cast("Weights", name),
+                seed=seed,
+                device=device,
+                dtype=dtype,
+                device_map=device_map,
+                offline=offline,
+                trust_remote_code=trust_remote_code,
+                revision=revision,
+                attn_implementation=attn_implementation,
+            )
             for model in models or ["smollm2"]
             for name in weights or ["trained"]
         ],
@@ -93,7 +110,7 @@ def _alone(model: Profiled) -> Table:
     """The first numbers of a model, beside its controls."""
     table = Table(title=_TITLE, title_justify="left")
     for column in ("", "value", "to compare with"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for number in model.numbers:
         table.add_row(number.title, *("\n".join(map(_line, side)) for side in (number.values, number.controls)))
     return table
@@ -102,11 +119,11 @@ def _alone(model: Profiled) -> Table:
 def _side_by_side(models: Sequence[Profiled]) -> Table:
     """The first numbers of several models, a column for each."""
     table = Table(title=_TITLE, title_justify="left")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     by_title: list[dict[str, Number]] = []
     for model in models:
         # Markup is for us, not for names that a model brings along.
-        table.add_column(model.name.replace("[", r"\["))
+        table.add_column(escape(model.name), overflow="fold")
         by_title.append({number.title: number for number in model.numbers})
     for title in dict.fromkeys(title for numbers in by_title for title in numbers):
         cells = ["\n".join(map(_line, found[title].values)) if title in found else "" for found in by_title]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def sweep(
             workers=workers,
             retry_failed=retry_failed,
         )
-    failed = {outcome.cells[cell].described: record.reason or "" for cell, record in outcome.failed.items()}
+    failed = [(outcome.cells[cell].described, record.reason or "") for cell, record in outcome.failed.items()]
     _show_failed(console, failed)
-    done = len(outcome.records) - len(failed)
+    done = sum(record.done for record in outcome.records.values())
     console.print(f"{done} of {len(outcome.cells)} cells done, {len(failed)} failed", highlight=False)
     console.print(outcome.folder.place.address, soft_wrap=True, markup=False, highlight=False)
     return 1 if failed else 0
@@ -94,17 +95,17 @@ def _show_status(console: Console, file: Path | None, store: str | None) -> None
 def _table(found: list[Status]) -> Table:
     table = Table()
     for column in ("sweep", "folder"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("cells", "done", "failed", "left"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for one in found:
         numbers = (len(one.cells), one.done, len(one.failed), len(one.cells) - len(one.records))
-        table.add_row(one.name, one.folder, *(f"{number:,}" for number in numbers))
+        table.add_row(escape(one.name), escape(one.folder), *(f"{number:,}" for number in numbers))
     return table
 
 
-def _show_failed(console: Console, failed: Mapping[str, str]) -> None:
-    for described, reason in list(failed.items())[:_SHOWN]:
+def _show_failed(console: Console, failed: Sequence[tuple[str, str]]) -> None:
+    for described, reason in failed[:_SHOWN]:
         console.print(f"failed: {described}: {reason}", soft_wrap=True, markup=False, highlight=False)
     if len(failed) > _SHOWN:
         console.print(f"… and {len(failed) - _SHOWN} more failed", highlight=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from wherewhat.measure import intervals
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -48,11 +50,8 @@ def with_units(values: pl.LazyFrame) -> pl.LazyFrame:
 def student(n: pl.Series) -> pl.Series:
     """97.5 % quantile of Student's distribution for samples of ``n``; null where ``n`` is below 2."""
     import polars as pl
-    from scipy.stats import t
 
-    quantiles: dict[int, float | None] = {
-        k: float(t.ppf(0.975, k - 1)) if k > 1 else None for k in n.unique().to_list()
-    }
+    quantiles = {k: intervals.student(k) if k > 1 else None for k in n.unique().to_list()}
     return n.replace_strict(quantiles, return_dtype=pl.Float64) if len(n) else n.cast(pl.Float64)
 
 

@@ -7,8 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.compare.comparing import Comparison, words
-from wherewhat.report.encoding import script_json
-from wherewhat.report.page import filled, in_script, plotly_js
+from wherewhat.report.page import whole_page
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,7 +19,7 @@ _ABOUT = (
 
 
 def page(found: Comparison) -> str:
-    """The page: template, script, plotly.js and data in one text.
+    """The page: body, style, script, plotly.js and data in one text.
 
     Names of models and documents are in the data alone, and the script puts them on the page as text.
 
@@ -37,12 +36,13 @@ def page(found: Comparison) -> str:
         "trend_columns": [name for name in found.trends.columns if name not in (*keys, "along")],
         "sections": [_section(found, *pair) for pair in found.groups.select(keys).unique(maintain_order=True).rows()],
     }
-    parts = {
-        "PLOTLY": in_script(plotly_js()),
-        "DATA": script_json(data),
-        "SCRIPT": in_script(_resource("page.js")),
-    }
-    return filled(_resource("page.html"), parts)
+    return whole_page(
+        title="wherewhat: runs compared",
+        body=_resource("page.html"),
+        style=_resource("page.css"),
+        scripts=[_resource("page.js")],
+        data=data,
+    )
 
 
 def _section(found: Comparison, measurement: str, metric: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from wherewhat.checking import nearest
+from wherewhat.checking import check_seed, nearest
 from wherewhat.errors import ConfigError
 from wherewhat.extend import METHODS, find
 from wherewhat.measure.base import option
@@ -39,6 +39,7 @@ class WatchConfig:
             least = {"seed": 0, "records": 2}.get(f.name, 1)
             if getattr(self, f.name) < least:
                 raise ConfigError(f"{f.name} is {getattr(self, f.name)}: at least {least} is needed")
+        check_seed(self.seed)
         if not max(self.plane_documents, self.rank_documents) <= self.documents <= self.loss_windows:
             raise ConfigError(
                 f"documents={self.documents} must be among the {self.loss_windows} loss_windows, and hold the "
@@ -68,6 +69,7 @@ class AfterConfig:
         for name in ("times", "length_documents", "perturb_documents", "residual_documents", "draws"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+        check_seed(self.seed)
         for name in self.methods:
             find(name)
         for kind in self.kinds:
@@ -134,12 +136,15 @@ class Recipe:
         encodings = tuple(_listed(values, "encodings", str, standard.encodings))
         for encoding in encodings:
             check_encoding(encoding)
+        seeds = tuple(_listed(values, "seeds", int, standard.seeds))
+        for seed in seeds:
+            check_seed(seed, "a seed of the recipe")
         text = values.get("text")
         if text is not None and not isinstance(text, str):
             raise ConfigError(f"text={text!r} is not the name of a file")
         return cls(
             encodings=encodings,
-            seeds=tuple(_listed(values, "seeds", int, standard.seeds)),
+            seeds=seeds,
             text=None if text is None else (folder or Path()) / text,
             text_bytes=int(_number(values, "text_bytes", standard.text_bytes)),
             held_out=float(_number(values, "held_out", standard.held_out)),
@@ -178,7 +183,7 @@ def parse_only(recipe: Recipe, only: tuple[str, ...]) -> list[tuple[str, int]]:
     """Encodings with seeds to run, from words such as ``rope:0`` or ``alibi``; all of the recipe if there are none.
 
     Raises:
-        ConfigError: If a word names no encoding or seed.
+        ConfigError: If a word names no encoding or seed of the recipe.
     """
     if not only:
         return [(encoding, seed) for seed in recipe.seeds for encoding in recipe.encodings]
@@ -188,6 +193,10 @@ def parse_only(recipe: Recipe, only: tuple[str, ...]) -> list[tuple[str, int]]:
         check_encoding(encoding)
         if colon and not seed.isdecimal():
             raise ConfigError(f"--only {word!r} is not of the form encoding:seed, such as rope:0")
+        if encoding not in recipe.encodings:
+            raise ConfigError(f"--only {word!r}: the recipe's encodings are {', '.join(recipe.encodings)}")
+        if colon and int(seed) not in recipe.seeds:
+            raise ConfigError(f"--only {word!r}: the recipe's seeds are {', '.join(map(str, recipe.seeds))}")
         found += [(encoding, one) for one in ((int(seed),) if colon else recipe.seeds)]
     return list(dict.fromkeys(found))
 

@@ -110,10 +110,13 @@ def run_one(
     path = out / f"{encoding}-seed{seed}-{config_hash(config)[:12]}"
     if (path / PROVENANCE_FILE).exists() and ((path / MODEL_FILE).exists() or not keep):
         return open_run(path)
+    training, context = recipe.training_for(seed), recipe.training.context
+    # What is too short for any of it is refused before anything is written.
+    held_out = HeldOut.of(corpus, context, recipe.watch)
+    corpus.windows(1, recipe.after.times * context, seed=recipe.after.seed)
     make_folder(path)
     write_file(path / CONFIG_FILE, readable_json(config))
-    training, context = recipe.training_for(seed), recipe.training.context
-    recorder = Recorder(HeldOut.of(corpus, context, recipe.watch), recipe.watch, path=path / RECORDS_FILE)
+    recorder = Recorder(held_out, recipe.watch, path=path / RECORDS_FILE)
     resumed = int(recorder.records.steps.max()) if len(recorder.records) else None
     started = time.perf_counter()
     model = train_language(

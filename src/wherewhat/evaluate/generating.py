@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing import Proof
+from wherewhat.capturing.passes import input_device
 from wherewhat.errors import ConfigError
 from wherewhat.extend import LengthMethod, Untouched, generate, trained_length
 from wherewhat.models import LoadedModel
@@ -50,11 +51,11 @@ class Until:
 def write(loaded: LoadedModel, ids: Tensor, until: Until, method: LengthMethod | None, proof: Proof) -> str:
     """What follows ``ids`` ``(n,)``, token by token the likeliest, up to where it shall stop."""
     rule: LengthMethod = method or Untouched()
-    if any(value is None for value in vars(rule).values()):
+    if rule.is_open:
         # Settled once, so that stopping to look does not change what is written.
         rule = rule.fitted(trained=trained_length(loaded.model), length=len(ids) + until.most)
     written = ids.new_empty(0)
-    device = loaded.model.get_input_embeddings().weight.device
+    device = input_device(loaded.model)
     while len(written) < until.most:
         steps = min(_AT_ONCE, until.most - len(written))
         whole = torch.cat([ids, written])[None].to(device)

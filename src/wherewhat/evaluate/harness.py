@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing import prove
+from wherewhat.capturing.passes import input_device
 from wherewhat.errors import ConfigError
 from wherewhat.evaluate.generating import Until, write
 from wherewhat.evaluate.optional import lm_eval
@@ -78,7 +79,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
     @property
     def device(self) -> torch.device:
         """Where texts go in."""
-        return torch.device(self.loaded.model.get_input_embeddings().weight.device)
+        return input_device(self.loaded.model)
 
     @property
     def max_length(self) -> int | None:
@@ -195,7 +196,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         self, ids: Tensor, continuations: list[list[int]], positions: Tensor | None, change: Change
     ) -> list[tuple[float, bool]]:
         method, model = self.method, self.loaded.model
-        if method is not None and any(value is None for value in vars(method).values()):
+        if method is not None and method.is_open:
             # What a method leaves open may depend on the length of the whole text, which differs by continuation.
             answers = [
                 self._run(ids, [one], method.fitted(trained=trained_length(model), length=len(ids) + len(one)), False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wherewhat.errors import TextError
+from wherewhat.errors import TextError, one_line
 from wherewhat.evaluate.optional import lm_eval
 from wherewhat.evaluate.parsing import Parsed, checked
 from wherewhat.text.decoding import shown
@@ -49,7 +49,7 @@ def _task(name: str) -> Any:
         if len(loaded) != 1:
             raise ValueError(f"it is a group of {len(loaded)} tasks: name one of {', '.join(loaded)}")
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         raise TextError(f"the task {shown(name)} of lm-evaluation-harness cannot be loaded: {reason}") from error
     return next(iter(loaded.values()))
 

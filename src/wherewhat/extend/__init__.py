@@ -12,9 +12,9 @@ from wherewhat.extend.rerope import ReRoPE
 from wherewhat.extend.self_extend import SelfExtend
 from wherewhat.extend.sliding_window import SlidingWindow
 from wherewhat.extend.streaming import StreamingLLM
-from wherewhat.extend.training import trained_length
 from wherewhat.extend.untouched import Untouched
 from wherewhat.extend.yarn import YaRN
+from wherewhat.positions import trained_length
 
 __all__ = [
     "METHODS",

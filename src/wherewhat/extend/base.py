@@ -15,8 +15,9 @@ from torch import Tensor
 from wherewhat.capturing import Capture, LayerAttention, Proof, intervene, prove
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.far import capped
+from wherewhat.extend.reach import positions_checked
 from wherewhat.extend.sight import Sight, Windowed
-from wherewhat.extend.training import positions_checked, trained_length
+from wherewhat.positions import trained_length
 
 BLOCK_MIB = 64
 """Default memory for one block of logits, in MiB."""
@@ -41,6 +42,11 @@ class LengthMethod(ABC):
     def rule(cls) -> str:
         """The rule in one sentence."""
         return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a parameter is open that the model or the text must settle: see :meth:`fitted`."""
+        return any(value is None for value in vars(self).values())
 
     def sight(self, attention: LayerAttention) -> Sight | None:
         """What the rule lets the layer's queries see; None where it changes nothing.
@@ -144,7 +150,7 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
             f"{method.name} changes distances, and no layer of {type(model).__name__} rotates its queries and keys: "
             "choose none or sliding-window"
         )
-    fitted = method.fitted(trained=trained_length(model)) if _open(method) else method
+    fitted = method.fitted(trained=trained_length(model)) if method.is_open else method
     with positions_checked(model), intervene(model, fitted.attend, proof=found, blind=True) as session:
         yield session
 
@@ -169,7 +175,3 @@ def settled(name: str, key: str, value: int | None) -> int:
     if value is None:
         raise ConfigError(f"{name} does not know its {key}: give one, or run it by extended(model, method)")
     return value
-
-
-def _open(method: LengthMethod) -> bool:
-    return any(value is None for value in vars(method).values())

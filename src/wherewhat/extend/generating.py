@@ -10,7 +10,7 @@ from torch import Tensor
 from wherewhat.capturing import Proof, prove
 from wherewhat.errors import ConfigError
 from wherewhat.extend.base import LengthMethod, extended
-from wherewhat.extend.training import trained_length
+from wherewhat.positions import trained_length
 
 
 def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof: Proof | None = None) -> Tensor:
@@ -37,7 +37,7 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
     if steps < 1:
         raise ConfigError(f"steps={steps}: give 1 or more tokens to write")
     found = proof or prove(model)
-    if any(value is None for value in vars(method).values()):
+    if method.is_open:
         method = method.fitted(trained=trained_length(model), length=ids.shape[1] + steps)
     # Caches of layers with a window drop keys, and with them the count of the text's tokens.
     cached = method.cacheable and not _has_window(model)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from wherewhat.capturing import LayerAttention
-from wherewhat.extend.base import LengthMethod, positive, settled
-from wherewhat.extend.far import capped
-from wherewhat.extend.sight import Sight, Windowed
+from wherewhat.extend.base import LengthMethod, positive
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,3 @@ class LMInfinite(LengthMethod):
         """The window is as long as the training."""
         del length
         return self if self.window is not None else replace(self, window=trained)
-
-    def sight(self, attention: LayerAttention) -> Sight | None:
-        """See :meth:`LengthMethod.sight`."""
-        window = settled(self.name, "window", self.window)
-        return None if attention.m <= window else Windowed(window, capped(self.sinks, window))

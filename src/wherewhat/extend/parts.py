@@ -48,7 +48,7 @@ def attend_parts(attention: LayerAttention, rows: slice, parts: Sequence[Part]) 
 
 
 def placed(attention: LayerAttention, x: Tensor, at: Tensor, to: Tensor, *, rotation: Rotation | None = None) -> Tensor:
-    """Rotated queries or keys moved to other positions, float32.
+    """Rotated queries or keys moved to other positions, in float32 at least.
 
     Args:
         attention: Their layer.
@@ -72,9 +72,8 @@ def working(attention: LayerAttention) -> torch.dtype:
 
 def only_causal(attention: LayerAttention) -> bool:
     """Whether queries see exactly themselves and what is before, with nothing else done to the logits."""
-    mask = attention.mask
-    plain = mask.causal and not (mask.added or mask.hidden or mask.visible_only) and mask.window is None
-    return plain and attention.n == attention.m and attention.softcap is None and attention.sinks is None
+    plain = attention.softcap is None and attention.sinks is None
+    return plain and attention.mask.only_causal and attention.n == attention.m
 
 
 def check_unpadded(attention: LayerAttention) -> None:

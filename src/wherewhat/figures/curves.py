@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.figures.reading import measurement_of, run_title
-from wherewhat.figures.style import COLOURS, band, line_style, styled
+from wherewhat.figures.style import COLOURS, band, line_style, plain, styled
 from wherewhat.measure.perturb.names import KINDS
 from wherewhat.pipeline.summary import interval
 from wherewhat.report.over_documents import curves_by_document, documents
@@ -42,7 +42,7 @@ def distance_curve(directory: RunDirectory, *, layer: int = 0, head: int = 0) ->
         curve = profiles[name]
         if not 0 <= head < len(curve):
             raise ConfigError(f"layer {layer} has no head {head}: it has {len(curve)}, counted from 0")
-        figure.add_scatter(y=curve[head].tolist(), mode="lines", name=document, line=line_style(index))
+        figure.add_scatter(y=curve[head].tolist(), mode="lines", name=plain(document), line=line_style(index))
     title = f"Distance term of layer {layer}, head {head}: {run_title(directory)}"
     return styled(figure, title=title, x="distance in tokens", y="a[d]")
 
@@ -94,7 +94,12 @@ def _lines(directory: RunDirectory, prefix: str, titles: Mapping[str, str], *, p
         if filled is not None:
             figure.add_trace(filled)
         figure.add_scatter(
-            x=x, y=mid, mode="lines+markers", name=titles.get(name, name), legendgroup=name, line=line_style(index)
+            x=x,
+            y=mid,
+            mode="lines+markers",
+            name=plain(titles.get(name, name)),
+            legendgroup=name,
+            line=line_style(index),
         )
     return figure
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.figures.reading import measurement_of, run_title, words_of
-from wherewhat.figures.style import SCALE, styled
+from wherewhat.figures.style import SCALE, plain, styled
 from wherewhat.report.tables import head_means
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def head_map(directory: RunDirectory, *, metric: str | None = None) -> Figure:
     grid = [[*values, *[None] * (width - len(values))] for values in layers.values()]
     hover = [
         [
-            f"layer {layer}, head {head}<br>{title}: {'undefined' if v is None else f'{v:.4g}'}"
+            f"layer {layer}, head {head}<br>{plain(title)}: {'undefined' if v is None else f'{v:.4g}'}"
             for head, v in enumerate(row)
         ]
         for layer, row in zip(layers, grid, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,15 +18,20 @@ SCALE = "Viridis"
 """Colour scale of maps."""
 
 
+def plain(text: str) -> str:
+    """Text as Plotly shows it: it reads a few tags and entities in its texts, links among them."""
+    return html.escape(text, quote=False)
+
+
 def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figure:
-    """The figure with its title, axes and the common look."""
+    """The figure with its title, axes and the common look; all words are text, never markup."""
     figure.update_layout(
         template="plotly_white",
-        title={"text": title, "font": {"size": 15}},
+        title={"text": plain(title), "font": {"size": 15}},
         font={"size": 13},
         margin={"l": 60, "r": 20, "t": 50, "b": 50},
-        xaxis_title=x,
-        yaxis_title=y,
+        xaxis_title=plain(x),
+        yaxis_title=plain(y),
         **layout,
     )
     return figure

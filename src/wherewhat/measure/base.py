@@ -105,6 +105,7 @@ class Metric:
         control_title: What the control is, in two or three words.
         error: Name under which its standard error over documents is stored, for numbers over all documents together:
             that of a mean over heads stands with the layer or the model as a whole.
+        bounds: Names under which the ends of its 95 % interval are stored likewise, where that is not Student's.
         proportion: Whether each document's value is 0 or 1, and the mean a share of documents.
     """
 
@@ -115,6 +116,7 @@ class Metric:
     control: str | None = None
     control_title: str = ""
     error: str | None = None
+    bounds: tuple[str, str] | None = None
     proportion: bool = False
 
 
@@ -218,6 +220,7 @@ class Measurement:
         items: Whether it is measured on questions with alternatives in place of documents.
         compare: What stands side by side in a finished run, with verdicts, from the estimates of its metrics and the
             config; ``more_metrics`` are then shown there and not one below the other.
+        revision: To be raised when its numbers change: what an earlier one measured is measured anew.
     """
 
     name: str
@@ -235,6 +238,7 @@ class Measurement:
     spans: bool = False
     items: bool = False
     compare: Callable[[Mapping[str, Estimate], Any], Comparison] | None = None
+    revision: int = 1
 
     def words(self, config: Any) -> tuple[Metric, ...]:
         """Words for all that it measures under a config."""

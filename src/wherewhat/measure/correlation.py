@@ -12,6 +12,8 @@ def correlation(x: Tensor, y: Tensor) -> float:
     if int(known.sum()) < 3:
         return torch.nan
     both = torch.stack([x[known], y[known]]).double()
-    both = both - both.mean(1, keepdim=True)
-    size = both.square().sum(1).prod().sqrt()
-    return float(both.prod(0).sum() / size) if float(size) > 0 else torch.nan
+    centred = both - both.mean(1, keepdim=True)
+    squares = centred.square().sum(1)
+    if bool((squares <= 1e-28 * both.square().sum(1)).any()):  # of a constant, rounding is left
+        return torch.nan
+    return float(centred.prod(0).sum() / squares.prod().sqrt())

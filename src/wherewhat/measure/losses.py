@@ -23,3 +23,8 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
         for i in range(0, len(targets), _BLOCK)
     ]
     return torch.cat(parts).double().cpu()
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> float:
+    """Mean cross-entropy of the next token, in nats; arguments as for :func:`token_losses`."""
+    return float(token_losses(logits, ids).mean())

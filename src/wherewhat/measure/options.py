@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,8 @@ from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """``["a=1", "b=x"]`` as a dictionary.
+def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dict[str, str]:
+    """``["a=1", "b=x"]`` of an option of that name as a dictionary.
 
     Raises:
         ConfigError: If one has no ``=``, or a key comes twice.
@@ -23,9 +24,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
-            raise ConfigError(f"--set {text!r} is not of the form key=value")
+            raise ConfigError(f"{name} {text!r} is not of the form key=value")
         if key in found:
-            raise ConfigError(f"--set {key} is given twice")
+            raise ConfigError(f"{name} {key} is given twice")
         found[key] = value.strip()
     return found
 
@@ -78,7 +79,10 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
             raise ValueError
         if kind is str and not isinstance(value, str):
             raise ValueError
-        return kind(value)
+        converted = kind(value)
+        if kind is float and not math.isfinite(converted):
+            raise ConfigError(f"{key}={value!r} is not a finite number")
+        return converted
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(f"{key}={value!r} is not {_describe(kind)}") from error
 

@@ -6,6 +6,7 @@ fit of that very pass, or an axis is taken out of them. λ = 1 is the model itse
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measure.axes.fit import AxesFit
 from wherewhat.measure.axes.layer import fit_layer
 from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Metric, Subject, option
+from wherewhat.measure.losses import next_token_loss
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def mixed_attention(
         attention: One layer, batch 1, n queries over n keys.
         fit: Its three-axis fit over all visible pairs.
         strength: λ on what is not additive.
-        without: Axes to take out, e.g. ``"a"``. The query axis cancels in softmax, so taking it out changes nothing.
+        without: Axes to take out, e.g. ``"a"``. What is the same for all keys of a query cancels, so taking out the
+            query axis changes nothing; where there is a sink column, it keeps the weight it had.
         heads: True for the heads to change, ``(heads,)``; None for all.
         block_mib: Memory for one block of logits.
 
@@ -70,17 +73,24 @@ def mixed_attention(
         distance = (i[:, None] - torch.arange(attention.m, device=value.device)).clamp(0, a.shape[1] - 1)
         terms = {"a": a[:, distance], "b": b[:, block, None], "c": c[:, None]}
         changed = scores if strength == 1 else strength * scores + (1 - strength) * (sum(terms.values()))
-        for axis in without:
-            changed = changed - terms[axis]
+        if without:
+            changed = _taken_out(attention, changed, [terms[axis] for axis in without], block)
         if heads is not None:
             changed = torch.where(heads.to(value.device).view(1, -1, 1, 1), changed, scores)
         output[:, block] = (attention.weigh(changed, block) @ value).transpose(1, 2)
     return output
 
 
-def next_token_loss(logits: Tensor, ids: Tensor) -> float:
-    """Mean cross-entropy of the next token, in nats; ``logits`` ``(1, n, vocabulary)``, ``ids`` ``(1, n)``."""
-    return float(torch.nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:].to(logits.device)))
+def _taken_out(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor], rows: slice) -> Tensor:
+    """Logits ``(1, heads, rows, m)`` less some terms, the weight of the sink column as before."""
+    less = scores - sum(terms)
+    if attention.sinks is None:
+        return less
+    # How a constant is shared between the axes is a convention, but against a sink it counts. The sum of exponentials
+    # of a row is put back: the keys share what the sink leaves them by the new logits, whatever the convention.
+    hidden = ~attention.visible(rows)
+    before, after = (x.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True) for x in (scores, less))
+    return less + (before - after)
 
 
 def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
@@ -122,6 +132,7 @@ def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentS
 
 RESIDUAL = Measurement(
     name="residual",
+    revision=2,
     summary="What the loss becomes when the part of the logits that is not additive is turned down.",
     config=ResidualConfig,
     measure=_measure,
@@ -133,8 +144,18 @@ RESIDUAL = Measurement(
         Metric("loss_strength_0.5", "loss at λ = 0.5", "nats", "Loss with half of the residual."),
         Metric("loss_strength_0.25", "loss at λ = 0.25", "nats", "Loss with a quarter of the residual."),
         Metric("loss_strength_0", "loss at λ = 0", "nats", "Loss when all heads' logits are exactly additive."),
-        Metric("cost_without_a", "cost without distance", "nats", "Rise of the loss without the distance term."),
-        Metric("cost_without_c", "cost without key", "nats", "Rise of the loss without the key term."),
+        Metric(
+            "cost_without_a",
+            "cost without distance",
+            "nats",
+            "Rise of the loss without the distance term; a sink column keeps its weight.",
+        ),
+        Metric(
+            "cost_without_c",
+            "cost without key",
+            "nats",
+            "Rise of the loss without the key term; a sink column keeps its weight.",
+        ),
         Metric(
             "additive_cost_of_layer",
             "cost of one layer",
@@ -144,6 +165,8 @@ RESIDUAL = Measurement(
     ),
     limits=(
         "The fit is that of the text at hand: it knows the whole text, later tokens included, so the loss at λ < 1 is "
-        "what the best additive logits would allow, not what a model trained to be additive would reach."
+        "what the best additive logits would allow, not what a model trained to be additive would reach. Where a "
+        "layer has a sink column, taking an axis out changes how the keys share what the sink leaves them, and not the "
+        "sink's own weight."
     ),
 )

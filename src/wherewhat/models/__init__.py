@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from wherewhat.lazily import lazy_names
 
 if TYPE_CHECKING:
-    from wherewhat.models.limits import max_positions
     from wherewhat.models.loaded import LoadedModel, Weights
     from wherewhat.models.loading import load
     from wherewhat.models.twins import random_twin, shuffle_query_key
+    from wherewhat.positions import max_positions
 
 _HOMES = {
     "LoadedModel": "wherewhat.models.loaded",
     "Weights": "wherewhat.models.loaded",
     "load": "wherewhat.models.loading",
-    "max_positions": "wherewhat.models.limits",
+    "max_positions": "wherewhat.positions",
     "random_twin": "wherewhat.models.twins",
     "shuffle_query_key": "wherewhat.models.twins",
 }

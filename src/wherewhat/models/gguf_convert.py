@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, one_line
 from wherewhat.models.gguf_facts import GgufFacts, damaged, read_facts
 from wherewhat.models.quiet import quiet
 from wherewhat.models.suitability import check_config, check_loaded
@@ -53,13 +53,13 @@ def convert(path: Path, folder: Path) -> GgufFacts:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     except NotImplementedError as error:
-        raise LoadError(f"GGUF file {str(path)!r} cannot be read: {_line(error)}") from None
+        raise LoadError(f"GGUF file {str(path)!r} cannot be read: {one_line(error)}") from None
     except (ValueError, IndexError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         if "not supported" in str(error) or "Unknown gguf" in str(error):
-            raise LoadError(f"GGUF file {str(path)!r} cannot be read: {_line(error)}") from None
+            raise LoadError(f"GGUF file {str(path)!r} cannot be read: {one_line(error)}") from None
         raise damaged(path, error) from None
     except SafetensorError as error:
-        raise OSError(errno.EIO, _line(error)) from None
+        raise OSError(errno.EIO, one_line(error)) from None
     except OSError as error:
         # transformers also raises OSError, without a number, for content it cannot make sense of.
         if error.errno is not None:
@@ -106,7 +106,3 @@ def _check_complete(path: Path, facts: GgufFacts, model: Any) -> None:
             f"GGUF file {str(path)!r} holds {stored} weights, but transformers "
             f"built a {facts.architecture} model of {held}: use the model's safetensors version"
         )
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, one_line
 from wherewhat.models.quiet import quiet
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -60,7 +60,7 @@ def hub_snapshot(
             f"or give a path or a model that is in the local cache{hint}"
         ) from None
     except (OSError, network_error) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = one_line(error)
         raise LoadError(f"{repo!r} could not be fetched from the Hugging Face hub: {reason}") from None
 
 

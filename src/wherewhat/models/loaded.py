@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from wherewhat.errors import ConfigError, TextError
-from wherewhat.models.limits import max_positions
+from wherewhat.positions import max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -95,5 +95,5 @@ class LoadedModel:
         limit, hard = max_positions(self.model)
         if limit is None or count <= limit or (allow_beyond and not hard):
             return
-        way_out = "" if hard else ", or allow going beyond it"
+        way_out = "" if hard else ", or go beyond them where a command has --beyond"
         raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import torch
 from safetensors import SafetensorError
 
-from wherewhat.errors import ConfigError, LoadError
+from wherewhat.checking import check_seed
+from wherewhat.errors import ConfigError, LoadError, one_line
 from wherewhat.models.folder import check_tokenizer_files, weight_files
 from wherewhat.models.gguf_cache import converted
 from wherewhat.models.hashing import sha256_file, sha256_json, sha256_tokenizer
@@ -61,6 +62,7 @@ def load(
     """
     if weights not in get_args(Weights):
         raise ConfigError(f"unknown weights {weights!r}: choose one of {', '.join(get_args(Weights))}")
+    check_seed(seed)
     target_dtype = resolve_dtype(dtype)
     check_device_map(device_map, device)
     target = resolve_device(device) if device_map is None else None
@@ -71,7 +73,7 @@ def load(
         with_weights=weights != "random",
         with_code=trust_remote_code,
     )
-    folder, identity, bos = _files(source, weights, cache_root(cache_dir), progress)
+    folder, identity, bos = _files(source, weights, cache_root(cache_dir), progress, with_code=trust_remote_code)
     # The files are here by now: only foreign Python code could still need the network.
     local_only = offline or not trust_remote_code
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -103,7 +105,7 @@ def load(
             TypeError,
             SafetensorError,
         ) as error:
-            raise LoadError(f"{source.spec!r} could not be loaded: {_line(error)}") from error
+            raise LoadError(f"{source.spec!r} could not be loaded: {one_line(error, most=300)}") from error
         check_finite(model.state_dict().items(), source.spec, dtype)
         if weights != "random" and any(parameter.is_meta for parameter in model.parameters()):
             # accelerate moved some layers out of reach: look at them where they came from.
@@ -129,9 +131,9 @@ def load(
 
 
 def _files(
-    source: Source, weights: Weights, cache: Path, progress: Callable[[str], None] | None
+    source: Source, weights: Weights, cache: Path, progress: Callable[[str], None] | None, *, with_code: bool
 ) -> tuple[Path, dict[str, str], int | None]:
-    """The folder to load from, what identifies its weights, and a GGUF file's BOS id."""
+    """The folder to load from, what identifies its weights and the code it brings, and a GGUF file's BOS id."""
     if source.gguf is not None:
         conversion = converted(source.gguf, cache, sha256=source.sha256, progress=progress)
         return conversion.folder, {"gguf": conversion.sha256}, conversion.bos
@@ -141,7 +143,11 @@ def _files(
     if not config.is_file():
         raise LoadError(f"{source.spec!r} has no config.json in {str(folder)!r}: is it a model folder?")
     files = weight_files(folder, source.spec) if weights != "random" else []
-    identity = {file.name: sha256_file(file, memo=cache / "digests") for file in [config, *files]}
+    code = sorted(folder.rglob("*.py")) if with_code else []
+    identity = {
+        file.relative_to(folder).as_posix(): sha256_file(file, memo=cache / "digests")
+        for file in [config, *files, *code]
+    }
     return folder, identity, None
 
 
@@ -168,7 +174,3 @@ def _random(config: Any, seed: int, options: dict[str, Any], place: dict[str, An
         return model
     # Through the loader, which knows what stays in float32 (rotary frequencies) and how to spread layers.
     return type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **place)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

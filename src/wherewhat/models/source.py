@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import ConfigError, LoadError
 from wherewhat.models.hub import HUB_ID, cached_hub_ids, hub_snapshot
 
 EMBEDDED = "smollm2"
@@ -56,17 +56,19 @@ def resolve(
 
     Raises:
         LoadError: The spec stands for nothing that can be found.
+        ConfigError: A revision of what is no hub id.
     """
     text = os.fspath(spec)
     if not text.strip():
         raise LoadError(f"the model name is empty: give {EMBEDDED}, a Hugging Face id, a folder or a .gguf file")
     if "\0" in text:
         raise LoadError(f"the model name {text!r} contains a NUL character")
-    if text == EMBEDDED:
-        return _embedded(text)
     path = Path(text).expanduser()
-    if path.exists():
-        return _local(text, path)
+    here = text == EMBEDDED or path.exists()
+    if here and revision is not None:
+        raise ConfigError(f"--revision {revision!r} does not go with {text!r}: only Hugging Face ids have revisions")
+    if here:
+        return _embedded(text) if text == EMBEDDED else _local(text, path)
     if _looks_like_path(text):
         raise LoadError(f"no such file or folder: {text!r}{_hint(text, _siblings(path))}")
     if not HUB_ID.fullmatch(text):

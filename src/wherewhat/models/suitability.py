@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, one_line
 
 # Causal by name, but no layer computes a softmax over positions.
 _NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
@@ -36,7 +36,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
     except FileNotFoundError:
         raise LoadError(f"{spec!r} has no config.json in {str(folder)!r}: is it a model folder?") from None
     except (OSError, ValueError) as error:
-        raise LoadError(f"config.json of {spec!r} cannot be read: {_line(error)}") from None
+        raise LoadError(f"config.json of {spec!r} cannot be read: {one_line(error)}") from None
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(kind, str) or not kind:
         raise LoadError(f"config.json of {spec!r} has no 'model_type', so the architecture is unknown")
@@ -54,7 +54,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
     except LoadError:
         raise
     except Exception as error:  # noqa: BLE001 - config classes, and remote code, raise anything
-        raise LoadError(f"config.json of {spec!r} is not a valid {kind!r} config: {_line(error)}") from None
+        raise LoadError(f"config.json of {spec!r} is not a valid {kind!r} config: {one_line(error)}") from None
     check_config(config, spec)
     return config
 
@@ -126,7 +126,3 @@ def stored_tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a dict
                 yield name, opened.get_tensor(name)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, one_line
 
 _PROBE = "a"
 
@@ -22,7 +22,7 @@ def load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_on
         )
         works = bool(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
     except Exception as error:  # noqa: BLE001 - the Rust tokenizers raise bare Exception
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         raise LoadError(f"the tokenizer of {spec!r} cannot be read: {reason}") from None
     if not works:
         raise LoadError(f"the tokenizer of {spec!r} is empty: {_PROBE!r} gives no tokens")

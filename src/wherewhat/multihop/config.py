@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from wherewhat.checking import check_seed
 from wherewhat.errors import ConfigError
 from wherewhat.measure.base import option
 
@@ -57,6 +58,7 @@ class LabConfig:
             raise ConfigError(
                 f"width {self.width} does not give each of {self.heads} heads an even number of dimensions"
             )
+        check_seed(self.seed)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}: give a number from 0 to below 1")
         if not self.base > 0:
@@ -111,6 +113,8 @@ class Training:
         for name in ("steps", "batch", "save_every"):
             at_least(name, getattr(self, name), 1)
         at_least("warmup", self.warmup, 0)
+        for name in ("data_seed", "seed"):
+            check_seed(getattr(self, name), name)
         if self.threads is not None:
             at_least("threads", self.threads, 1)
         for name in ("learning_rate", "epsilon"):

@@ -129,8 +129,8 @@ class Discrepancy:
 
     @property
     def median(self) -> Tensor:
-        """The median over inputs, ``(heads,)``."""
-        return self.values.median(-1).values
+        """The median over inputs, ``(heads,)``: of an even number, the mean of the middle two."""
+        return self.values.quantile(0.5, dim=-1)
 
     @property
     def least(self) -> Tensor:

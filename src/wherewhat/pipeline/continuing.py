@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing import Proof
+from wherewhat.capturing.passes import input_device
 from wherewhat.errors import MeasureError
 from wherewhat.pipeline.placing import computing, placed
 from wherewhat.pipeline.reordering import reordered
@@ -51,7 +52,7 @@ def continued(
     """
     if not ids.shape[1] or not continuations or not all(map(len, continuations)):
         raise MeasureError("a text and each of its continuations must have tokens: give at least one of each")
-    ids = ids.to(model.get_input_embeddings().weight.device)
+    ids = ids.to(input_device(model))
     run = _Run(model, proof, ids, positions, orders or {})
     with torch.no_grad(), computing(model, positions):
         found = run.together(continuations) if shared else [run.alone(one) for one in continuations]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing.passes import prompt
-from wherewhat.errors import CaptureError, ConfigError
-from wherewhat.models.limits import max_positions
+from wherewhat.errors import CaptureError, ConfigError, one_line
+from wherewhat.positions import max_positions
 
 _PROBE_TOKENS = 8
 
@@ -54,7 +54,7 @@ def computing(model: Any, positions: Tensor | None) -> Iterator[None]:
     except (RuntimeError, IndexError) as error:
         if positions is None:
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = one_line(error)
         raise CaptureError(
             f"{type(model).__name__} cannot be run at other positions ({reason}): leave kinds of positions out"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,15 +26,13 @@ def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> I
         ConfigError: If there is no such block.
         CaptureError: If the block cannot be told from others, or takes no hidden states.
     """
-    handles = [
-        _block(model, proof, layer).register_forward_pre_hook(_permuting(layer, order), with_kwargs=True)
-        for layer, order in orders.items()
-    ]
-    try:
+    # All found before the first is hooked: a refusal leaves the model as it was.
+    blocks = {layer: _block(model, proof, layer) for layer in orders}
+    with ExitStack() as stack:
+        for layer, block in blocks.items():
+            hook = _permuting(layer, orders[layer])
+            stack.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _block(model: nn.Module, proof: Proof, layer: int) -> nn.Module:

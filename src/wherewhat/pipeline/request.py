@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.checking import nearest
+from wherewhat.checking import check_seed, nearest
 from wherewhat.errors import ConfigError
 from wherewhat.text.prompts import KINDS
 
@@ -29,6 +29,10 @@ class ModelRequest:
     trust_remote_code: bool = False
     revision: str | None = None
     attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a seed that makes no sense."""
+        check_seed(self.seed, "--seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,9 @@ class Request:
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         if self.tokens < 2:
-            raise ConfigError(f"--tokens is {self.tokens}: attention needs at least 2 tokens")
+            raise ConfigError(
+                f"--tokens is {self.tokens}: attention needs at least 2 tokens, and most measurements more, such as 16"
+            )
         if self.documents is not None and self.documents < 1:
             raise ConfigError(f"--documents is {self.documents}: at least 1 is needed")
         if self.chunk is not None:

@@ -143,7 +143,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
             part = _part(measurement.words(config), source(_TOGETHER), found)
             directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
         texts = [made.document for made in inputs.values()]
-        encoding = subject.encoding if subject is not None else None
+        encoding = (subject or ModelSubject(loaded, models.proof())).encoding
         directory.finish(keys, provenance=_provenance(loaded, texts, request.model.revision, encoding))
     return directory
 
@@ -158,10 +158,14 @@ def resolved(
     request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, inputs: Iterable[Input]
 ) -> dict[str, Any]:
     """Everything the numbers depend on: what the run directory is keyed by."""
-    # Numbers of chunks are those of one pass but for rounding; bytes are not, and every byte has one key.
-    chunked = {"chunk": request.chunk} if request.chunk is not None else {}
+    # Chunks and other implementations give the same numbers but for rounding, not the same bytes: each has its key.
+    given = {
+        "chunk": request.chunk,
+        "attn_implementation": request.model.attn_implementation,
+        "revision": measurement.revision if measurement.revision > 1 else None,
+    }
     return {
-        **chunked,
+        **{name: value for name, value in given.items() if value is not None},
         "measurement": measurement.name,
         "options": config_values(config),
         "model": loaded.name,
@@ -217,7 +221,7 @@ def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -
             defined = [None if math.isnan(value) else value for value in values.tolist()]
             scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
         for name, value in layer.whole.items():
-            scores.append(source.score(name, value, layer=layer.layer))
+            scores.append(source.score(name, value, layer=layer.layer, unit=units.get(name)))
         for name, curve in layer.curves.items():
             profiles[profile_name(document, layer.layer, name)] = Profile(curve.values, curve.axes)
     if not scores:
@@ -225,7 +229,7 @@ def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -
     return PartResult(scores=scores, profiles=profiles)
 
 
-def _provenance(loaded: LoadedModel, texts: list[Document], checkpoint: str | None, encoding: str | None) -> Provenance:
+def _provenance(loaded: LoadedModel, texts: list[Document], checkpoint: str | None, encoding: str) -> Provenance:
     extra: dict[str, Any] = {
         "spec": loaded.spec,
         "revision": loaded.revision,

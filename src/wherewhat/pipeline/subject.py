@@ -16,12 +16,11 @@ from wherewhat.capturing.chunk_proof import prove_chunks
 from wherewhat.capturing.chunks import check_chunk, run_in_chunks
 from wherewhat.capturing.passes import input_device
 from wherewhat.errors import CaptureError
-from wherewhat.extend.training import trained_length
 from wherewhat.models import LoadedModel
-from wherewhat.models.limits import max_positions
 from wherewhat.pipeline.continuing import continued
 from wherewhat.pipeline.placing import computing, placed, positions_refused
 from wherewhat.pipeline.reordering import reordered
+from wherewhat.positions import max_positions, trained_length
 
 
 class ModelSubject:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from wherewhat.measure.base import Measurement, Metric
+from wherewhat.measure.intervals import Interval, around, interval, wilson
 from wherewhat.measure.options import build_config
 from wherewhat.store import RunDirectory
 from wherewhat.store.hashing import JSON
 
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its 95 % interval over ``n`` documents; the bounds are None where they are too few for one."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
+__all__ = ["Interval", "MetricSummary", "interval", "stored_words", "summarise", "wilson"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,9 @@ class MetricSummary:
 def stored_words(measurement: Measurement, directory: RunDirectory) -> Sequence[Metric]:
     """Words for the metrics of a run, by the options it was made with, most important first."""
     options = cast("dict[str, Any]", directory.config["options"])
-    return measurement.words(build_config(measurement.config, options))
+    # An option that was dropped since the run was made has no words either.
+    known = {field.name for field in dataclasses.fields(measurement.config)}
+    return measurement.words(build_config(measurement.config, {k: v for k, v in options.items() if k in known}))
 
 
 def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricSummary]:
@@ -63,7 +58,7 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
             metric,
             by_metric[metric.name],
             by_metric.get(metric.control or ""),
-            together.get(metric.error or "", {}),
+            together,
             count,
         )
         for metric in stored_words(measurement, directory)
@@ -76,12 +71,21 @@ _Values = dict[str, dict[int | None, list[float]]]
 
 
 def _summary(
-    metric: Metric, documents: _Values, control: _Values | None, errors: Mapping[int | None, float], count: int
+    metric: Metric,
+    documents: _Values,
+    control: _Values | None,
+    together: Mapping[str, Mapping[int | None, float]],
+    count: int,
 ) -> MetricSummary:
     indices = sorted({layer for layers in documents.values() for layer in layers if layer is not None})
 
+    errors = together.get(metric.error or "", {})
+    low, high = (together.get(name, {}) for name in metric.bounds or ("", ""))
+
     def between(values: Sequence[float], layer: int | None) -> Interval:
-        """Interval over documents, or from the stored error where the documents were measured together."""
+        """Interval over documents, or what was stored for it where the documents were measured together."""
+        if layer in low and layer in high:
+            return Interval(values[0], low[layer], high[layer], count)
         if layer in errors:
             return around(values[0], errors[layer], count)
         return wilson(values) if metric.proportion else interval(values)
@@ -97,29 +101,3 @@ def _summary(
 def _mean(layers: dict[int | None, list[float]]) -> float:
     values = [value for listed in layers.values() for value in listed]
     return sum(values) / len(values)
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % Student interval of independent values."""
-    n = len(values)
-    mean = sum(values) / n
-    if n < 2:
-        return Interval(mean, None, None, n)
-    return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n)
-
-
-def wilson(values: Sequence[float]) -> Interval:
-    """Share of ones among zeros and ones with its 95 % score interval (Wilson 1927), which 0 of 12 has too."""
-    n, z = len(values), 1.959964
-    share = sum(values) / n
-    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    reach = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return Interval(share, max(0.0, middle - reach), min(1.0, middle + reach), n)
-
-
-def around(mean: float, error: float, n: int) -> Interval:
-    """95 % Student interval around a mean with a standard error over ``n`` documents."""
-    from scipy.stats import t as student
-
-    reach = float(student.ppf(0.975, n - 1)) * error
-    return Interval(mean, mean - reach, mean + reach, n)

@@ -13,8 +13,8 @@ from torch import Tensor
 from wherewhat.capturing import LayerAttention, Proof
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.models import LoadedModel
-from wherewhat.models.limits import max_positions
 from wherewhat.pipeline.subject import ModelSubject
+from wherewhat.positions import max_positions
 from wherewhat.report.plan import Room
 from wherewhat.text import Document
 

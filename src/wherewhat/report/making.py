@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,14 @@ def _told_apart(models: Sequence[ModelRequest], seen: Sequence[Look]) -> list[st
 
 def _command(
     models: Sequence[ModelRequest], given: GivenText, *, documents: int, tokens: int, multihop: Sequence[Path]
-) -> str:
-    """The command that makes the same report."""
-    words = ["wherewhat", "report", *dict.fromkeys(str(model.model) for model in models)]
-    weights = list(dict.fromkeys(str(model.weights) for model in models))
+) -> str | None:
+    """The command that makes the same report; None where the models are not every name with all weights alike."""
+    listed = [replace(model, model=str(model.model)) for model in models]
+    first = listed[0]
+    names, weights = (list(dict.fromkeys(getattr(model, field) for model in listed)) for field in ("model", "weights"))
+    if listed != [replace(first, model=name, weights=kind) for name in names for kind in weights]:
+        return None
+    words = ["wherewhat", "report", *names]
     for name in weights if weights != ["trained"] else []:
         words += ["--weights", name]
     for source in given.sources or ():
@@ -125,8 +129,9 @@ def _command(
     words += ["--documents", str(documents), "--tokens", str(tokens)]
     for path in multihop:
         words += ["--multihop", str(path)]
-    default, first = ModelRequest(), replace(models[0], weights="trained")
-    for option in ("device", "dtype", "revision"):
-        if (value := getattr(first, option)) != getattr(default, option):
-            words += [f"--{option}", str(value)]
-    return shlex.join([*words, "--offline"] if first.offline else words)
+    for field in fields(first):
+        value = getattr(first, field.name)
+        if field.name not in ("model", "weights") and value != field.default:
+            option = f"--{field.name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)

@@ -25,9 +25,9 @@ class Cell:
 
     Attributes:
         request: What is measured; paths are as they were written.
-        text: Name of the text for people; None where the measurement makes its own.
+        text: Name of the text for people; None where the measurement makes its own or is measured on items.
         checkpoint: Revision or checkpoint folder; None where there is only one.
-        inputs: What identifies the texts and a local model's files, so that a changed one is another cell.
+        inputs: What identifies the texts or items and a local model's files, so that a changed one is another cell.
     """
 
     request: Request
@@ -40,6 +40,7 @@ class Cell:
         """Name of the cell's record: readable, then a hash of everything it depends on."""
         key = request_json(self.request)
         del key["text"]  # a text is known by its content, wherever it lies
+        key["items"] = None  # so are items; the key stays, as names of other cells hold it
         digest = text_sha256(canonical_json({"request": key, "inputs": self.inputs}))
         model = Path(str(self.request.model.model)).name
         readable = slug(f"{self.request.measurement}-{model}-{self.request.model.weights}", fallback="cell")
@@ -90,4 +91,8 @@ def located(request: Request) -> Request:
     if model != EMBEDDED and path.exists():
         model = str(path.absolute())
     text = None if request.text is None else tuple(str(Path(name).absolute()) for name in request.text)
-    return dataclasses.replace(request, model=dataclasses.replace(request.model, model=model), text=text)
+    items = request.items
+    if items is not None and Path(items).is_file():
+        items = str(Path(items).absolute())
+    located_model = dataclasses.replace(request.model, model=model)
+    return dataclasses.replace(request, model=located_model, text=text, items=items)

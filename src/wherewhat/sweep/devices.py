@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 from wherewhat.errors import ConfigError
 from wherewhat.models.source import EMBEDDED
@@ -58,12 +59,56 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory() -> int:
-    """Bytes of main memory that are free; a guess where the system does not tell."""
+def free_memory(*, root: Path = Path("/")) -> int:
+    """Bytes of main memory that can still be taken here, in a container too; a guess where the system does not tell.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are.
+    """
+    available = _number(root / "proc/meminfo", "MemAvailable:")
+    free = _free_pages() if available is None else available * 1024
+    return max(0, min([free, *_left_to_groups(root)]))
+
+
+def _free_pages() -> int:
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return 8 * _GIB
+
+
+def _left_to_groups(root: Path) -> Iterator[int]:
+    """Bytes left to each control group around this process that has a limit, by version 2 and 1."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            mount, limited, used, cached = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            mount, limited, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cached = "total_inactive_file"
+        else:
+            continue
+        # Inside a container its own group is often the mount itself, whatever the name says.
+        inner = PurePosixPath(name.lstrip("/"))
+        for group in (inner, *inner.parents):
+            folder = root / mount / group
+            limit, usage = _number(folder / limited), _number(folder / used)
+            if limit is not None and usage is not None:
+                # Files that were read count as used, but give way, as they do in MemAvailable.
+                yield limit - usage + (_number(folder / "memory.stat", cached) or 0)
+
+
+def _number(path: Path, name: str = "") -> int | None:
+    """The number behind a name in one of the system's files, or the only one in it; None where there is none."""
+    try:
+        found = re.search(rf"^{name}\s*(\d+)", path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def memory_needed(cell: Cell) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wherewhat.errors import ConfigError
+from wherewhat.evaluate import read_items
 from wherewhat.measure.base import Measurement
 from wherewhat.measure.options import build_config, config_values
 from wherewhat.measure.registry import find
@@ -33,7 +34,7 @@ from wherewhat.sweep.entries import (
 )
 from wherewhat.sweep.file import SweepFile
 from wherewhat.sweep.variants import Variant, variants
-from wherewhat.text import text_hash
+from wherewhat.text import Document, text_hash
 
 _OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
 
@@ -61,11 +62,11 @@ def expand(file: SweepFile) -> list[Cell]:
     """The cells of a sweep, in the order of the file: models outside, measurements inside.
 
     Seeds vary twins and prompts. Trained weights on documents do not depend on them and are measured with the first
-    one only; a measurement that makes its own prompts is not repeated for every text.
+    one only; a measurement that makes its own prompts or is measured on items is not repeated for every text.
 
     Raises:
-        WherewhatError: If a key, name or value is unknown, a text or a model's folder cannot be read, or two cells
-            are the same.
+        WherewhatError: If a key, name or value is unknown, texts, items or a model's folder cannot be read, or two
+            cells are the same.
     """
     values, where = file.values, str(file.path)
     check_keys(values, [*_OWN_KEYS, *names_of(Axes), *names_of(ON_MODELS), *names_of(ON_TEXTS)], where)
@@ -101,8 +102,9 @@ def _cells(
     for entry in measurements:
         measurement = find(entry.measurement)
         options = config_values(build_config(measurement.config, entry.options))
-        for text in texts if measurement.prompts is None else [None]:
-            drawn = variant.request.weights != "trained" or text is None or text.prompts is not None
+        for text in _on(measurement, texts):
+            makes_own = measurement.prompts is not None
+            drawn = variant.request.weights != "trained" or makes_own or (text is not None and text.prompts is not None)
             if not drawn and not variant.first_seed:
                 continue
             request = Request(
@@ -117,17 +119,27 @@ def _cells(
             yield Cell(request=request, text=text.name if text else None, checkpoint=variant.checkpoint, inputs=inputs)
 
 
+def _on(measurement: Measurement, texts: Sequence[TextEntry]) -> Sequence[TextEntry | None]:
+    """The texts a measurement is repeated for; None for what it makes itself, or items named elsewhere."""
+    if measurement.items:
+        return [text for text in texts if "items" in text.shared] or [None]
+    return texts if measurement.prompts is None else [None]
+
+
 class _Texts:
-    """Reads texts and knows them by their content, each once."""
+    """Reads texts and items and knows them by their content, each once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], str | None] = {}
 
     def __call__(self, request: Request, measurement: Measurement) -> str | None:
-        """Hash of the documents of a request; None where prompts are made for the model."""
-        makes_own = measurement.prompts is not None
-        key = (request.text, request.prompts, request.documents, measurement.least_documents, makes_own)
+        """Hash of the documents or items of a request; None where prompts are made for the model."""
+        named = (request.text, request.prompts, request.items, request.documents)
+        key = (*named, measurement.least_documents, measurement.prompts is not None, measurement.items)
         if key not in self._known:
             texts = read_texts(request, measurement)
+            if measurement.items and request.items is not None:
+                found = read_items(request.items, count=request.documents)
+                texts = [Document(item.name, item.text, item.source) for item in found]
             self._known[key] = text_hash(texts) if texts else None
         return self._known[key]

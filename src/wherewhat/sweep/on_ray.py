@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from wherewhat.errors import ConfigError, StoreError
+from wherewhat.errors import ConfigError, StoreError, one_line
 from wherewhat.models.optional import require
 from wherewhat.sweep.engine import EngineError, Resources, Task, Watch, Work, lost
 from wherewhat.sweep.place import open_place
@@ -106,7 +106,7 @@ def _cluster(ray: Any, address: str | None) -> Iterator[_Context]:
         context = ray.init(address=address, ignore_reinit_error=True, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
         where = f"the Ray cluster at {address} cannot be reached" if address else "Ray cannot be started"
-        raise EngineError(f"{where}: {_line(error)}") from error
+        raise EngineError(f"{where}: {one_line(error)}") from error
     try:
         yield _Context(ray, context, ours=address is None and not already)
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
@@ -125,7 +125,7 @@ def _knock(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SILENCE).close()
     except (OSError, OverflowError) as error:
-        raise EngineError(f"the Ray cluster at {address} cannot be reached: {_line(error)}") from error
+        raise EngineError(f"the Ray cluster at {address} cannot be reached: {one_line(error)}") from error
 
 
 class _Head:
@@ -179,8 +179,4 @@ def _running(ray: Any, under_way: int, cpus: int) -> list[str]:
 
 
 def _gone(error: BaseException) -> EngineError:
-    return EngineError(f"the Ray cluster is gone ({_line(error)}); what is finished is kept: start the sweep again")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return EngineError(f"the Ray cluster is gone ({one_line(error)}); what is finished is kept: start the sweep again")

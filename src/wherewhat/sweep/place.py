@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from wherewhat.errors import StoreError
+from wherewhat.errors import StoreError, one_line
 from wherewhat.models.optional import require
 from wherewhat.store.atomic import explain, make_folder, write_file
 
@@ -166,7 +166,7 @@ class Remote:
         of one of them, so it is looked at again.
 
         Raises:
-            StoreError: If the store cannot be reached or written.
+            StoreError: If the store cannot be reached or written, or holds something else in the end.
         """
         listed = list(names)
         contents = {f"{folder.name}/{name}": (folder / name).read_bytes() for name in listed}
@@ -176,6 +176,7 @@ class Remote:
             if self.read_many(contents) == contents:
                 return
             time.sleep(secrets.randbelow(1000) / 1000 * (attempt + 1))
+        raise StoreError(f"{folder.name} in {self.address} is not what was uploaded, {_ATTEMPTS} times: start again")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -205,5 +206,4 @@ def _told(address: str) -> Iterator[None]:
     except StoreError:
         raise
     except Exception as error:  # each file system has errors of its own
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise StoreError(f"the store {address} cannot be reached: {reason}") from error
+        raise StoreError(f"the store {address} cannot be reached: {one_line(error)}") from error

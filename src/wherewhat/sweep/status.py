@@ -34,10 +34,10 @@ class Status:
         return sum(record.done for record in self.records.values())
 
     @property
-    def failed(self) -> dict[str, str]:
-        """Cells that failed, in words, and why."""
-        failed = {cell: record for cell, record in self.records.items() if not record.done}
-        return {str(self.cells[cell].get("described", cell)): record.reason or "" for cell, record in failed.items()}
+    def failed(self) -> list[tuple[str, str]]:
+        """Cells that failed, in words, and why; cells that differ only in options have the same words."""
+        failed = [(cell, record) for cell, record in self.records.items() if not record.done]
+        return [(str(self.cells[cell].get("described", cell)), record.reason or "") for cell, record in failed]
 
 
 def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:

@@ -74,7 +74,8 @@ def measured(request: Request, place: Folder | Remote) -> str:
     if isinstance(place, Folder):
         measure(prepared, progress=silent, models=_MODELS)
         return name
-    if place.read(f"{name}/{COMPLETE}") is None:
+    # A finished run that is still here was never seen whole in the store, whatever lies there.
+    if prepared.directory.is_complete or place.read(f"{name}/{COMPLETE}") is None:
         directory = measure(prepared, progress=silent, models=_MODELS)
         place.upload(directory.path, [CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE])
     shutil.rmtree(prepared.directory.path, ignore_errors=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measure.attention.rank import effective_rank, gaussian_rank
 from wherewhat.measure.attention.spread import SPREAD_METRICS, AttentionSpread, SpreadSums
 from wherewhat.measure.attention.weights import weight_blocks
@@ -54,8 +54,8 @@ def attention_stats(attention: LayerAttention, config: AttentionConfig) -> Atten
         config: Options.
 
     Raises:
-        ConfigError: If the text has no query after the sink tokens.
-        MeasureError: If the layer holds several texts, or its queries or keys are not finite.
+        MeasureError: If the layer holds several texts, its queries or keys are not finite, or the text has no query
+            after the sink tokens.
     """
     spread = SpreadSums(attention, config.sink_tokens)
     for block in weight_blocks(attention, config.block_mib):
@@ -74,7 +74,7 @@ def _scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
     heads = stats.heads() | {"q_rank": stats.q_rank, "k_rank": stats.k_rank}
     for name, values in heads.items():
         if not bool(values.isfinite().all()):
-            raise ConfigError(f"{name} of layer {attention.layer} is not finite: the model's activations overflow")
+            raise MeasureError(f"{name} of layer {attention.layer} is not finite: the model's activations overflow")
     return LayerScores(
         layer=attention.layer,
         heads=heads,
@@ -84,6 +84,7 @@ def _scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
 
 ATTENTION = Measurement(
     name="attention",
+    revision=2,
     summary="Attention entropy, sink mass and effective rank of queries and keys, per head.",
     config=AttentionConfig,
     measure=per_layer(_scores),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
-from wherewhat.errors import ConfigError
+from wherewhat.errors import MeasureError
 from wherewhat.measure.attention.weights import WeightBlock
 from wherewhat.measure.base import Metric
 
@@ -19,9 +19,10 @@ class AttentionSpread:
 
     Attributes:
         entropy: Mean entropy of the attention weights over queries that see at least two keys, nats, ``(heads,)``.
-        uniform_entropy: The same for uniform attention over the visible keys: the most there can be.
+        uniform_entropy: The same for uniform attention over the visible keys, and the model's own sink column where it
+            has one: the most there can be.
         sink_mass: Mean weight on the first tokens over queries after them, ``(heads,)``.
-        uniform_sink_mass: The same for uniform attention.
+        uniform_sink_mass: The same for uniform attention over the visible keys.
         learned_sink_mass: Mean weight on the model's own sink column, ``(heads,)``; None where it has none.
     """
 
@@ -49,13 +50,13 @@ class SpreadSums:
         sink_tokens: Number of first tokens that count as attention sink.
 
     Raises:
-        ConfigError: If the text has no query after the sink tokens.
+        MeasureError: If the text has no query after the sink tokens.
     """
 
     def __init__(self, attention: LayerAttention, sink_tokens: int) -> None:
         heads, n, device = attention.heads, attention.n, attention.rot_q.device
         if n <= sink_tokens:
-            raise ConfigError(f"sink_tokens is {sink_tokens}, but the text has only {n} tokens: give a longer text")
+            raise MeasureError(f"sink_tokens is {sink_tokens}, but the text has only {n} tokens: give a longer text")
         self.sink_tokens = sink_tokens
         self._learned_sink = attention.sinks is not None
         self._n = n
@@ -73,7 +74,8 @@ class SpreadSums:
         self._entropy += nats[:, choice].sum(-1).double()
         self._sink += block.weights[:, late, first].sum((-1, -2)).double()
         self._learned += block.missing.sum(-1).double()
-        self._uniform_entropy += float(seen[choice].double().log().sum())
+        # The sink column counts in the entropy, so it is one more place to spread over.
+        self._uniform_entropy += float((seen[choice] + self._learned_sink).double().log().sum())
         self._uniform_sink += float((block.visible[late, first].sum(-1) / seen[late].clamp_min(1)).double().sum())
         self._deciding += int(choice.sum())
         self._after_sink += int(late.sum())

@@ -30,7 +30,8 @@ class AxesFit:
     Attributes:
         r: Correlation of fitted and true logits, √(1 − SSE/TSS), ``(heads,)``. NaN where the logits are constant.
         r_subset: The same for every subset of the axes, from ``"a"`` to ``"abc"``.
-        r_behaviour: √(1 − SSE_abc / SSE_b), ``(heads,)``: b cancels in softmax, so it should not count.
+        r_behaviour: √(1 − SSE_abc / SSE_b), ``(heads,)``: b cancels in softmax, so it should not count. NaN where the
+            logits are a query term alone.
         noise_floor: r that pure noise would give.
         adjusted_r2: R² corrected for the number of parameters, ``(heads,)``.
         own: R² of each axis alone, ``(heads,)`` by axis.
@@ -163,7 +164,8 @@ def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
     varies = tss > 1e-12 * fits.reach.clamp_min(1e-300)
     share = torch.where(varies, 1 - sse / tss.clamp_min(1e-300), torch.nan).clamp_(0, 1)
     whole, query = sse[-1], sse[SUBSETS.index("b")]
-    behaviour = torch.where(varies, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_()
+    left = varies & (query > 1e-12 * fits.reach)  # of a query term alone, rounding is all that is left
+    behaviour = torch.where(left, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_()
     r = share.sqrt()
     # Without a, b, c in turn: bc, ac, ab.
     unique = (share[-1] - share[3:6].flip(0)).clamp_min_(0)
@@ -236,7 +238,9 @@ def _check(
         raise MeasureError(f"skip={skip}, min_distance={min_distance} and padding={padding} must not be negative")
     n = q.shape[1] - sum(padding) - skip - min_distance
     if n < 4:
-        raise MeasureError(f"{n} tokens are left of {q.shape[1]}: at least 4 are needed")
+        cut = {"skip": skip, "min_distance": min_distance, "padding": sum(padding)}
+        less = "".join(f", less {name}={value}" for name, value in cut.items() if value)
+        raise MeasureError(f"{q.shape[1]} tokens{less} are too few: at least 4 must be left")
     if window is not None and window - min_distance < 3:
         raise MeasureError(f"window={window} leaves {window - min_distance} distances: at least 3 are needed")
     return q.shape[0], q.shape[1]

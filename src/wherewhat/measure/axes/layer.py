@@ -90,9 +90,9 @@ def bias_options(attention: LayerAttention) -> dict[str, Any]:
 
 
 def gaussian_like(x: Tensor, *, seed: int) -> Tensor:
-    """Independent Gaussian vectors with the norms of ``x`` ``(heads, n, d)``: tokens that have nothing in common."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(x.shape, generator=generator).to(x.device)
+    """Independent Gaussian vectors with the norms of ``x`` ``(..., d)``: tokens that have nothing in common."""
+    generator = torch.Generator(x.device).manual_seed(seed)
+    noise = torch.randn(x.shape, generator=generator, device=x.device)
     matched: Tensor = noise * (x.float().norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))
     return matched
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.errors import ConfigError
 from wherewhat.measure.attention import effective_rank
-from wherewhat.measure.axes.fit import Method, fit_axes
+from wherewhat.measure.axes.fit import Method
 from wherewhat.measure.axes.layer import fit_layer, gaussian_like
 from wherewhat.measure.axes.shared import shared_curve
 from wherewhat.measure.axes.solve import SUBSETS
@@ -42,15 +42,23 @@ def _scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
     heads |= {"sse": fit.sse, "tss": fit.tss, "logit_mean": fit.mean}
     heads["q_rank"] = effective_rank(attention.q[0])
     heads["k_rank"] = effective_rank(attention.k[0]).repeat_interleave(groups)
-    # One group of heads is enough for a number that is the same for all of them.
-    noise_q = gaussian_like(attention.rot_q[0, :groups], seed=attention.layer)
-    noise_k = gaussian_like(attention.rot_k[0, :1], seed=attention.layer + 1_000_000)
-    noise = fit_axes(noise_q, noise_k, scale=attention.scale, skip=config.skip, min_distance=config.min_distance)
+    # Under the layer's own mask, biases and soft-cap, which have a share in r that no token has.
+    noise_layer = replace(
+        attention,
+        rot_q=gaussian_like(attention.rot_q, seed=attention.layer),
+        rot_k=gaussian_like(attention.rot_k, seed=attention.layer + 1_000_000),
+    )
+    noise = fit_layer(noise_layer, skip=config.skip, min_distance=config.min_distance, method=config.method)
     curves = {"a": ("head", "distance"), "b": ("head", "query"), "c": ("head", "key")}
     return LayerScores(
         layer=attention.layer,
         heads={name: values.cpu() for name, values in heads.items()},
-        whole={"noise_floor": fit.noise_floor, "r_gaussian": float(noise.r.mean()), "pairs": float(fit.pairs)},
+        whole={
+            "noise_floor": fit.noise_floor,
+            "r_gaussian": float(noise.r.nanmean()),
+            "r_behaviour_gaussian": float(noise.r_behaviour.nanmean()),
+            "pairs": float(fit.pairs),
+        },
         curves={name: Curve(getattr(fit, name).float().cpu(), axes) for name, axes in curves.items()}
         if config.curves
         else {},
@@ -79,7 +87,7 @@ def shared(documents: Sequence[DocumentScores], _: AxesConfig) -> DocumentScores
             continue
         found = shared_curve(
             torch.stack([layer.curves["a"].values for layer in same]),
-            *(torch.stack([layer.heads[name] for layer in same]) for name in ("sse", "tss")),
+            *(torch.stack([layer.heads[name] for layer in same]) for name in ("sse", "tss", "logit_mean")),
             n=same[0].curves["b"].values.shape[-1],
         )
         heads = {"r_shared": found.r.mean(0), "r_shared_pooled": found.r_pooled, "r_separate": found.r_separate.mean(0)}
@@ -90,6 +98,7 @@ def shared(documents: Sequence[DocumentScores], _: AxesConfig) -> DocumentScores
 
 AXES = Measurement(
     name="axes",
+    revision=2,
     summary="How much of every head's logits is a sum of a distance, a query and a key term.",
     config=AxesConfig,
     measure=per_layer(_scores, pooled),
@@ -115,8 +124,8 @@ AXES = Measurement(
             "r of behaviour",
             "",
             "The same without the query term, which softmax cancels: what of the attention pattern is additive.",
-            "r_gaussian",
-            "Gaussian q, k (r)",
+            "r_behaviour_gaussian",
+            "Gaussian q, k",
         ),
         Metric(
             "r_shared",

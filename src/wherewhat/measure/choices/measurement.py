@@ -117,6 +117,8 @@ def _together(documents: Sequence[DocumentScores], config: ChoicesConfig) -> Doc
                 found = paired(all_of(f"accuracy{norm}"), after := all_of(f"accuracy{norm}_{name}"))
                 whole |= {
                     f"change{norm}_{name}": found.change,
+                    f"change{norm}_{name}_low": found.low,
+                    f"change{norm}_{name}_high": found.high,
                     f"change{norm}_{name}_error": found.error,
                     f"change{norm}_{name}_p": found.p,
                 }
@@ -133,6 +135,7 @@ def _mean(values: Sequence[float]) -> float:
 
 CHOICES = Measurement(
     name="choices",
+    revision=2,
     summary="Whether the model chooses the right alternative, and still does with a disturbed question.",
     config=ChoicesConfig,
     measure=_measure,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from wherewhat.measure.intervals import change_bounds, change_error
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -13,11 +15,15 @@ class Paired:
 
     Attributes:
         change: Share of right answers after, less that before.
-        error: Its standard error over items (Bonett & Price 2012), above 0 also where no answer changed.
+        low: Lower end of its 95 % interval over items (Bonett & Price 2012).
+        high: Upper end.
+        error: Their standard error, above 0 also where no answer changed.
         p: Chance of a split at least as uneven if changes to right and to wrong were as likely: exact McNemar test.
     """
 
     change: float
+    low: float
+    high: float
     error: float
     p: float
 
@@ -27,12 +33,8 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
     n = len(before)
     gained = sum(1 for one, other in zip(before, after, strict=True) if other > one)
     lost = sum(1 for one, other in zip(before, after, strict=True) if other < one)
-    up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
-    return Paired(
-        change=(gained - lost) / n,
-        error=math.sqrt((up + down - (up - down) ** 2) / (n + 2)),
-        p=mcnemar(gained, lost),
-    )
+    low, high = change_bounds(gained, lost, n)
+    return Paired((gained - lost) / n, low, high, change_error(gained, lost, n), mcnemar(gained, lost))
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -82,9 +82,7 @@ def _at(name: str, what: str) -> list[Metric]:
         Metric(
             f"accuracy_{name}", what, "", f"Right answers: {what}.", "accuracy", "untouched context", proportion=True
         ),
-        Metric(
-            f"change_{name}", "— its change", "", f"The same less the untouched: {what}.", error=f"change_{name}_error"
-        ),
+        _change(f"change_{name}", what),
         Metric(
             f"accuracy_norm_{name}",
             "— by character",
@@ -94,13 +92,7 @@ def _at(name: str, what: str) -> list[Metric]:
             "untouched context",
             proportion=True,
         ),
-        Metric(
-            f"change_norm_{name}",
-            "— its change",
-            "",
-            f"The same less the untouched: {what}.",
-            error=f"change_norm_{name}_error",
-        ),
+        _change(f"change_norm_{name}", what),
         Metric(f"probability_change_{name}", "— probability", "", f"Change of the right one's probability: {what}."),
         Metric(
             f"flipped_{name}",
@@ -111,3 +103,8 @@ def _at(name: str, what: str) -> list[Metric]:
         ),
         Metric(f"moved_{name}", "— tokens moved", "", f"Share of the context's tokens that were moved: {what}."),
     ]
+
+
+def _change(name: str, what: str) -> Metric:
+    reading = f"The same less the untouched: {what}."
+    return Metric(name, "— its change", "", reading, bounds=(f"{name}_low", f"{name}_high"))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
+from wherewhat.checking import check_seed
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Metric, Subject, option
 from wherewhat.measure.distance.controlled import ControlledDistance, controlled_distance
@@ -39,8 +40,7 @@ class DistanceConfig:
             raise ConfigError(f"per_octave is {self.per_octave}: more than 64 gives the same distances again")
         if any(times < 2 for times in self.beyond):
             raise ConfigError(f"beyond is {list(self.beyond)}: each must be at least 2 times the text")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed is {self.seed}: it must be from 0 to 2^63 - 1")
+        check_seed(self.seed)
 
 
 def distance_grid(reach: float, *, per_octave: int = 1, beyond: tuple[int, ...] = ()) -> list[int]:

@@ -12,7 +12,7 @@ from wherewhat.capturing.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measure.base import Subject
 from wherewhat.measure.frequencies.masking import attend, frequency_bands, without_planes
-from wherewhat.measure.residual import next_token_loss
+from wherewhat.measure.losses import next_token_loss
 from wherewhat.measure.swaps.layer import layer_swaps
 
 _FAITHFUL = 1e-4

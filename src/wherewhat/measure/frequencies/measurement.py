@@ -16,9 +16,9 @@ from wherewhat.measure.correlation import correlation
 from wherewhat.measure.frequencies.experiment import Masking
 from wherewhat.measure.frequencies.layer import layer_frequencies, rotates
 from wherewhat.measure.frequencies.masking import frequency_bands
-from wherewhat.measure.residual import next_token_loss
-from wherewhat.measure.swaps.layer import TAU
+from wherewhat.measure.losses import next_token_loss
 from wherewhat.measure.swaps.placing import choose_queries
+from wherewhat.measure.swaps.scores import TAU
 
 BANDS = 4
 
@@ -193,6 +193,7 @@ def _band_metrics(config: FrequenciesConfig) -> tuple[Metric, ...]:
 
 FREQUENCIES = Measurement(
     name="frequencies",
+    revision=2,
     summary="Which of RoPE's frequencies heads use, how positional or symbolic each is, and what heads are without it.",
     config=FrequenciesConfig,
     measure=measure_frequencies,

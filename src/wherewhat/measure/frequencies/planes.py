@@ -11,9 +11,8 @@ from torch import Tensor
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measure.frequencies.use import dimensions, partial_logits
-from wherewhat.measure.swaps.layer import TAU
 from wherewhat.measure.swaps.placing import places_before, query_logits
-from wherewhat.measure.swaps.scores import QueryLogits, score_swaps
+from wherewhat.measure.swaps.scores import TAU, QueryLogits, score_swaps
 
 _ENTRIES = 2**21
 """Pairs of planes and keys held at a time, 32 bytes each."""

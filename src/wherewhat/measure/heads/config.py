@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from wherewhat.errors import ConfigError
 from wherewhat.measure.base import option
 from wherewhat.measure.patterns import PatternConfig
-from wherewhat.measure.swaps.layer import TAU
+from wherewhat.measure.swaps.scores import TAU
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class HeadsConfig(PatternConfig):
     taus: tuple[float, ...] = option((1e-3, 1e-2, 1e-1), "other temperatures, to show the sensitivity")
     blocks: tuple[int, ...] = option((2, 8, 32), "other block sizes, to show the sensitivity")
     rerun: bool = option(True, "run layers once per swap whose keys are not made token by token; else leave them out")
-    seed: int = option(0, "seed of the bootstrap")
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""

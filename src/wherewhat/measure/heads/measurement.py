@@ -23,8 +23,8 @@ from wherewhat.measure.frequencies.use import frequency_use, mean_frequency
 from wherewhat.measure.heads.config import HeadsConfig
 from wherewhat.measure.heads.relations import relations
 from wherewhat.measure.heads.words import LIMITS, METRICS
+from wherewhat.measure.intervals import over_documents
 from wherewhat.measure.patterns import layer_scores, pattern_statistics
-from wherewhat.measure.swaps.bootstrap import interval
 from wherewhat.measure.swaps.labels import LABELS, label
 from wherewhat.measure.swaps.layer import Swaps, layer_swaps
 from wherewhat.measure.swaps.placing import choose_queries
@@ -122,7 +122,7 @@ def _layer(
 
 def _with_scores(layer: LayerScores, s_pos: Tensor, s_sym: Tensor, config: HeadsConfig) -> LayerScores:
     """The layer's numbers with swap scores ``(heads, queries)``, their intervals and labels."""
-    heads = _summary(s_pos[:, None], s_sym[:, None], config.gamma, config.seed)
+    heads = _summary(s_pos[:, None], s_sym[:, None], config.gamma)
     curves = {
         "s_pos_by_query": Curve(s_pos.float(), ("head", "query")),
         "s_sym_by_query": Curve(s_sym.float(), ("head", "query")),
@@ -131,12 +131,12 @@ def _with_scores(layer: LayerScores, s_pos: Tensor, s_sym: Tensor, config: Heads
     return LayerScores(layer.layer, {**heads, **layer.heads}, {**layer.whole, **shares}, {**layer.curves, **curves})
 
 
-def _summary(s_pos: Tensor, s_sym: Tensor, gamma: float, seed: int) -> dict[str, Tensor]:
+def _summary(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, Tensor]:
     """Means over documents and queries of scores ``(heads, documents, queries)``, with intervals and labels."""
     heads = {}
     for name, values in (("s_pos", s_pos), ("s_sym", s_sym)):
-        bounds = interval(values, seed=seed)
-        heads[name] = values.double().mean((-1, -2))
+        bounds = over_documents(values).clamp(0, 1)
+        heads[name] = values.double().nanmean(-1).nanmean(-1)
         heads[f"{name}_low"], heads[f"{name}_high"] = bounds.unbind(-1)
     heads["label"] = label(heads["s_pos"], heads["s_sym"], gamma).double()
     return heads
@@ -152,7 +152,7 @@ def _shares(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, float]:
 
 
 def _together(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
-    """Means, intervals and labels of every head over all documents: each is drawn anew, and its queries."""
+    """Means, intervals and labels of every head over all documents, each of which counts once."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):
         if any("s_pos_by_query" not in layer.curves for layer in same):
@@ -160,13 +160,14 @@ def _together(documents: Sequence[DocumentScores], config: HeadsConfig) -> Docum
         s_pos, s_sym = (
             torch.stack([layer.curves[f"{name}_by_query"].values for layer in same], 1) for name in ("s_pos", "s_sym")
         )
-        heads = _summary(s_pos, s_sym, config.gamma, config.seed)
+        heads = _summary(s_pos, s_sym, config.gamma)
         layers.append(LayerScores(same[0].layer, {f"{name}_together": values for name, values in heads.items()}))
     return DocumentScores(layers)
 
 
 HEADS = Measurement(
     name="heads",
+    revision=2,
     summary="Whether every head is positional or symbolic, beside the other things that say what it does.",
     config=HeadsConfig,
     measure=_measure,

@@ -71,6 +71,7 @@ LIMITS = (
     "Scores are of swaps of two tokens at the chosen queries of these texts: another text, another query, larger "
     "blocks or another temperature (stored as curves) give other numbers. With a small temperature the weights of "
     "swaps fall on the pairs with the largest difference in attention, so a head with a sink is judged by what happens "
-    "when the sink is swapped away (leave it in place with skip=1). Attention on a kind of token is not yet what the "
-    "head does to the output."
+    "when the sink is swapped away (leave it in place with skip=1). Intervals of a head's scores are Student's "
+    "over the means of documents; those of a single document are over its queries, and say nothing of other texts. "
+    "Attention on a kind of token is not yet what the head does to the output."
 )

@@ -15,7 +15,7 @@ from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measureme
 from wherewhat.measure.lengths.attending import look
 from wherewhat.measure.lengths.config import ExtendConfig
 from wherewhat.measure.lengths.losses import buckets, by_multiple, read_in_pieces
-from wherewhat.measure.lengths.outputs import Reference, rank_correlation, shift
+from wherewhat.measure.lengths.outputs import Reference, ShiftSums, rank_correlation, shift
 from wherewhat.measure.lengths.planting import Planting, find_planted, plant
 from wherewhat.measure.lengths.verdicts import compare
 from wherewhat.measure.lengths.words import METRICS, more_metrics
@@ -45,7 +45,8 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
 
     Losses beyond are compared with those of the same tokens read in pieces of the trained length; planted runs with the
     text that has none; attention and its outputs with the untouched model's in the second half of the trained length,
-    layer by layer and head by head. Each method reads the text twice: as it is, and planted.
+    layer by layer and head by head. How far outputs differ without any change of length is told by those of the same
+    tokens in pieces. Each method reads the text twice: as it is, and planted.
 
     Args:
         subject: The model.
@@ -69,7 +70,10 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
     piece = plant(torch.cat([ids[:, :1], ids[:, n - trained + 1 :]], 1), config.depths, run=config.run)
     planting = plant(ids, config.depths, run=config.run)
     inside = _inside(subject, ids[:, :trained], methods)
-    pieces = read_in_pieces(subject, ids, trained)
+    unmoved = {layer: ShiftSums(reference) for layer, reference in inside.outputs.items()}
+    pieces = read_in_pieces(
+        subject, ids, trained, lambda attention: unmoved[attention.layer].add(attention.output[0, trained // 2 :])
+    )
     whole: dict[str, float] = {
         "trained_length": float(trained),
         "text_length": float(n),
@@ -77,7 +81,11 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
         "found_pieces": float(find_planted(piece, *_both(subject, piece, Untouched())).gain.mean()),
     } | {f"distance_{depth}": float(x) for depth, x in zip(config.depths, planting.distances, strict=True)}
     curves: dict[str, Curve] = {}
-    heads: _Heads = {layer: {f"{name}_inside": x for name, x in of.items()} for layer, of in inside.heads.items()}
+    heads: _Heads = {
+        layer: {f"{name}_inside": x for name, x in of.items()}
+        | {f"{name}_pieces": x for name, x in unmoved[layer].result().heads().items()}
+        for layer, of in inside.heads.items()
+    }
     for method in methods:
         found = _measured(subject, planting, method, config, trained, inside, pieces)
         whole |= {f"{name}_{method.name}": value for name, value in found.whole.items() if math.isfinite(value)}
@@ -137,8 +145,7 @@ def _measured(
     def attend(attention: LayerAttention) -> Tensor | None:
         output = method.attend(attention)
         seen = attention.output if output is None else output
-        moved = shift(inside.outputs[attention.layer], seen[0, beyond])
-        found = {"output_shift": moved.mean, "output_covariance": moved.covariance, "output_outliers": moved.outliers}
+        found = shift(inside.outputs[attention.layer], seen[0, beyond]).heads()
         layers.append(LayerScores(attention.layer, found | look(attention, method, beyond, limit=trained)))
         return output
 
@@ -161,7 +168,7 @@ def _measured(
         whole |= {f"found_{depth}": float(found.gain[index]), f"exact_{depth}": float(found.exact[index])}
     curves = {
         "loss_by_position": Curve(buckets(by_place, trained), ("bucket", "position and loss")),
-        "rise_by_position": Curve(buckets(rise[half.start :], trained), ("bucket", "position and rise")),
+        "rise_by_position": Curve(buckets(rise, trained, first=half.start), ("bucket", "position and rise")),
     }
     return DocumentScores(layers, whole, curves)
 
@@ -177,6 +184,7 @@ def _mean(heads: _Heads, name: str) -> float:
 
 EXTEND = Measurement(
     name="extend",
+    revision=2,
     summary="What becomes of a model beyond the trained length under each length method, and why.",
     config=ExtendConfig,
     measure=measure_lengths,

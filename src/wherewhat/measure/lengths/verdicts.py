@@ -118,9 +118,10 @@ def reasons(found: Estimates, name: str) -> str:
     sink, resting = (found.get(x) for x in (f"sink_mass_{name}", "sink_mass_inside"))
     if sink is not None and resting is not None and resting.mean > 0.1 and sink.mean < resting.mean / 2:
         words.append(f"the first keys lose their weight ({sink.mean:.0%} of {resting.mean:.0%})")
-    moved = found.get(f"output_shift_{name}")
+    moved, unmoved = (found.get(x) for x in (f"output_shift_{name}", "output_shift_pieces"))
     if moved is not None and moved.mean > 0.5:
-        words.append(f"outputs lie {moved.mean:.1f} spreads off")
+        usual = "" if unmoved is None else f"; in pieces, {unmoved.mean:.1f}"
+        words.append(f"outputs lie {moved.mean:.1f} spreads off{usual}")
     return f" [{'; '.join(words)}]" if words else ""
 
 

@@ -21,6 +21,15 @@ METRICS = (
         "nats",
         "What planting a run gains the untouched model within the trained length: the most a method can be asked for.",
     ),
+    Metric(
+        "output_shift_pieces",
+        "output shift in pieces",
+        "",
+        "How far the mean attention output of those tokens in pieces lies from that of the text's first piece, in "
+        "units of the spread there: what no change of length looks like.",
+    ),
+    Metric("output_covariance_pieces", "covariance in pieces", "", "Distance of the covariances of the same outputs."),
+    Metric("output_outliers_pieces", "outliers in pieces", "", "Share of them farther out than 99 % in the first."),
     Metric("entropy_inside", "entropy inside", "nats", "Of the untouched model's attention in training lengths."),
     Metric("sink_mass_inside", "sink mass inside", "", "Its share of attention on the first 4 keys."),
     Metric("far_mass_inside", "far mass inside", "", "Its share of attention in the farther half of the distances."),
@@ -62,11 +71,26 @@ _BY_METHOD = (
         "output_shift",
         "output shift",
         "",
-        "How far the mean attention output beyond lies from that inside, in units of the spread inside.",
-        None,
+        "How far the mean attention output beyond lies from that inside, in units of the spread inside. No change is "
+        "what the control shows: the same tokens in pieces, against the same inside.",
+        "output_shift_pieces",
     ),
-    ("output_covariance", "covariance", "", "Distance of the covariances of outputs, relative to that inside.", None),
-    ("output_outliers", "outliers", "", "Share of outputs beyond farther out than 99 % inside: 0.01 is none.", None),
+    (
+        "output_covariance",
+        "covariance",
+        "",
+        "Distance of the covariances of outputs, relative to that inside. No change is the control, not 0: so many "
+        "tokens say no more of a covariance.",
+        "output_covariance_pieces",
+    ),
+    (
+        "output_outliers",
+        "outliers",
+        "",
+        "Share of outputs beyond farther out than 99 % inside. No change is the control, which is near 0.01 only of "
+        "long texts.",
+        "output_outliers_pieces",
+    ),
     (
         "far_logit",
         "far logit",

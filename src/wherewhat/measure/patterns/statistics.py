@@ -94,7 +94,7 @@ def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternCo
         config: Options.
 
     Raises:
-        ConfigError: If the text has no query after the sink tokens.
+        MeasureError: If the text has no query after the sink tokens.
         MeasureError: If the layer holds several texts or a cache, ids do not fit, or a number is not finite.
     """
     if attention.rot_q.shape[0] != 1 or attention.n != attention.m:

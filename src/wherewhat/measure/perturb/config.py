@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wherewhat.checking import nearest
+from wherewhat.checking import check_seed, nearest
 from wherewhat.errors import ConfigError
 from wherewhat.measure.base import option
 from wherewhat.measure.perturb.names import KINDS
@@ -43,7 +43,6 @@ class PerturbConfig:
         for name in ("seeds", "reach", "gap", "queries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}: give 0 or more")
+        check_seed(self.seed)
         if not self.layers or min(self.layers) < 0:
             raise ConfigError(f"layers={','.join(map(str, self.layers))}: give one or more layers, 0 the first")

@@ -16,9 +16,9 @@ from wherewhat.measure.perturb.equivalence import equivalence
 from wherewhat.measure.perturb.heads import LayerView, last_untouched, sensitivity, view
 from wherewhat.measure.perturb.losses import Rise, by_rate, draws
 from wherewhat.measure.perturb.making import make_change
-from wherewhat.measure.perturb.names import KINDS, percent
+from wherewhat.measure.perturb.names import KINDS, labels, percent
 from wherewhat.measure.perturb.passes import ignore, perform
-from wherewhat.measure.perturb.words import METRICS, more_metrics, named
+from wherewhat.measure.perturb.words import METRICS, more_metrics
 
 _SHORTEST = 8
 
@@ -48,7 +48,7 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
     curves: dict[str, Curve] = {}
     kinds = config.kinds or _possible(subject, text, config)
     for kind in kinds:
-        for label, layer in named(kind, config):
+        for label, layer in labels(kind, config.layers).items():
             found = by_rate(subject, text, plain, kind, config, layer=layer)
             whole |= _rises(label, found)
             curves[f"loss_by_rate_{label}"] = _curve(found)
@@ -107,7 +107,7 @@ def _heads(
     }
     predicted: dict[str, float] = {}
     for kind in kinds:
-        for label, place in named(kind, config):
+        for label, place in labels(kind, config.layers).items():
             drawn: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in before}
             for seed in draws(kind, config):
                 change = make_change(text, kind, config.at, seed, config, layer=place)
@@ -133,6 +133,7 @@ def _changes(label: str, before: LayerView, after: LayerView, rows: Tensor) -> d
 
 PERTURB = Measurement(
     name="perturb",
+    revision=2,
     summary="What the loss and the heads make of transposed words, disturbed positions and swapped features.",
     config=PerturbConfig,
     measure=measure_perturb,

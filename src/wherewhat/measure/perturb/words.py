@@ -48,7 +48,11 @@ METRICS = (
 def more_metrics(config: PerturbConfig) -> tuple[Metric, ...]:
     """Words for what depends on kinds and rates."""
     found: list[Metric] = []
-    kinds = [(label, KINDS[kind], layer) for kind in config.kinds or KINDS for label, layer in named(kind, config)]
+    kinds = [
+        (label, KINDS[kind], layer)
+        for kind in config.kinds or KINDS
+        for label, layer in labels(kind, config.layers).items()
+    ]
     for label, title, layer in kinds:
         where = title if layer is None else f"{title}, layer {layer}"
         for rate in sorted(config.rates):
@@ -89,8 +93,3 @@ def more_metrics(config: PerturbConfig) -> tuple[Metric, ...]:
             ),
         )
     return tuple(found)
-
-
-def named(kind: str, config: PerturbConfig) -> list[tuple[str, int | None]]:
-    """Names under which a kind's numbers are stored, with the layer of each where it is about one."""
-    return list(labels(kind, config.layers).items())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.measure.base import (
@@ -18,6 +19,7 @@ from wherewhat.measure.base import (
     Subject,
     option,
 )
+from wherewhat.measure.intervals import share_bounds
 from wherewhat.measure.prompts.answering import answer
 
 _SIZE = {"binding": "pairs", "numbers": "length", "letters": "pairs"}
@@ -61,33 +63,57 @@ def _measure(subject: Subject, question: Question, config: PromptsConfig) -> Doc
     del config
     found = answer(subject, question)
     chance = 1 / len(question.candidates)
-    third = _THIRDS[min(2, int(3 * question.place))]
     kind = question.kind
     whole = {"accuracy": float(found.correct), "chance": chance, "said": float(found.said)}
     whole |= {"answer_logprob": found.logprob, "answer_margin": found.margin}
     whole |= {"answer_place": question.place, "answer_among": float(question.size)}
-    for name in (kind, f"{kind}_{question.size}", f"{kind}_{third}"):
+    for name in (kind, f"{kind}_{question.size}"):
         whole |= {f"accuracy_{name}": float(found.correct), f"chance_{name}": chance}
     return DocumentScores([], whole)
 
 
+def _third(place: float) -> int:
+    """Which third of a list a place from 0 to 1 is in; what lies on a border is in the middle, from either end."""
+    return 0 if 3 * place < 1 else 2 if 3 * place > 2 else 1
+
+
 def _together(documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
     """Accuracy of each kind by size and third of the answer's place, NaN where there is no prompt."""
+    right = [document.whole["accuracy"] for document in documents]
+    whole = {"accuracy_together": sum(right) / len(right)}
     curves = {}
     for kind in config.kinds:
-        table = torch.full((len(config.sizes), len(_THIRDS)), torch.nan)
-        for row, size in enumerate(config.sizes):
-            for column, third in enumerate(_THIRDS):
-                right = [
-                    document.whole["accuracy"]
-                    for document in documents
-                    if f"accuracy_{kind}_{size}" in document.whole and f"accuracy_{kind}_{third}" in document.whole
-                ]
-                if right:
-                    table[row, column] = sum(right) / len(right)
-        curves[f"accuracy_{kind}"] = Curve(table, ("size", "third of the list"))
-    right = [document.whole["accuracy"] for document in documents]
-    return DocumentScores([], {"accuracy_together": sum(right) / len(right)}, curves)
+        sums = torch.zeros(3, len(config.sizes), len(_THIRDS), dtype=torch.float64)  # prompts, right ones, their chance
+        for document in documents:
+            found = document.whole
+            for row, size in enumerate(config.sizes):
+                if f"accuracy_{kind}_{size}" in found:
+                    one = [1.0, found["accuracy"], found["chance"]]
+                    sums[:, row, _third(found["answer_place"])] += torch.tensor(one, dtype=torch.float64)
+        counts = sums[0]
+        curves[f"accuracy_{kind}"] = Curve((sums[1] / counts).float(), ("size", "third of the list"))
+        whole |= _by_third(kind, counts, sums[1] / counts, sums[2] / counts)
+    return DocumentScores([], whole, curves)
+
+
+def _by_third(kind: str, counts: Tensor, accuracy: Tensor, chance: Tensor) -> dict[str, float]:
+    """Accuracy of each third with its interval, from tables ``(sizes, thirds)``.
+
+    A third of a short list holds another share of the places than one of a long list, so each size counts alike, and
+    only sizes that have prompts in all thirds do: what depends on the size alone is then the same in each third.
+    """
+    whole = (counts > 0).all(1)
+    found: dict[str, float] = {}
+    if bool(whole.any()):
+        for column, third in enumerate(_THIRDS):
+            share = float(accuracy[whole, column].mean())
+            # Prompts of equal weight that give as exact a mean.
+            worth = float(whole.sum() ** 2 / (1 / counts[whole, column]).sum())
+            low, high = share_bounds(share, worth)
+            name = f"accuracy_{kind}_{third}"
+            found |= {name: share, f"{name}_low": low, f"{name}_high": high}
+            found[f"chance_{kind}_{third}"] = float(chance[whole, column].mean())
+    return found
 
 
 def _metrics(config: PromptsConfig) -> tuple[Metric, ...]:
@@ -95,7 +121,6 @@ def _metrics(config: PromptsConfig) -> tuple[Metric, ...]:
     for kind in config.kinds:
         what = "symbols" if kind == "numbers" else "pairs"
         parts = [("", kind), *((f"_{size}", f"{kind}, {size} {what}") for size in config.sizes)]
-        parts += [(f"_{third}", f"{kind}, answer in the {third} third") for third in _THIRDS]
         words += [
             Metric(
                 f"accuracy_{kind}{suffix}",
@@ -108,11 +133,25 @@ def _metrics(config: PromptsConfig) -> tuple[Metric, ...]:
             )
             for suffix, title in parts
         ]
+        words += [
+            Metric(
+                name := f"accuracy_{kind}_{third}",
+                f"{kind}, answer in the {third} third",
+                "",
+                "Share of right answers, the mean over sizes with prompts in all thirds: each counts alike, so that "
+                "thirds do not differ by size.",
+                f"chance_{kind}_{third}",
+                "chance",
+                bounds=(f"{name}_low", f"{name}_high"),
+            )
+            for third in _THIRDS
+        ]
     return tuple(words)
 
 
 PROMPTS = Measurement(
     name="prompts",
+    revision=2,
     summary="Whether the model finds what a prompt asks for, by kind of question, length and place of the answer.",
     config=PromptsConfig,
     measure=_measure,
@@ -141,7 +180,8 @@ PROMPTS = Measurement(
     ),
     limits=(
         "Made-up prompts in one wording: another wording, or more solved examples, may give other numbers. Intervals "
-        "are over prompts. A small model's failure says nothing of the mechanism; where its heads look on the same "
-        "prompts is measured by heads --prompts."
+        "are over prompts. Thirds of the list are means over sizes, each of which counts alike; of 4 places one is in "
+        "the first, two in the middle and one in the last. A small model's failure says nothing of the mechanism; "
+        "where its heads look on the same prompts is measured by heads --prompts."
     ),
 )

@@ -42,8 +42,8 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
         config: Options.
 
     Raises:
-        MeasureError: If there are fewer than three documents, lengths differ, or the tensors cannot be split.
-        ConfigError: If too few tokens are left.
+        MeasureError: If there are fewer than three documents, lengths differ, too few tokens are left, or the tensors
+            cannot be split.
     """
     if len(documents) < LEAST_DOCUMENTS:
         raise MeasureError(
@@ -53,7 +53,7 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
     if len(lengths) > 1:
         raise MeasureError(f"documents have from {lengths[0]} to {lengths[-1]} tokens: cut all to one length")
     if lengths[0] - config.skip < _LEAST:
-        raise ConfigError(
+        raise MeasureError(
             f"skip is {config.skip}, but the texts have only {lengths[0]} tokens: at least {_LEAST} must be left"
         )
     layers: dict[int, LayerSplit] = {}

@@ -13,12 +13,9 @@ from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.masking import Mask
 from wherewhat.capturing.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measure.swaps.bootstrap import interval
+from wherewhat.measure.intervals import over_documents
 from wherewhat.measure.swaps.placing import choose_queries, query_logits
-from wherewhat.measure.swaps.scores import score_swaps
-
-TAU = 1e-4
-"""Temperature of the weights of swaps in arXiv 2605.31558."""
+from wherewhat.measure.swaps.scores import TAU, score_swaps
 
 
 @dataclass(frozen=True)
@@ -49,9 +46,12 @@ class Swaps:
     blocks: tuple[int, ...]
     by_block: Tensor
 
-    def intervals(self, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """95 % bootstrap intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each."""
-        positional, symbolic = (interval(x[:, None], seed=seed) for x in (self.s_pos, self.s_sym))
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
+
+        They are of this one text; NaN where it has a single query.
+        """
+        positional, symbolic = (over_documents(x[:, None]).clamp(0, 1) for x in (self.s_pos, self.s_sym))
         return positional, symbolic
 
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.measure.swaps.placing import places_before
+from wherewhat.measure.swaps.scores import TAU
 
 Swap = Callable[[int, int], LayerAttention]
 """The layer's attention with the inputs of two blocks of tokens, that start there, swapped."""
 
 
 def reference_scores(
-    attention: LayerAttention, swap: Swap, queries: Sequence[int], *, tau: float = 1e-4, block: int = 1, skip: int = 0
+    attention: LayerAttention, swap: Swap, queries: Sequence[int], *, tau: float = TAU, block: int = 1, skip: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Positional and symbolic score of every head at each query, ``(heads, queries)`` each, as they are defined.
 

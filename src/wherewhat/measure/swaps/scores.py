@@ -17,6 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+TAU = 1e-4
+"""Temperature of the weights of swaps in arXiv 2605.31558."""
+
 _TILE = {"cpu": 128, "cuda": 512}
 """Blocks on a side of the tiles M is made in; a GPU waits for each to be launched."""
 
@@ -81,7 +84,7 @@ class SwapScores:
         return (self.positional_deviation + self.symbolic_deviation) / self.variance
 
 
-def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (1e-4,), block: int = 1) -> SwapScores:
+def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1) -> SwapScores:
     """Scores from all swaps of two blocks of keys, exactly.
 
     ``s_pos = Σ α cos(v', v)`` and ``s_sym = Σ α cos(v', reversed v)`` over all swaps of blocks I < J, with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,13 @@ from wherewhat.errors import ConfigError
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.tasks import Task
 from wherewhat.multihop.tasks.drawing import seeded
+from wherewhat.pipeline.progress import Progress, Silent
 
 _BATCH = 2048
-_ENTRIES = 2**24
+LONGEST = 2**12
+"""Tokens of an input whose attention weights fill a batch: longer ones take more memory."""
+
+_ENTRIES = LONGEST**2
 """Attention weights of a batch, at most: a float64 model's are 128 MiB."""
 
 _SHOWN = 5
@@ -60,11 +64,17 @@ def check_exhaustively(model: LabModel, task: Task, *, limit: int = 2_000_000) -
             f"{count} sequences of {task.length} of {task.vocabulary} tokens are more than {limit}: give a smaller "
             "task, or a larger limit"
         )
-    return _check(model, _solved(task, count))
+    return _check(model, (part for batch in _solved(task, count) for part in _parts(*batch)))
 
 
 def check_randomly(
-    model: LabModel, task: Task, *, count: int = 100_000, longest: int | None = None, seed: int = 0
+    model: LabModel,
+    task: Task,
+    *,
+    count: int = 100_000,
+    longest: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Check:
     """Check a model on random inputs of the task, in equal shares of up to nine lengths from the task's to ``longest``.
 
@@ -74,6 +84,7 @@ def check_randomly(
         count: How many inputs.
         longest: Largest number of tokens, n0; that of the task if not given.
         seed: Another seed, other inputs.
+        progress: Who is told how far it is.
 
     Raises:
         ConfigError: If ``longest`` is below the task's length, or another number is out of range.
@@ -83,18 +94,19 @@ def check_randomly(
         raise ConfigError(f"longest is {longest}: sequences of the task have {task.length} tokens")
     steps = min(8, longest - task.length)
     extras = [round(i * (longest - task.length) / max(steps, 1)) for i in range(steps + 1)]
-
+    shares = [(i + 1) * count // len(extras) - i * count // len(extras) for i in range(len(extras))]
     generator = seeded(seed)
 
     def drawn() -> Iterator[tuple[Tensor, Tensor]]:
-        for i, extra in enumerate(extras):
-            share = (i + 1) * count // len(extras) - i * count // len(extras)
+        for extra, share in zip(extras, shares, strict=True):
             if share:
                 each = int(torch.randint(2**30, (1,), generator=generator))
                 sequences = task.sample(share, seed=each, extra=extra)
-                yield sequences.tokens, sequences.answers
+                yield from _parts(sequences.tokens, sequences.answers)
 
-    return _check(model, drawn())
+    parts = sum(-(-share // _together(task.length + extra)) for extra, share in zip(extras, shares, strict=True))
+    tracked = (progress or Silent()).track(range(parts), f"{count:,} inputs of up to {longest:,} tokens")
+    return _check(model, (part for _, part in zip(tracked, drawn(), strict=True)))
 
 
 def _solved(task: Task, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -120,17 +132,22 @@ def _solved(task: Task, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _parts(tokens: Tensor, answers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """As many at a time as memory holds."""
-    size = min(_BATCH, max(1, _ENTRIES // tokens.shape[1] ** 2))
+    size = _together(tokens.shape[1])
     return zip(torch.split(tokens, size), torch.split(answers, size), strict=True)
 
 
+def _together(length: int) -> int:
+    """How many inputs of a length are run at once."""
+    return min(_BATCH, max(1, _ENTRIES // length**2))
+
+
 @torch.no_grad()
-def _check(model: LabModel, batches: Iterator[tuple[Tensor, Tensor]]) -> Check:
+def _check(model: LabModel, parts: Iterable[tuple[Tensor, Tensor]]) -> Check:
     by_length: dict[int, tuple[int, int]] = {}
     margin = torch.inf
     examples: list[tuple[int, ...]] = []
     device = model.embedding.device
-    for tokens, answers in (part for batch in batches for part in _parts(*batch)):
+    for tokens, answers in parts:
         logits = model(tokens.to(device)).double().cpu()
         right = logits.gather(1, answers[:, None])
         ahead = (right - logits.scatter(1, answers[:, None], -torch.inf).amax(1, keepdim=True))[:, 0]

@@ -11,7 +11,7 @@ import math
 
 from wherewhat.errors import ConfigError
 from wherewhat.multihop.constructions.writing import check_held, held_angle
-from wherewhat.multihop.discrepancy import index_discrepancy, retrieval_discrepancy
+from wherewhat.multihop.discrepancy import index_bound, index_discrepancy, retrieval_discrepancy
 
 LEAK = 1e-7
 """Small enough for positional and symbolic scores to be 0 and 1 within 1e-6."""
@@ -64,6 +64,8 @@ def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: floa
         ConfigError: If there is none, or float32 angles are too coarse for it.
     """
     theta = held_angle(theta)
+    # The bound takes no time at any length. Where it is too coarse, so is the gap, which is no larger.
+    check_held(index_bound(longest, theta), longest=longest, theta=theta)
     gap = index_discrepancy(longest, theta, at="worst")
     check_held(gap, longest=longest, theta=theta)
     return softmax_temperature(gap, longest - 1, leak=min(leak, index_leak(layers)))

@@ -105,6 +105,6 @@ def check_held(gap: float, *, longest: int, theta: float) -> None:
     off = math.sqrt(2 * max(gap, 0.0)) * longest * theta * ROUNDING + 2 * ROUNDING
     if not gap > 2 * off:
         raise ConfigError(
-            f"theta={theta} leaves a gap of {gap:.2g} between logits at length {longest}, and float32 angles hold no "
-            f"less than {2 * off:.2g}: take another angle, or a smaller longest"
+            f"theta={theta} leaves a gap of no more than {gap:.2g} between logits at length {longest}, and float32 "
+            f"angles hold no less than {2 * off:.2g}: take another angle, or a smaller longest"
         )

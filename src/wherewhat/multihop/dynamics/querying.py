@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wherewhat.measure.swaps.layer import TAU
 from wherewhat.measure.swaps.placing import place
-from wherewhat.measure.swaps.scores import QueryLogits, score_swaps
+from wherewhat.measure.swaps.scores import TAU, QueryLogits, score_swaps
 from wherewhat.multihop.dynamics.watching import Watched
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from wherewhat.errors import MeasureError
 from wherewhat.measure.axes.fit import fit_axes
 from wherewhat.measure.frequencies.use import mean_frequency
-from wherewhat.measure.swaps.layer import TAU
+from wherewhat.measure.swaps.scores import TAU
 from wherewhat.multihop.dynamics.accuracy import Accuracy, count_hits, judge
 from wherewhat.multihop.dynamics.held_out import HeldOut
 from wherewhat.multihop.dynamics.parts import in_parts, rows_in_parts

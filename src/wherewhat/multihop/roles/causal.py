@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measure.swaps.bootstrap import interval
+from wherewhat.measure.intervals import change_bounds
 from wherewhat.multihop.dynamics.accuracy import solved_by
 from wherewhat.multihop.dynamics.parts import in_parts, rows_in_parts
 from wherewhat.multihop.dynamics.shares import wilson
@@ -47,11 +47,13 @@ class Ablation:
         which = (self.hops[:, None] == torch.tensor(self.numbers)).double()
         return (self.after.double() - self.before.double()) @ which / which.sum(0)
 
-    def intervals(self, *, seed: int = 0) -> Tensor:
-        """95 % bootstrap intervals of the change over questions, ``(layers, heads, hops, 2)``."""
-        difference = (self.after.double() - self.before.double()).flatten(0, 1)  # (layers · heads, count)
-        found = [interval(difference[:, self.hops == number, None], seed=seed) for number in self.numbers]
-        return torch.stack(found, 1).view(*self.after.shape[:2], len(found), 2)
+    def intervals(self) -> Tensor:
+        """95 % intervals of the change over questions (Bonett & Price 2012), ``(layers, heads, hops, 2)``."""
+        which = self.hops[:, None] == torch.tensor(self.numbers)
+        gained, lost = (x.double() @ which.double() for x in (self.after & ~self.before, self.before & ~self.after))
+        counts = which.sum(0).expand(gained.shape)
+        each = zip(*(x.flatten().long().tolist() for x in (gained, lost, counts)), strict=True)
+        return torch.tensor([change_bounds(*x) for x in each], dtype=torch.float64).view(*gained.shape, 2)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,9 @@ def _written(block: Block, attention: LayerAttention) -> Tensor:
 def _push(model: LabModel, written: Tensor, answers: int) -> Tensor:
     """What a part of the stream ``(..., width)`` adds to the logits of possible answers, up to a factor."""
     if isinstance(model.norm, nn.LayerNorm):
-        written = (written - written.mean(-1, keepdim=True)) * model.norm.weight
+        written = written - written.mean(-1, keepdim=True)
+    if isinstance(model.norm, nn.LayerNorm | nn.RMSNorm):
+        written = written * model.norm.weight
     return functional.linear(written, model.head.weight[:answers])
 
 

@@ -44,10 +44,17 @@ class Recipe:
         tasks = values.get("tasks", ("number", "letter"))
         own = values.get("task_options", {})
         shared = values.get("options", {})
-        if not isinstance(tasks, list | tuple) or not isinstance(own, Mapping) or not isinstance(shared, Mapping):
-            raise ConfigError("in a recipe, tasks is a list, options and task_options are tables")
-        seeds = tuple(values.get("seeds", (0, 1, 2)))
-        lengths = tuple(values.get("lengths", LENGTHS))
+        tables = (
+            isinstance(shared, Mapping)
+            and isinstance(own, Mapping)
+            and all(isinstance(x, Mapping) for x in own.values())
+        )
+        if not isinstance(tasks, list | tuple) or not tables:
+            raise ConfigError("in a recipe, tasks is a list, options is a table and task_options a table of tables")
+        seeds, lengths = values.get("seeds", (0, 1, 2)), values.get("lengths", LENGTHS)
+        if not isinstance(seeds, list | tuple) or not isinstance(lengths, list | tuple):
+            raise ConfigError(f"seeds={seeds!r} and lengths={lengths!r} must be lists of whole numbers, such as [0, 1]")
+        seeds, lengths = tuple(seeds), tuple(lengths)
         count = values.get("length_count", 1000)
         if not seeds or any(isinstance(x, bool) or not isinstance(x, int) for x in (*seeds, *lengths, count)):
             raise ConfigError(f"seeds={seeds}, lengths={lengths} and length_count={count} must be whole numbers")

@@ -59,8 +59,3 @@ function lineWithBand(x, values, name, i, extra = {}) {
     },
   ];
 }
-// Nothing to draw: say so in words and take the space away.
-function absent(noteId, ids, text) {
-  by(noteId).textContent = text;
-  for (const id of ids) by(id).hidden = true;
-}

@@ -23,7 +23,10 @@ function writeComparison() {
   table(by("side-by-side"), ["", ...all.models.map((one) => one.model.name)], titles.map((title) => [title, ...all.models.map((one) => cell(one, title))]));
   const metrics = sharedMetrics();
   fill(by("shared-metric"), metrics.map((metric) => [metric.id, `${metric.title} (${metric.measurement})`]));
-  const maps = all.models.map((one, i) => {
+  by("shared").hidden = !metrics.length;
+  by("unshared").hidden = metrics.length > 0;
+  // Without a metric there would be nothing to draw when the page is printed.
+  const maps = (metrics.length ? all.models : []).map((one, i) => {
     const figure = make(by("maps"), "figure");
     make(figure, "div", null, { id: `map-${i}`, class: "chart", role: "img", "aria-label": `Map of ${one.model.name}` });
     make(figure, "figcaption", one.model.name);

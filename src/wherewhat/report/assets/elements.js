@@ -1,6 +1,10 @@
 // What every page has: elements, whose text is never read as HTML, and charts in the colours of the page.
 const by = (id) => document.getElementById(id);
 const isDark = () => document.documentElement.classList.contains("dark");
+function setDark(dark) {
+  document.documentElement.classList.toggle("dark", dark);
+  by("theme").setAttribute("aria-pressed", String(dark));
+}
 
 function make(parent, tag, text, attributes = {}) {
   const node = document.createElement(tag);
@@ -9,6 +13,21 @@ function make(parent, tag, text, attributes = {}) {
   parent.append(node);
   return node;
 }
+// A table with a header row; the first cell of each row names it.
+function table(place, header, rows) {
+  const made = document.createElement("table");
+  const top = make(make(made, "thead"), "tr");
+  for (const name of header) make(top, "th", name, { scope: "col" });
+  const body = make(made, "tbody");
+  for (const row of rows) {
+    const line = make(body, "tr");
+    row.forEach((cell, i) => make(line, i ? "td" : "th", cell, i ? {} : { scope: "row" }));
+  }
+  place.replaceChildren(made);
+}
+
+// Plotly reads a few tags and entities in its texts.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function draw(id, traces, layout) {
   const place = by(id);

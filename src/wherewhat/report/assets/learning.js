@@ -15,12 +15,13 @@ function writeLearning() {
   const one = study();
   const steps = Object.entries(one.reached).map(([hops, step]) => `${plural(+hops, "hop")} ${step < 0 ? "never" : `at step ${step}`}`);
   by("learning-note").textContent =
-    `${one.about.layers} layers of ${plural(one.about.heads, "head")}, watched on ${one.about.scored} held-out sequences. ` +
+    `${plural(one.about.layers, "layer")} of ${plural(one.about.heads, "head")}, watched on ${plural(one.about.scored, "held-out sequence")}. ` +
     `Accuracy ${one.level} is reached for ${steps.join(", ")}. Above: share of right answers by number of hops, bands 95 % over questions. ` +
     `Middle: mean over heads of positional and symbolic score and of r, bands hold half of the heads; r of pure noise would be ${show(one.r_noise)}. ` +
     `Below: number of heads with each label (pure within ${one.gamma}).`;
   const last = one.steps.length - 1;
-  const rows = [0, Math.floor(last / 4), Math.floor(last / 2), Math.floor((3 * last) / 4), last].map((at) => [
+  const moments = new Set([0, 1, 2, 3, 4].map((quarter) => Math.floor((quarter * last) / 4)));
+  const rows = [...moments].map((at) => [
     String(one.steps[at]), ...one.accuracy.map((a) => fixed(a.mean[at])), fixed(one.scores.s_pos.mean[at]), fixed(one.scores.s_sym.mean[at]),
     fixed(one.scores.r.mean[at]), ...one.counts.map((c) => String(c[at])),
   ]);

@@ -10,11 +10,10 @@ const box = () => ({ x0: chosen.head - 0.5, x1: chosen.head + 0.5, y0: data.mode
 function drawMap() {
   const { layers } = data.model;
   const metric = data.metrics[chosen.metric];
+  if (!metric) return;
   const z = gridOf(data, metric.values[chosen.weights] || []);
   const text = z.map((row, l) => row.map((x, h) => `layer ${layers[l]}, head ${h}<br>${plain(metric.title)}: ${show(x)} ${plain(metric.unit)}`));
   const [zmin, zmax] = spanOf(Object.values(metric.values).flat(2).filter((x) => x !== null && x !== undefined));
-  const control = metric.control === null ? "" : ` Control (${metric.control_title}): ${show(metric.control)}.`;
-  by("reading").textContent = `${metric.reading}${control}`;
   const most = z[0].length;
   const trace = {
     type: "heatmap", z, x: [...Array(most).keys()], y: layers, zmin, zmax, colorscale: "Viridis", text,
@@ -32,8 +31,13 @@ function drawMap() {
     if (event.points[0].x < data.model.heads[l]) choose(l, event.points[0].x);
   });
 }
-function fillWeights() {
-  const names = Object.keys(data.metrics[chosen.metric].values);
+// The chosen metric in words, and the weights it was measured with.
+function writeMetric() {
+  const metric = data.metrics[chosen.metric];
+  by("map").hidden = !metric;
+  const control = metric && metric.control !== null ? ` Control (${metric.control_title}): ${show(metric.control)}.` : "";
+  by("reading").textContent = metric ? `${metric.reading}${control}` : "No number of single heads was measured for this model.";
+  const names = metric ? Object.keys(metric.values) : [];
   if (!names.includes(chosen.weights)) chosen.weights = data.model.weights;
   fill(by("weights"), names.map((name) => [name, name]));
   by("weights").value = chosen.weights;
@@ -48,13 +52,13 @@ function choose(layer, head) {
   if (other) fillHeads();
   writePanel();
   redraw(...PANEL);
-  if (!charts.get("map").stale) Plotly.relayout(by("map"), Object.fromEntries(Object.entries(box()).map(([name, x]) => [`shapes[0].${name}`, x])));
+  if (data.metrics.length && !charts.get("map").stale) Plotly.relayout(by("map"), Object.fromEntries(Object.entries(box()).map(([name, x]) => [`shapes[0].${name}`, x])));
 }
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
 function listenToMap() {
   by("metric").addEventListener("change", (event) => {
     chosen.metric = +event.target.value;
-    fillWeights();
+    writeMetric();
     redraw("map");
   });
   by("weights").addEventListener("change", (event) => {

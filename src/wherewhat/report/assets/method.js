@@ -7,6 +7,8 @@ function writeMethod() {
   }
   by("left-out").textContent = data.left_out.length ? `Left out: ${data.left_out.join("; ")}` : "";
   by("command").textContent = all.command;
+  by("command").hidden = !all.command;
+  by("no-command").hidden = Boolean(all.command);
   by("runs").replaceChildren();
   for (const run of data.runs) {
     const details = make(by("runs"), "details");

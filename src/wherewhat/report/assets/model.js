@@ -24,8 +24,8 @@ function writeModel() {
     ? "Twins of it are the controls: one freshly initialised (random), one with the entries of its query and key weights permuted (shuffled). "
     : `These are not trained weights but the ${m.weights} twin of a model. `;
   by("about").textContent =
-    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${m.layers.length} layers of ${Math.max(...m.heads)} attention heads ` +
-    `(${m.kv_heads.join(" or ")} key heads)${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
+    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
+    `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
     `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +
     `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.`;
   by("numbers").replaceChildren();

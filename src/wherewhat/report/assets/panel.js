@@ -78,13 +78,15 @@ function label() {
     uniform: `both scores are at least ${high}: its attention is even`,
     mixed: `neither score is at least ${high} with the other at most ${low}`,
   }[name];
-  const score = (which) => `${show(scoreOf(which))} (${show(scoreOf(`${which}_low`))} to ${show(scoreOf(`${which}_high`))})`;
+  const reach = (which) => (scoreOf(`${which}_low`) === null ? "" : ` (${show(scoreOf(`${which}_low`))} to ${show(scoreOf(`${which}_high`))})`);
+  const score = (which) => `${show(scoreOf(which))}${reach(which)}`;
   return `Label: ${name}${why ? `, because ${why}` : ""}. Positional ${score("s_pos")}, symbolic ${score("s_sym")}.`;
 }
 function drawPlace() {
   if (!isScored()) return void Plotly.purge(by("place"));
   const others = swapTrace(data, () => "#999999", undefined, { size: 5, opacity: 0.5 });
-  const reach = (name) => ({ type: "data", symmetric: false, array: [scoreOf(`${name}_high`) - scoreOf(name)], arrayminus: [scoreOf(name) - scoreOf(`${name}_low`)], color: "#d6277b" });
+  // One query of one document has no interval.
+  const reach = (name) => ({ visible: scoreOf(`${name}_low`) !== null, type: "data", symmetric: false, array: [scoreOf(`${name}_high`) - scoreOf(name)], arrayminus: [scoreOf(name) - scoreOf(`${name}_low`)], color: "#d6277b" });
   const this_ = {
     type: "scatter", mode: "markers", x: [scoreOf("s_pos")], y: [scoreOf("s_sym")], marker: { size: 14, color: "#d6277b", symbol: "diamond" },
     hoverinfo: "skip", error_x: reach("s_pos"), error_y: reach("s_sym"),

@@ -13,14 +13,18 @@ function swapTrace(model, paint, colorscale, extra) {
   }));
   return { type: "scatter", mode: "markers", x: points.x, y: points.y, text: points.text, customdata: points.at, hoverinfo: "text", marker: { size: 8, color: points.colour, colorscale, line: { width: 0.5, color: "#888" }, ...extra } };
 }
-function drawScatter() {
+function writePlane() {
   by("scatter").hidden = !data.swaps;
-  if (!data.swaps) return absent("plane-note", ["scatter"], "Not measured for this model.");
+  by("plane-note").textContent = data.swaps
+    ? "Right below: pure positional. Left above: pure symbolic. Right above: even attention. Click a head to see it."
+    : "Not measured for this model.";
+}
+function drawScatter() {
+  if (!data.swaps) return;
   const r = data.metrics.find((metric) => metric.id === "r");
   const byR = by("colour").value === "r" && r;
   const paint = byR ? (l, h) => (r.values[data.model.weights][l] || [])[h] : (l) => data.model.layers[l];
   const trace = swapTrace(data, paint, byR ? "Cividis" : "Viridis", { colorbar: { thickness: 12, title: { text: byR ? "r" : "layer" } } });
-  by("plane-note").textContent = "Right below: pure positional. Left above: pure symbolic. Right above: even attention. Click a head to see it.";
   draw("scatter", [trace], { xaxis: { ...axisTitle("positional score"), ...UNIT }, yaxis: { ...axisTitle("symbolic score"), ...UNIT } });
   const place = by("scatter");
   place.removeAllListeners("plotly_click");

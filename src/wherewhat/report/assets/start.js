@@ -1,24 +1,21 @@
 // What the reader chooses, and the beginning.
-function setDark(dark) {
-  document.documentElement.classList.toggle("dark", dark);
-  by("theme").setAttribute("aria-pressed", String(dark));
-}
 function write() {
   writeModel();
   fill(by("metric"), data.metrics.map((metric, i) => [i, `${metric.title} (${metric.measurement})`]));
   by("metric").value = chosen.metric;
   fill(by("layer"), data.model.layers.map((layer, l) => [l, layer]));
   fillHeads();
-  fillWeights();
+  writeMetric();
   writePanel();
+  writePlane();
   writeCurves();
   writeMethod();
 }
 function chooseModel(i) {
-  const metric = data.metrics[chosen.metric].id;
+  const metric = data.metrics[chosen.metric];
   chosen.model = i;
   data = all.models[i];
-  chosen.metric = Math.max(0, data.metrics.findIndex((one) => one.id === metric));
+  chosen.metric = Math.max(0, data.metrics.findIndex((one) => metric && one.id === metric.id));
   chosen.weights = data.model.weights;
   chosen.layer = Math.min(chosen.layer, data.model.layers.length - 1);
   chosen.head = Math.min(chosen.head, data.model.heads[chosen.layer] - 1);

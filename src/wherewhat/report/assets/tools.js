@@ -7,21 +7,7 @@ function fill(select, pairs) {
   select.replaceChildren();
   for (const [value, text] of pairs) make(select, "option", text, { value });
 }
-// A table with a header row; the first cell of each row names it.
-function table(place, header, rows) {
-  const made = document.createElement("table");
-  const top = make(make(made, "thead"), "tr");
-  for (const name of header) make(top, "th", name, { scope: "col" });
-  const body = make(made, "tbody");
-  for (const row of rows) {
-    const line = make(body, "tr");
-    row.forEach((cell, i) => make(line, i ? "td" : "th", cell, i ? {} : { scope: "row" }));
-  }
-  place.replaceChildren(made);
-}
 
-// Plotly reads a few tags and entities in its texts.
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const show = (x) => (x === null || x === undefined ? "undefined" : Math.abs(x) >= 1000 ? x.toFixed(0) : String(x));
 const fixed = (x) => (x === null || x === undefined ? "undefined" : x.toFixed(3));
 const interval = (value) => (value.low === null ? "" : ` (${fixed(value.low)} to ${fixed(value.high)})`);

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable
 from typing import Any, Protocol
 
+from wherewhat.checking import nearest
 from wherewhat.errors import ConfigError
 from wherewhat.text.prompts import binding, letters, numbers, random_tokens
 from wherewhat.text.prompts.draft import Draft
@@ -59,20 +58,14 @@ def make(
     check_whole("count", count, least=1)
     check_whole("seed", seed, least=0)
     if kind not in KINDS:
-        raise ConfigError(f"there is no kind of prompt '{kind}': {_nearest(kind, KINDS)}")
+        raise ConfigError(f"there is no kind of prompt '{kind}': {nearest(kind, KINDS)}")
     known = [field.name for field in dataclasses.fields(KINDS[kind])]
     for name in options:
         if name not in known:
-            raise ConfigError(f"{kind} prompts have no option '{name}': {_nearest(name, known)}")
+            raise ConfigError(f"{kind} prompts have no option '{name}': {nearest(name, known)}")
     task: Kind = KINDS[kind](**options)
     drafts = task.drafts(speller, tokens=tokens, count=count, seed=seed)
     return [
         draft.prompt(name=f"{kind}-{number}", kind=kind, seed=seed, tokens=tokens)
         for number, draft in enumerate(drafts, start=1)
     ]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"

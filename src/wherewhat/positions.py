@@ -1,13 +1,24 @@
 """How many positions a model has, and whether that is a wall or a habit."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
 
+from wherewhat.errors import ConfigError
+
 # Attribute names under which causal models keep one row per position. A table of rows is a wall:
 # position n of a table with n rows is an index error, whatever the model was trained on.
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
-_CONFIG_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
+_CONFIG_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+    "seq_length",
+)
 
 
 def max_positions(model: Any) -> tuple[int | None, bool]:
@@ -21,16 +32,43 @@ def max_positions(model: Any) -> tuple[int | None, bool]:
         text cannot be computed at all: learned positions (GPT-2, OPT), GPT-J's and CodeGen's table of
         sines, MPT's table of biases. Otherwise the limit is what the model was made for (RoPE).
     """
-    config = model.config.get_text_config()
+    config = _text_config(model)
     stated = _stated(config)
-    if config.model_type == "mpt":
+    kind = getattr(config, "model_type", None)
+    if kind == "mpt":
         return stated, True
-    if config.model_type == "bloom" or getattr(config, "alibi", False):
+    if kind == "bloom" or getattr(config, "alibi", False):
         return None, False
     rows = _table_rows(model)
     if rows is None:
         return stated, False
     return (rows if stated is None else min(rows, stated)), True
+
+
+def hard_limit(model: Any) -> int | None:
+    """Number of tokens beyond which a model cannot be computed at all; None if it can be at any length."""
+    limit, hard = max_positions(model)
+    return limit if hard else None
+
+
+def trained_length(model: Any) -> int:
+    """Number of tokens the model's configuration says it was trained on, and no more than it has positions for.
+
+    Raises:
+        ConfigError: If it does not say.
+    """
+    found = hard_limit(model) or _stated(_text_config(model))
+    if found is None:
+        raise ConfigError(
+            f"{type(model).__name__} does not say how long it was trained: give the method's window, or trained and "
+            "factor"
+        )
+    return found
+
+
+def _text_config(model: Any) -> Any:
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _stated(config: Any) -> int | None:
