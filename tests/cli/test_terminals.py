@@ -39,8 +39,9 @@ def test_a_terminal_that_cannot_show_everything_shows_the_numbers(attention):
 def test_a_reader_that_goes_away_is_no_error(attention):
     process = subprocess.Popen(attention, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
+    with process.stderr as error:
+        assert error.read() == b""
     assert process.wait(timeout=120) == 0
-    assert process.stderr.read() == b""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
