@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from wherewhat.cli.folding import Table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -96,10 +97,9 @@ def groups_table(found: Comparison) -> Table:
     table = Table(title=f"{found.runs} runs: mean ± 95 % over what n counts", title_justify="left")
     keys = _keys(found.groups, before="mean")
     for name in keys:
-        justify: Literal["left", "right"] = "right" if name in ("step", "size", "seed", "tokens") else "left"
-        table.add_column(name, justify=justify, overflow="fold")
+        table.add_column(name, justify="right" if name in ("step", "size", "seed", "tokens") else "left")
     for name in ("mean", "n"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right")
     for row in found.groups.head(_ROWS).iter_rows(named=True):
         many = f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
         table.add_row(*(cell(row[name], name) for name in keys), with_reach(row["mean"], row["high"]), many)
@@ -112,7 +112,7 @@ def trends_table(found: Comparison) -> Table:
     table = Table(title=f"rise with each tenfold of {along} ± 95 %", title_justify="left")
     keys = _keys(found.trends, before="along")
     for name in (*keys, "rise", "n", "from → to", "points"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for row in found.trends.head(_ROWS).iter_rows(named=True):
         many = f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
         ends = f"{row['first']:.3g} → {row['last']:.3g}"

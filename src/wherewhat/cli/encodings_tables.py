@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from rich.table import Table
-
+from wherewhat.cli.folding import Table
 from wherewhat.encodings.panels import EVENTS, PANELS
 from wherewhat.encodings.summary import (
     ADDITIVITY,
@@ -75,9 +74,9 @@ def relation_table(runs: Sequence[RunSummary]) -> Table:
         "chance.",
         caption_justify="left",
     )
-    table.add_column("", overflow="fold")
+    table.add_column("")
     for title in ADDITIVITY.values():
-        table.add_column(title, justify="right", overflow="fold")
+        table.add_column(title, justify="right")
     for tolerance, title in TOLERANCE.items():
         cells = []
         for additivity in ADDITIVITY:
@@ -94,9 +93,9 @@ def relation_table(runs: Sequence[RunSummary]) -> Table:
 def _by_encoding(title: str, caption: str, rows: Mapping[str, Mapping[str, list[float]]], form: str) -> Table:
     """A table with a column for each encoding, from every run's numbers by row and encoding."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("", overflow="fold")
+    table.add_column("")
     for encoding in next(iter(rows.values())):
-        table.add_column(encoding, justify="right", overflow="fold")
+        table.add_column(encoding, justify="right")
     for name, values in rows.items():
         table.add_row(name, *(_cell(of_seeds, form) for of_seeds in values.values()))
     return table

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
+from wherewhat.cli.folding import Table
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
         caption_justify="left",
     )
     for name in ("task", "seed", "test accuracy", "0.99 at step", "hops at 0.9", "positional", "symbolic", "MB"):
-        table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
+        table.add_column(name, justify="left" if name == "task" else "right")
     for run in runs:
         seen = run.dynamics()
         learning, purity = find_learning(seen), find_purity(seen)
@@ -53,8 +52,8 @@ def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
 
     found = align([run.dynamics() for run in runs])
     table = Table(title=f"{task} task, {len(runs)} seeds: mean ± 95 % over seeds", title_justify="left")
-    table.add_column("", overflow="fold")
-    table.add_column("", justify="right", overflow="fold")
+    table.add_column("")
+    table.add_column("", justify="right")
     for kind in ("positional", "symbolic"):
         table.add_row(f"pure {kind} heads", _interval(found.pure_interval(kind)))
         table.add_row(f"steps from accuracy 0.9 to pure {kind}", _interval(found.lag_interval(kind)))
@@ -74,7 +73,7 @@ def dynamics_table(run: StudyRun, *, rows: int = 16) -> Table:
     table = Table(title=f"{run.setup.name} task, seed {run.seed}", title_justify="left")
     names = [f"{hops}-hop" for hops in seen.hops.tolist()]
     for name in ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right")
     for index in sorted({round(x) for x in torch.linspace(0, len(seen) - 1, rows).tolist()}):
         means = (x[index].nanmean() for x in (seen.s_pos, seen.s_sym, seen.entropy, seen.r))
         table.add_row(
@@ -104,7 +103,7 @@ def roles_table(run: StudyRun, count: int) -> Table:
         caption_justify="left",
     )
     for name in ("layer", "head", "role", "on next hop", "on itself", "without", "patched"):
-        table.add_column(name, justify="left" if name == "role" else "right", overflow="fold")
+        table.add_column(name, justify="left" if name == "role" else "right")
     for role in found.heads:
         at = (role.layer, role.head)
         table.add_row(
@@ -124,9 +123,9 @@ def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> 
     table = Table(
         title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
     )
-    table.add_column("tokens", justify="right", overflow="fold")
+    table.add_column("tokens", justify="right")
     for run in runs:
-        table.add_column(f"{run.setup.name} {run.seed}", justify="right", overflow="fold")
+        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
     for row, length in enumerate(found[0].lengths):
         cells = []
         for one in found:
@@ -147,11 +146,11 @@ def prediction_table(
         "that others can stand in for may fail earlier than the model.",
         caption_justify="left",
     )
-    table.add_column("tokens", justify="right", overflow="fold")
+    table.add_column("tokens", justify="right")
     for run, listed in zip(runs, heads, strict=True):
-        table.add_column(f"{run.setup.name} {run.seed}", justify="right", overflow="fold")
+        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
         for head in listed:
-            table.add_column(f"head {head.layer}.{head.head}", justify="right", overflow="fold")
+            table.add_column(f"head {head.layer}.{head.head}", justify="right")
     for row, length in enumerate(found[0].lengths):
         cells = []
         for one, listed in zip(found, heads, strict=True):
@@ -201,7 +200,7 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
         checked = check_randomly(model, retrieval, longest=longest, progress=progress)
     right = Table(title=f"{kind}, θ = {theta:.4g}, written for up to {longest} tokens", title_justify="left")
     for name in ("inputs", "wrong", "smallest margin"):
-        right.add_column(name, justify="right", overflow="fold")
+        right.add_column(name, justify="right")
     right.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
     gap = Table(
         title="discrepancy: largest less second largest logit",
@@ -210,7 +209,7 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
         caption_justify="left",
     )
     for name in ("tokens", "worst input", "its bound", "best input"):
-        gap.add_column(name, justify="right", overflow="fold")
+        gap.add_column(name, justify="right")
     for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
         if kind == "index":
             worst, best = (index_discrepancy(n, theta, at=at) for at in ("worst", "best"))

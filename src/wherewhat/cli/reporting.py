@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from wherewhat.cli import options
+from wherewhat.cli.folding import Table
 from wherewhat.cli.progress import TerminalProgress
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _alone(model: Profiled) -> Table:
     """The first numbers of a model, beside its controls."""
     table = Table(title=_TITLE, title_justify="left")
     for column in ("", "value", "to compare with"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for number in model.numbers:
         table.add_row(number.title, *("\n".join(map(_line, side)) for side in (number.values, number.controls)))
     return table
@@ -119,11 +119,11 @@ def _alone(model: Profiled) -> Table:
 def _side_by_side(models: Sequence[Profiled]) -> Table:
     """The first numbers of several models, a column for each."""
     table = Table(title=_TITLE, title_justify="left")
-    table.add_column("", overflow="fold")
+    table.add_column("")
     by_title: list[dict[str, Number]] = []
     for model in models:
         # Markup is for us, not for names that a model brings along.
-        table.add_column(escape(model.name), overflow="fold")
+        table.add_column(escape(model.name))
         by_title.append({number.title: number for number in model.numbers})
     for title in dict.fromkeys(title for numbers in by_title for title in numbers):
         cells = ["\n".join(map(_line, found[title].values)) if title in found else "" for found in by_title]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from wherewhat.cli.folding import Table
 
 if TYPE_CHECKING:
     from wherewhat.sweep.running import Engine
@@ -95,9 +96,9 @@ def _show_status(console: Console, file: Path | None, store: str | None) -> None
 def _table(found: list[Status]) -> Table:
     table = Table()
     for column in ("sweep", "folder"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for column in ("cells", "done", "failed", "left"):
-        table.add_column(column, justify="right", overflow="fold")
+        table.add_column(column, justify="right")
     for one in found:
         numbers = (len(one.cells), one.done, len(one.failed), len(one.cells) - len(one.records))
         table.add_row(escape(one.name), escape(one.folder), *(f"{number:,}" for number in numbers))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from wherewhat.capturing import Proof
+from wherewhat.cli.folding import Table
 from wherewhat.measure.base import Measurement
 from wherewhat.measure.comparing import Comparison, Estimate
 from wherewhat.pipeline.summary import Interval, MetricSummary
@@ -21,10 +21,10 @@ def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[Metric
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
     over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
     over = "mean over items" if measurement.items else over
-    table.add_column(over, max_width=24, overflow="fold")
+    table.add_column(over, max_width=24)
     for weights, _ in runs:
-        table.add_column(weights, justify="right", overflow="fold")
-    table.add_column("control", justify="right", overflow="fold")
+        table.add_column(weights, justify="right")
+    table.add_column("control", justify="right")
     by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
     for summary in runs[0][1]:
         metric = summary.metric
@@ -43,9 +43,9 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     if len(shown) < len(by_head):
         table.caption = f"{len(by_head) - len(shown)} more in scores.parquet, or in a wider terminal"
         table.caption_justify = "left"
-    table.add_column("layer", justify="right", overflow="fold")
+    table.add_column("layer", justify="right")
     for summary in shown:
-        table.add_column(summary.metric.title, justify="right", overflow="fold")
+        table.add_column(summary.metric.title, justify="right")
     for layer in sorted({i for summary in shown for i in summary.layers}):
         table.add_row(str(layer), *(_interval(s.layers[layer]) if layer in s.layers else "" for s in shown))
     return table
@@ -62,16 +62,16 @@ def compared(
     overall = {summary.metric.name: summary.overall for summary in summaries}
     found = compare(dict(overall), config)
     table = Table(title="side by side: mean ± 95 % over documents", title_justify="left")
-    table.add_column(found.what, overflow="fold")
+    table.add_column(found.what)
     shown = list(found.rows[0].metrics)[: max(1, (width - 4 - max(len(row.name) for row in found.rows)) // 18)]
     for title in shown:
-        table.add_column(title, justify="right", overflow="fold")
+        table.add_column(title, justify="right")
     for row in found.rows:
         cells = [row.metrics[title] for title in shown]
         table.add_row(row.name, *(_interval(overall[x]) if x in overall else "" for x in cells))
     verdicts = Table(title="in words", title_justify="left", caption=" ".join(found.notes), caption_justify="left")
-    verdicts.add_column(found.what, overflow="fold")
-    verdicts.add_column("verdict", overflow="fold")
+    verdicts.add_column(found.what)
+    verdicts.add_column("verdict")
     for row in found.rows:
         verdicts.add_row(row.name, escape(row.verdict))
     return [table, verdicts]
@@ -85,11 +85,11 @@ def proof_table(proof: Proof) -> Table:
         f"errors up to {proof.tolerance:g} are allowed",
         title_justify="left",
     )
-    table.add_column("layer", justify="right", overflow="fold")
-    table.add_column("heads", overflow="fold")
-    table.add_column("rotation", overflow="fold")
+    table.add_column("layer", justify="right")
+    table.add_column("heads")
+    table.add_column("rotation")
     for name in ("rotation", "weights", "output"):
-        table.add_column(f"{name} error", justify="right", overflow="fold")
+        table.add_column(f"{name} error", justify="right")
     for layer in proof.layers:
         rotation = layer.plan.rotation
         described = "none" if rotation is None else f"{rotation.pairing}, {rotation.planes} planes"

@@ -181,8 +181,7 @@ for (const run of data.runs) {
   make(details, "pre", JSON.stringify({ config: run.config, provenance: run.provenance }, null, 2), { tabindex: "0" });
 }
 by("theme").addEventListener("click", () => {
-  const dark = document.documentElement.classList.toggle("dark");
-  by("theme").setAttribute("aria-pressed", String(dark));
+  setDark(!isDark());
   drawAll();
 });
 drawAll();
