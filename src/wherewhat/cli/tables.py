@@ -16,9 +16,22 @@ from wherewhat.measure.comparing import Comparison, Estimate
 from wherewhat.pipeline.summary import Interval, MetricSummary
 
 
-def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[MetricSummary]]]) -> Table:
-    """Every metric once: each run beside the others, and the control. ``runs`` are (weights, summaries)."""
+def headline(
+    measurement: Measurement,
+    runs: Sequence[tuple[str, Sequence[MetricSummary]]],
+    *,
+    left_out: Mapping[str, str],
+) -> Table:
+    """Every metric once: each run beside the others, and the control.
+
+    Args:
+        measurement: The measurement.
+        runs: Weights and summaries of each.
+        left_out: Why a control is missing, by its weights.
+    """
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
+    for weights, reason in left_out.items():
+        table.caption = f"Left out: {weights} control: {escape(reason)}\n{table.caption}"
     over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
     over = "mean over items" if measurement.items else over
     table.add_column(over, max_width=24)

@@ -78,7 +78,7 @@ def make_report(
     }
     hashes = [directory.config_hash for _, runs in made for _, directory in runs.finished]
     key = config_hash({"runs": list(hashes), "studies": [study.path.name for study in studies]})
-    profiled = [Profiled(name, headline(runs)) for name, (_, runs) in zip(names, made, strict=True)]
+    profiled = [Profiled(name, headline(runs), runs.left_out) for name, (_, runs) in zip(names, made, strict=True)]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
 
 

@@ -27,7 +27,8 @@ function writeModel() {
     `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
     `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
     `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +
-    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.`;
+    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.` +
+    (data.left_out.length ? " Some runs were left out: the section on method says which and why." : "");
   by("numbers").replaceChildren();
   data.numbers.forEach(card);
 }
