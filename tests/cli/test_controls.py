@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import wherewhat.models.loading
-from cli.conftest import cli, model, text  # noqa: F401 - fixtures
 from wherewhat.errors import LoadError
 from wherewhat.models import shuffle_query_key
 from wherewhat.pipeline.controls import run_with_controls
@@ -32,7 +31,7 @@ def quantised(monkeypatch):
     monkeypatch.setattr(wherewhat.models.loading, "shuffle_query_key", shuffle)
 
 
-def test_measuring_command(cli, model, text):  # noqa: F811 - fixtures
+def test_measuring_command(cli, model, text):
     shown = cli("axes", model, "--text", text, "--tokens", 24)
     assert shown.code == 0, shown.err
     assert "Traceback" not in shown.err
@@ -41,13 +40,13 @@ def test_measuring_command(cli, model, text):  # noqa: F811 - fixtures
     assert weights == ["trained", "random"]
 
 
-def test_the_model_itself_must_be_made(cli, model, text):  # noqa: F811 - fixtures
+def test_the_model_itself_must_be_made(cli, model, text):
     shown = cli("axes", model, "--text", text, "--tokens", 24, "--weights", "shuffled")
     assert (shown.code, shown.out) == (2, "")
     assert REASON in shown.err
 
 
-def test_report_command(cli, model, text):  # noqa: F811 - fixtures
+def test_report_command(cli, model, text):
     given = ("--text", text, "--tokens", 24, "--device", "cpu")
     shown = cli("report", model, *given)
     assert shown.code == 0, shown.err
@@ -56,7 +55,7 @@ def test_report_command(cli, model, text):  # noqa: F811 - fixtures
     assert f"axes (shuffled): {REASON}" in page
 
 
-def test_python(model, text, tmp_path):  # noqa: F811 - fixtures
+def test_python(model, text, tmp_path):
     request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
     made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
     assert list(made.runs) == ["trained", "random"]
@@ -65,7 +64,7 @@ def test_python(model, text, tmp_path):  # noqa: F811 - fixtures
         run_with_controls(request.twin("shuffled"), ("random",), out=tmp_path)
 
 
-def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeypatch):  # noqa: F811 - fixtures
+def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeypatch):
     def made():
         return make_report(ModelRequest(model=model, device="cpu"), out=tmp_path, text=[str(text)], tokens=24)
 
