@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from wherewhat.capturing.compare import LayerProof, layer_proof
 from wherewhat.capturing.learn import Plan
-from wherewhat.capturing.passes import eager_attention, largest_change, logits_of, prompt, record_pass
+from wherewhat.capturing.passes import eager_attention, largest_change, record_pass
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
+from wherewhat.capturing.subjects import check_present, first_logits, proof_prompt, transformers_model
+from wherewhat.checking import checked
 from wherewhat.errors import CaptureError
 from wherewhat.positions import hard_limit
 
@@ -85,6 +87,7 @@ class Proof:
 _proofs: weakref.WeakKeyDictionary[nn.Module, Proof] = weakref.WeakKeyDictionary()
 
 
+@checked(model=transformers_model)
 def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_TOKENS) -> Proof:
     """Show on a short prompt that the capture of ``model`` is faithful.
 
@@ -100,11 +103,10 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         CaptureError: If there is no softmax attention to capture, the model has too few positions or a number is out
             of bounds.
     """
-    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
-        raise CaptureError(f"{type(model).__name__} is not a model of transformers: only those can be captured")
+    check_present(model)
     if model.training:
         raise CaptureError("the model is in training mode, where dropout changes every pass: call model.eval() first")
-    ids = prompt(model, length) if input_ids is None else input_ids
+    ids = proof_prompt(model, input_ids, length)
     limit, needed = hard_limit(model), max(SHORTEST_PROOF, ids.shape[1])
     if limit is not None and limit < needed:
         way_out = "it cannot be captured" if limit < SHORTEST_PROOF else "give a shorter prompt"
@@ -113,7 +115,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
     with torch.no_grad():
-        plain = logits_of(model, ids)
+        plain = first_logits(model, ids)
         plan, native, captured = record_pass(model, ids)
         change = largest_change(model, ids, plain, captured)
         with eager_attention(model):
@@ -147,6 +149,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     return proof
 
 
+@checked(model=transformers_model)
 @contextmanager
 def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iterator[Capture]:
     """Hand each layer's attention to ``reducer`` while ``model`` runs inside the context.
@@ -166,6 +169,7 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         yield session
 
 
+@checked(model=transformers_model)
 @contextmanager
 def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: bool = False) -> Iterator[Capture]:
     """Let ``editor`` replace the attention output of layers while ``model`` runs inside the context.
