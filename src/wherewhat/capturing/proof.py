@@ -17,6 +17,7 @@ from wherewhat.capturing.passes import eager_attention, largest_change, record_p
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
 from wherewhat.capturing.subjects import check_present, first_logits, proof_prompt, transformers_model
+from wherewhat.capturing.unmeasured import Unmeasured, unmeasured_layers
 from wherewhat.checking import checked
 from wherewhat.errors import CaptureError
 from wherewhat.positions import hard_limit
@@ -49,6 +50,7 @@ class Proof:
         layers: One entry per attention call of the forward pass.
         output_change: Largest change of the model's logits caused by capturing; must be 0.
         tolerance: Limit on the layers' errors for the model's dtype.
+        unmeasured: Layers without softmax self-attention, in models that have both.
     """
 
     plan: Plan
@@ -56,6 +58,7 @@ class Proof:
     layers: tuple[LayerProof, ...]
     output_change: float
     tolerance: float
+    unmeasured: tuple[Unmeasured, ...] = ()
 
     @property
     def failures(self) -> list[str]:
@@ -140,6 +143,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         layers=layers,
         output_change=change,
         tolerance=tolerance,
+        unmeasured=unmeasured_layers(model, plan),
     )
     if proof.failures:
         more = f" (and {len(proof.failures) - 1} more)" if len(proof.failures) > 1 else ""
