@@ -239,7 +239,7 @@ RIGHT = {
     "Request(model=name)": lambda h: h.request().model == ModelRequest(model=str(h.folder)),
     "Request(model=path)": lambda h: h.request(model=h.folder).model == ModelRequest(model=h.folder),
     "Request(text=list of paths)": lambda h: h.request(text=[Path("a"), "b"]).text == ("a", "b"),
-    "Request(tokens=numpy)": lambda h: h.request(tokens=np.int64(24)).tokens == 24,
+    "run(tokens=numpy)": lambda h: h.run(h.request(tokens=np.int64(24))).path == h.result.path,
     "ModelRequest(dtype=torch)": lambda _: ModelRequest(dtype=torch.float32) == ModelRequest(),
     "ModelRequest(device=torch)": lambda _: ModelRequest(device=torch.device("cpu")).device == "cpu",
     "run(out=text)": lambda h: h.run(h.request(), out=str(h.tmp / "runs")).path == h.result.path,

@@ -75,7 +75,7 @@ def described(kind: Any) -> str:
         return f"{', '.join(others)} or {last}"
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin in _SERIES:
+    if origin in _SERIES and arguments:
         members = typing.get_args(arguments[0]) or arguments[:1]
         return f"a {origin.__name__.lower()} of " + " or ".join(f"{described(m).split(' ', 1)[1]}s" for m in members)
     return names.get(origin) or f"{_article(origin.__name__)} {origin.__name__}"
@@ -89,7 +89,7 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is typing.Literal:
         return isinstance(value, str) and value in arguments
     if origin in (int, float):
-        return isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
+        return isinstance(value, int if origin is int else Real) and not isinstance(value, bool)
     if origin is BinaryIO:
         return hasattr(value, "read") and not isinstance(value, io.TextIOBase)
     if origin in _SERIES:
@@ -129,6 +129,8 @@ def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[
             raise ConfigError(f"{name} has no argument '{unknown}': {nearest(unknown, known)}") from None
         for key, value in bound.arguments.items():
             converted = conversions[key](value) if key in conversions else value
+            if not isinstance(converted, int) and isinstance(converted, Integral):
+                converted = int(converted)  # NumPy's, which JSON does not take
             if not fits(converted, kinds().get(key, Any)):
                 raise ConfigError(f"{key} is {_said(converted)}: it must be {described(kinds()[key])}")
             bound.arguments[key] = converted
