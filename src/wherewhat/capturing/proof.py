@@ -16,6 +16,7 @@ from wherewhat.capturing.learn import Plan
 from wherewhat.capturing.passes import eager_attention, largest_change, logits_of, prompt, record_pass
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
+from wherewhat.capturing.wrappers import opened, uncompiled, unwrapped
 from wherewhat.errors import CaptureError
 from wherewhat.positions import hard_limit
 
@@ -91,7 +92,8 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     Four passes: plain, captured, captured under the eager implementation, and with one token at every position.
 
     Args:
-        model: A causal language model of transformers, in eval mode.
+        model: A causal language model of transformers in eval mode, or one in a wrapper that is known (PEFT,
+            ``torch.compile``, ``DataParallel``, a pipeline).
         input_ids: Prompt ``(1, n)``; by default ``length`` random tokens.
         length: Tokens of the default prompt, or as many as the model has positions for. Models whose frequencies
             depend on the length of the text must be proved at the length they are used at.
@@ -100,6 +102,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         CaptureError: If there is no softmax attention to capture, the model has too few positions or a number is out
             of bounds.
     """
+    model = unwrapped(model)
     if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         raise CaptureError(f"{type(model).__name__} is not a model of transformers: only those can be captured")
     if model.training:
@@ -112,7 +115,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
-    with torch.no_grad():
+    with torch.no_grad(), uncompiled():
         plain = logits_of(model, ids)
         plan, native, captured = record_pass(model, ids)
         change = largest_change(model, ids, plain, captured)
@@ -161,9 +164,10 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         >>> with capture(model, lambda a: norms.append(a.rot_q.norm(dim=-1).mean())):
         ...     model(input_ids)
     """
-    found = proof or _proofs.get(model) or prove(model)
-    with capture_with(model, found.plan, reducer) as session:
-        yield session
+    with opened(model) as inner:
+        found = proof or _proofs.get(inner) or prove(inner)
+        with capture_with(inner, found.plan, reducer) as session:
+            yield session
 
 
 @contextmanager
@@ -182,9 +186,10 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
         ...     model(input_ids)  # layer 3 attends to nothing
     """
-    found = proof or _proofs.get(model) or prove(model)
-    with capture_with(model, found.plan, editor, edits=True, blind=blind) as session:
-        yield session
+    with opened(model) as inner:
+        found = proof or _proofs.get(inner) or prove(inner)
+        with capture_with(inner, found.plan, editor, edits=True, blind=blind) as session:
+            yield session
 
 
 def _tolerance(model: Any) -> float:
