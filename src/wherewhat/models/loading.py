@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from wherewhat.checking import check_seed
 from wherewhat.errors import ConfigError, LoadError, one_line
+from wherewhat.models.adapter import adapter_identity, apply_adapter
 from wherewhat.models.folder import check_tokenizer_files, weight_files
 from wherewhat.models.gguf_cache import converted
 from wherewhat.models.hashing import sha256_file, sha256_json, sha256_tokenizer
@@ -41,10 +42,11 @@ def load(
     """Load a causal language model and its tokenizer, ready to be measured.
 
     Args:
-        spec: `smollm2` (the embedded default), a Hugging Face id, a folder or a `.gguf` file. A path
-            that exists wins over a hub id. Only a hub id can cause a download.
-        weights: "trained", "random" (freshly initialised from the config) or "shuffled" (trained, with
-            the entries of each query and key projection permuted).
+        spec: `smollm2` (the embedded default), a Hugging Face id, a folder (of a model, or of a PEFT adapter that
+            names its base model) or a `.gguf` file. A path that exists wins over a hub id. Only a hub id can cause a
+            download.
+        weights: "trained", "random" (freshly initialised from the config; of an adapter, its base model's) or
+            "shuffled" (trained, adapter included, with the entries of each query and key projection permuted).
         seed: Seed of the twins.
         device: "auto" (CUDA where there is one, else CPU), "cpu", "cuda" or "cuda:N".
         dtype: "float32", "bfloat16", "float16" or "float64".
@@ -73,7 +75,10 @@ def load(
         with_weights=weights != "random",
         with_code=trust_remote_code,
     )
-    folder, identity, bos = _files(source, weights, cache_root(cache_dir), progress, with_code=trust_remote_code)
+    cache = cache_root(cache_dir)
+    folder, identity, bos = _files(source, weights, cache, progress, with_code=trust_remote_code)
+    if source.adapter is not None and weights != "random":
+        identity |= adapter_identity(source.adapter, source.spec, memo=cache / "digests")
     # The files are here by now: only foreign Python code could still need the network.
     local_only = offline or not trust_remote_code
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -90,6 +95,8 @@ def load(
             else:
                 options["local_files_only"] = local_only
                 model = _trained(folder, source.spec, config, options, place)
+                if source.adapter is not None:
+                    model = apply_adapter(model, source.adapter, source.spec)
             if weights == "shuffled":
                 shuffle_query_key(model, seed=seed)
             if target is not None:
