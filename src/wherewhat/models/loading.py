@@ -16,10 +16,10 @@ from wherewhat.models.gguf_cache import converted
 from wherewhat.models.hashing import sha256_file, sha256_json, sha256_tokenizer
 from wherewhat.models.loaded import LoadedModel, Weights
 from wherewhat.models.paths import cache_root
-from wherewhat.models.placement import check_device_map, describe_device, resolve_device, resolve_dtype
+from wherewhat.models.placement import check_device_map, describe_device, describe_dtype, resolve_device, resolve_dtype
 from wherewhat.models.quiet import quiet
 from wherewhat.models.source import EMBEDDED, Source, resolve
-from wherewhat.models.suitability import check_finite, check_loaded, read_config, stored_tensors
+from wherewhat.models.suitability import check_finite, check_loaded, out_of_reach, read_config, stored_tensors
 from wherewhat.models.tokenizing import load_tokenizer, text_prefix
 from wherewhat.models.twins import random_twin, shuffle_query_key
 
@@ -114,8 +114,8 @@ def load(
         ) as error:
             raise LoadError(f"{source.spec!r} could not be loaded: {one_line(error, most=300)}") from error
         check_finite(model.state_dict().items(), source.spec, dtype)
-        if weights != "random" and any(parameter.is_meta for parameter in model.parameters()):
-            # accelerate moved some layers out of reach: look at them where they came from.
+        if weights != "random" and any(map(out_of_reach, model.parameters())):
+            # accelerate moved some layers, or they are quantised: look at them where they came from.
             check_finite(stored_tensors(weight_files(folder, source.spec)), source.spec, "stored")
     model.eval()
     model.requires_grad_(False)
@@ -128,7 +128,7 @@ def load(
         name=source.name,
         weights=weights,
         seed=seed,
-        dtype=dtype,
+        dtype=describe_dtype(model),
         device=describe_device(model),
         revision=source.revision,
         weights_hash=sha256_json({"files": identity, **twin}),
@@ -176,6 +176,8 @@ def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], plac
 
 
 def _random(config: Any, seed: int, options: dict[str, Any], place: dict[str, Any]) -> Any:
+    if hasattr(config, "quantization_config"):  # of the stored weights, which are not used
+        del config.quantization_config
     model = random_twin(config, seed=seed, attn_implementation=place["attn_implementation"], **options)
     if place["dtype"] == torch.float32 and "device_map" not in place:
         return model
