@@ -104,6 +104,34 @@ def test_an_adapter_of_a_hub_model_is_offline_if_asked(build, tmp_path, no_netwo
     assert no_network == []
 
 
+def test_an_adapter_from_the_hub_cache(build, tmp_path, monkeypatch, no_network):
+    from huggingface_hub import constants
+
+    commit = "b" * 40
+    entry = tmp_path / "hub" / "models--owner--adapter"
+    expected = save_adapter(entry / "snapshots" / commit, build.model(tmp_path / "base"))
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    loaded = load("owner/adapter", offline=True, device="cpu")
+    assert (loaded.name, loaded.revision) == ("adapter", commit)
+    assert torch.allclose(logits(loaded), expected, atol=1e-6)
+    assert no_network == []
+
+
+def test_an_adapter_on_the_command_line(build, tmp_path, monkeypatch, capsys):
+    from wherewhat.__main__ import main
+
+    save_adapter(tmp_path / "adapter", build.model(tmp_path / "base"))
+    for base, code, said in (("base", 0, "adapter: proved"), ("gone", 2, "the base model of the adapter")):
+        rename(tmp_path / "adapter", str(tmp_path / base))
+        monkeypatch.setattr("sys.argv", ["wherewhat", "check", str(tmp_path / "adapter"), "--offline"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
+        assert said in " ".join("".join(capsys.readouterr()).split())
+
+
 def test_adapters_that_are_refused(build, tmp_path):
     base = build.model(tmp_path / "base")
     folder = tmp_path / "adapter"
