@@ -17,8 +17,15 @@ from wherewhat.capturing.passes import eager_attention, largest_change, record_p
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
 from wherewhat.capturing.structure import State, state_of
-from wherewhat.capturing.subjects import check_present, first_logits, proof_prompt, transformers_model
+from wherewhat.capturing.subjects import (
+    check_present,
+    first_logits,
+    proof_prompt,
+    transformers_model,
+    wrapped_model,
+)
 from wherewhat.capturing.unmeasured import Unmeasured, unmeasured_layers
+from wherewhat.capturing.wrappers import opened, uncompiled
 from wherewhat.checking import checked
 from wherewhat.errors import CaptureError
 from wherewhat.numerics import onednn_for, weight_dtypes
@@ -52,7 +59,7 @@ class Proof:
         layers: One entry per attention call of the forward pass.
         output_change: Largest change of the model's logits caused by capturing; must be 0.
         tolerance: Limit on the layers' errors for the model's dtype.
-        prompt: Tokens it was proved on, ``(1, n)``.
+        length: Tokens it was proved on.
         state: What it depends on, see :func:`~wherewhat.capturing.structure.state_of`.
         unmeasured: Layers without softmax self-attention, in models that have both.
     """
@@ -62,7 +69,7 @@ class Proof:
     layers: tuple[LayerProof, ...]
     output_change: float
     tolerance: float
-    prompt: Tensor = field(repr=False, compare=False)
+    length: int
     state: State = field(repr=False, compare=False)
     unmeasured: tuple[Unmeasured, ...] = ()
 
@@ -103,7 +110,8 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     Four passes: plain, captured, captured under the eager implementation, and with one token at every position.
 
     Args:
-        model: A causal language model of transformers, in eval mode.
+        model: A causal language model of transformers in eval mode, or one in a wrapper that is known (PEFT,
+            ``torch.compile``, ``DataParallel``, a pipeline).
         input_ids: Prompt ``(1, n)``; by default ``length`` random tokens.
         length: Tokens of the default prompt, or as many as the model has positions for. Models whose frequencies
             depend on the length of the text must be proved at the length they are used at.
@@ -122,7 +130,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
-    with torch.no_grad(), onednn_for(weight_dtypes(model)):
+    with torch.no_grad(), uncompiled(), onednn_for(weight_dtypes(model)):
         plain = first_logits(model, ids)
         if bool(plain.isnan().any()):
             raise CaptureError(
@@ -130,6 +138,9 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
                 "again, as float32"
             )
         plan, native, captured = record_pass(model, ids)
+        # Autocast and quantised layers compute in a dtype that is not that of the weights.
+        used = {x.dtype for call in native for x in (call.query, call.value, call.output)}
+        tolerance = max(tolerance, *(TOLERANCE.get(dtype, 0.0) for dtype in used))
         change = largest_change(model, ids, plain, captured)
         with eager_attention(model):
             _, eager, _ = record_pass(model, ids)
@@ -153,7 +164,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         layers=layers,
         output_change=change,
         tolerance=tolerance,
-        prompt=ids,
+        length=ids.shape[1],
         state=state,
         unmeasured=unmeasured_layers(model, plan),
     )
@@ -174,10 +185,10 @@ def _current(model: Any, proof: Proof | None) -> Proof:
     found = proof or _proofs.get(model)
     if found is None:
         return prove(model)
-    return found if found.state == state_of(model) else prove(model, input_ids=found.prompt)
+    return found if found.state == state_of(model) else prove(model, length=found.length)
 
 
-@checked(model=transformers_model)
+@checked(model=wrapped_model)
 @contextmanager
 def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iterator[Capture]:
     """Hand each layer's attention to ``reducer`` while ``model`` runs inside the context.
@@ -192,12 +203,13 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         >>> with capture(model, lambda a: norms.append(a.rot_q.norm(dim=-1).mean())):
         ...     model(input_ids)
     """
-    found = _current(model, proof)
-    with capture_with(model, found.plan, reducer) as session:
-        yield session
+    with opened(model) as inner:
+        found = _current(inner, proof)
+        with capture_with(inner, found.plan, reducer) as session:
+            yield session
 
 
-@checked(model=transformers_model)
+@checked(model=wrapped_model)
 @contextmanager
 def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: bool = False) -> Iterator[Capture]:
     """Let ``editor`` replace the attention output of layers while ``model`` runs inside the context.
@@ -214,9 +226,10 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
         ...     model(input_ids)  # layer 3 attends to nothing
     """
-    found = _current(model, proof)
-    with capture_with(model, found.plan, editor, edits=True, blind=blind) as session:
-        yield session
+    with opened(model) as inner:
+        found = _current(inner, proof)
+        with capture_with(inner, found.plan, editor, edits=True, blind=blind) as session:
+            yield session
 
 
 def _tolerance(model: Any) -> float:

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.capturing.passes import input_device, logits_of, prompt
+from wherewhat.capturing.wrappers import unwrapped
 from wherewhat.errors import CaptureError, one_line
 
 
 def transformers_model(model: Any) -> Any:
-    """The model itself, if it is one of transformers that predicts the next token of the text it reads.
+    """The model without its wrappers, if it is one of transformers that predicts the next token of the text it reads.
 
     Raises:
         CaptureError: If it is not.
     """
+    model = unwrapped(model)
     name = type(model).__name__
     if not _is_model(model):
         way_out = "only those can be captured"
@@ -28,6 +30,16 @@ def transformers_model(model: Any) -> Any:
         raise CaptureError(f"{name} is not a model of transformers: {way_out}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise CaptureError(f"{name} is an encoder-decoder (seq2seq) model: only causal language models can be captured")
+    return model
+
+
+def wrapped_model(model: Any) -> Any:
+    """The model as it was given, if it is a :func:`transformers_model` inside.
+
+    Raises:
+        CaptureError: If it is not.
+    """
+    transformers_model(model)
     return model
 
 
