@@ -51,6 +51,27 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     return table
 
 
+def by_kind(
+    runs: Sequence[tuple[str, Sequence[MetricSummary]]], kinds: Mapping[str, Sequence[int]], *, width: int
+) -> Table:
+    """One line per kind of layer and weights, of as many metrics as a terminal has room for."""
+    names = {kind: f"{kind} ({len(layers)})" for kind, layers in kinds.items()}
+    first = [summary.metric for summary in runs[0][1] if summary.kinds]
+    shown = first[: max(1, (width - max(map(len, names.values())) - 15) // 19)]
+    table = Table(title="by kind of layer (number of layers): mean over heads ± 95 % over documents")
+    table.title_justify = "left"
+    for title in ("layers", "weights"):
+        table.add_column(title)
+    for metric in shown:
+        table.add_column(metric.title, justify="right")
+    for kind, name in names.items():
+        for weights, summaries in runs:
+            found = {summary.metric.name: summary.kinds.get(kind) for summary in summaries}
+            cells = [found.get(metric.name) for metric in shown]
+            table.add_row(name, weights, *("" if value is None else _interval(value) for value in cells))
+    return table
+
+
 def compared(
     compare: Callable[[Mapping[str, Estimate], Any], Comparison],
     config: Any,
