@@ -15,8 +15,8 @@ MEASUREMENTS = {
     "axes": (64, {}),
     "heads": (48, {"queries": 4}),
     "planes": (64, {}),
-    "frequencies": (32, {}),
-    "residual": (48, {"layers": False}),
+    "frequencies": (24, {"bands": 2}),
+    "residual": (48, {"strengths": (0.0, 1.0), "axes": False, "layers": False}),
 }
 """Tokens and options of each: what is measured does not matter here, that it is measured does."""
 
