@@ -118,18 +118,19 @@ class Trial:
 
     def _axes(self, weights: Weights = "trained") -> None:
         directory, found = self._measured("axes", weights, tokens=_AXES_TOKENS)
-        control = "" if weights == "trained" else weights
         for metric, column in (("r", "r"), ("pooled_r", "pooled r")):
-            self._outcome.put(column, found[metric].overall, line=control)
+            self._outcome.put(column, found[metric].overall, line=_line(weights))
             for kind, layers in stored_kinds(directory).items():
-                line = ", ".join(filter(None, [f"{kind} ({len(layers)})", control]))
-                self._outcome.put(column, found[metric].kinds[kind], line=line)
+                self._outcome.put(column, found[metric].kinds[kind], line=_line(weights, kind, layers))
 
     def _heads(self, weights: Weights = "trained") -> None:
-        directory, _ = self._measured("heads", weights)
+        directory, found = self._measured("heads", weights)
         pure = ("heads_positional", "heads_symbolic")
         shares = [sum(values[name] for name in pure) for values in _by_document(directory, pure)]
-        self._outcome.put("pure heads", interval(shares), line="" if weights == "trained" else weights)
+        self._outcome.put("pure heads", interval(shares), line=_line(weights))
+        for kind, layers in stored_kinds(directory).items():
+            share = sum(found[name].kinds[kind].mean for name in pure)
+            self._outcome.put("pure heads", share, line=_line(weights, kind, layers))
 
     def _planes(self) -> None:
         self._with_control("slow planes", self._measured("planes")[1]["slow_dominance"])
@@ -179,6 +180,11 @@ class Trial:
         )
         directory = run(request, out=self._options.out, progress=self._progress, models=self._models)
         return directory, {summary.metric.name: summary for summary in summarise(find(name), directory)}
+
+
+def _line(weights: Weights, kind: str = "", layers: Sequence[int] = ()) -> str:
+    """Name of a line of the table: empty for the trained model as a whole."""
+    return ", ".join([*([f"{kind} ({len(layers)})"] if kind else []), *([weights] if weights != "trained" else [])])
 
 
 def _by_document(directory: RunDirectory, metrics: Sequence[str]) -> list[dict[str, float]]:

@@ -115,7 +115,11 @@ def test_the_command_shows_the_kinds_beside_their_controls(cli, folder, text):  
     done = cli("axes", folder, "--text", text, "--tokens", 24, "--device", "cpu")
     assert done.code == 0, done.err
     assert "by kind of layer" in done.out
-    assert done.out.count(f"{GLOBAL} (1)") == 3  # trained, random, shuffled
+    below = done.out.split("by kind of layer")[1].split("mean over")[1]
+    assert below.count("trained") == below.count("shuffled") == 2
+    assert "3: window 8" in below
+    assert "1: full" in below
+    assert "pooled r" in below
 
 
 def test_the_report_shows_the_kinds(folder, text, tmp_path):  # noqa: F811

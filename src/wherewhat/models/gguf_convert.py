@@ -81,7 +81,7 @@ def _convert(path: Path, folder: Path) -> GgufFacts:
 @contextmanager
 def _one_reader() -> Iterator[None]:
     """While open, parse a file once: transformers does so for config, weights and tokenizer, 20 s each for Gemma."""
-    gguf = require("gguf", why="reading GGUF files")
+    gguf: Any = require("gguf", why="reading GGUF files")
     reader = gguf.GGUFReader
     read = functools.cache(reader)
     gguf.GGUFReader = lambda path: read(os.path.realpath(path))
