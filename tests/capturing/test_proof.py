@@ -147,7 +147,7 @@ def test_weights_that_are_no_numbers(kind, bad):
     model = tiny(kind)
     with torch.no_grad():
         next(p for n, p in model.named_parameters() if ".2." in n and p.ndim == 2)[0, 0] = bad
-    assert "nan" in refused(model, "nan|inf").lower()
+    assert "nan" in refused(model, "NaN|nan|inf").lower()
 
 
 def test_training_mode():
@@ -346,14 +346,6 @@ def test_a_model_with_fewer_positions_than_the_prompt():
     refused(model, "has 16 positions, but its proof takes 17: give a shorter prompt", input_ids=tokens(17) % 64)
     assert prove(short_gpt2(8)).ok
     refused(short_gpt2(7), "has 7 positions, but its proof takes 8: it cannot be captured")
-
-
-def test_a_proof_belongs_to_its_model():
-    """Layers of another model are not in the plan."""
-    proof = prove(tiny("llama"))
-    other = tiny("gptj")
-    with torch.no_grad(), pytest.raises(CaptureError, match="another model"), capture(other, print, proof=proof):
-        other(input_ids=tokens(), use_cache=False)
 
 
 def test_capture_proves_by_itself():

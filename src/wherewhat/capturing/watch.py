@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.capturing.calls import Observer, observers
-from wherewhat.capturing.interface_tap import interface_targets
-from wherewhat.capturing.rotary_tap import rotary_targets
+from wherewhat.capturing.structure import check_mode, structure_of
 from wherewhat.capturing.swaps import swapped
 from wherewhat.capturing.trace_tap import Listener, tracing
 from wherewhat.errors import CaptureError
@@ -26,11 +24,8 @@ class ModelWatch:
     """Keeps track of where a running forward pass is: batch, positions and the attention module at work."""
 
     def __init__(self, model: nn.Module) -> None:
-        named = dict(model.named_modules())
-        self.modules = list(named.values())
-        # Cross-attention looks at another sequence: distance and order mean nothing there.
-        cross = {kind for kind in set(map(type, self.modules)) if re.search("cross", kind.__name__, re.IGNORECASE)}
-        self.names: dict[int, str] = {id(module): name for name, module in named.items() if type(module) not in cross}
+        self.structure = structure_of(model)
+        self.names = self.structure.names
         self.batch = 1
         self.running = False
         self.forget()
@@ -40,13 +35,20 @@ class ModelWatch:
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self._stack: list[nn.Module] = []
         self._model = model
-        self._parameters = list(inspect.signature(model.forward).parameters)
 
     def forget(self) -> None:
         """Let go of who is told: observers hold their watch, and a circle would hold the model until collected."""
         self.observer: Observer | None = None
         self.on_enter: Callable[[], None] = _nothing
-        self.on_leave: Callable[[], None] = _nothing
+        self.on_leave: Callable[[Any], None] = _nothing
+
+    def check_mode(self) -> None:
+        """Refuse training mode.
+
+        Raises:
+            CaptureError: If any part of the model is in it.
+        """
+        check_mode(self._model, self.structure)
 
     def layer_name(self, module: nn.Module) -> str:
         """Path of the module in the model."""
@@ -92,7 +94,7 @@ class ModelWatch:
             self._model.register_forward_hook(self._leave_model, always_call=True),
         ]
         if modules:
-            for module in self.modules:
+            for module in (self._model, *self.structure.parts):
                 if re.search("att(entio)?n", type(module).__name__, re.IGNORECASE):
                     handles.append(module.register_forward_pre_hook(self._enter))
                     handles.append(module.register_forward_hook(self._leave, always_call=True))
@@ -110,7 +112,7 @@ class ModelWatch:
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._listening():
             return
-        given = dict(zip(self._parameters, args, strict=False)) | kwargs
+        given = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
         inputs = given.get("input_ids")
         inputs = given.get("inputs_embeds") if inputs is None else inputs
         cache = given.get("past_key_values")
@@ -126,7 +128,7 @@ class ModelWatch:
         if self._listening():
             self.running = False
             if output is not None:  # a pass that broke off has an error of its own to show
-                self.on_leave()
+                self.on_leave(output)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         if self._listening():
@@ -137,16 +139,14 @@ class ModelWatch:
             pass
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     """Nobody is told."""
 
 
 @contextmanager
 def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
     """Let ``observer`` see the watched model's rotations and attention until the context ends."""
-    targets = list(rotary_targets(watch.modules))
-    if route == "interface":
-        targets += interface_targets(watch.modules)
+    targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
     with ExitStack() as stack:
         stack.callback(watch.forget)
         watch.observer = observer

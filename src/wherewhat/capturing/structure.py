@@ -1,0 +1,147 @@
+"""What a model is made of, kept from one capture to the next, and what its proof depends on.
+
+A capture is opened for every pass, so what only depends on the tree of modules is found once per tree. What a proof
+depends on besides is read every time, in a fraction of a millisecond for a model of 32 layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.capturing.interface_tap import interface_targets
+from wherewhat.capturing.rotary_tap import rotary_targets
+from wherewhat.capturing.swaps import Target
+from wherewhat.errors import CaptureError
+
+State = tuple[Any, ...]
+"""What a proof depends on, to be compared with that of another time."""
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The tree of a model's modules. It holds all of them but the model itself, which can be freed.
+
+    Attributes:
+        serial: A number of its own.
+        parts: All modules below the model.
+        names: Path of each module by its identity, cross-attention left out: distance and order mean nothing there.
+        parameters: Names of the parameters of the model's forward function.
+        rotary: Where to watch rotary functions.
+        interface: Where to watch transformers' attention interface.
+        branches: Dictionaries of children that are not empty, with the children they held.
+        leaves: Dictionaries of children that are empty.
+        weights: Dictionaries of weights that are not empty.
+        weightless: Dictionaries of weights that are empty.
+        configs: Configurations of the modules.
+        adapters: Attributes of modules that hold adapters.
+    """
+
+    serial: int
+    parts: tuple[nn.Module, ...]
+    names: dict[int, str]
+    parameters: tuple[str, ...]
+    rotary: tuple[Target, ...]
+    interface: tuple[Target, ...]
+    branches: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...]
+    leaves: tuple[dict[str, Any], ...]
+    weights: tuple[dict[str, Any], ...]
+    weightless: tuple[dict[str, Any], ...]
+    configs: tuple[Any, ...]
+    adapters: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Structure:
+        """Look at a model."""
+        named = dict(model.named_modules())
+        modules = tuple(named.values())
+        cross = {kind for kind in set(map(type, modules)) if re.search("cross", kind.__name__, re.IGNORECASE)}
+        own = [module.__dict__ for module in modules]
+        children, weights = [x["_modules"] for x in own], [x["_parameters"] for x in own]
+        configs = {id(x["config"]): x["config"] for x in own if "config" in x}
+        return cls(
+            serial=next(_serial),
+            parts=modules[1:],
+            names={id(module): name for name, module in named.items() if type(module) not in cross},
+            parameters=tuple(inspect.signature(model.forward).parameters),
+            rotary=tuple(rotary_targets(modules)),
+            interface=tuple(interface_targets(modules)),
+            branches=tuple((x, tuple(x.values())) for x in children if x),
+            leaves=tuple(x for x in children if not x),
+            weights=tuple(x for x in weights if x),
+            weightless=tuple(x for x in weights if not x),
+            configs=tuple(configs.values()),
+            adapters=tuple(x for x in own if "_active_adapter" in x),
+        )
+
+    def holds(self) -> bool:
+        """Whether the tree still is what it was."""
+        return (
+            not any(self.leaves)
+            and not any(self.weightless)
+            and all(tuple(now.values()) == before for now, before in self.branches)
+        )
+
+
+_structures: weakref.WeakKeyDictionary[nn.Module, Structure] = weakref.WeakKeyDictionary()
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """The model's structure: that of last time as long as it is made of the same modules."""
+    known = _structures.get(model)
+    if known is None or not known.holds():
+        known = Structure.of(model)
+        if not any(target.owner is model for target in known.rotary):
+            _structures[model] = known
+    return known
+
+
+def state_of(model: nn.Module) -> State:
+    """Everything a proof of the model depends on: a proof made in another state is not one of this model.
+
+    These are its modules, adapters and attention implementation, where its weights are and how often they were
+    written to, and autocast. Rotary frequencies and dtypes are compared in every pass.
+
+    Raises:
+        CaptureError: If it is in training mode.
+    """
+    structure = structure_of(model)
+    check_mode(model, structure)
+    weights = [_weight_state(x) for held in structure.weights for x in held.values() if x is not None]
+    implementations = [getattr(config, "_attn_implementation", None) for config in structure.configs]
+    adapters = [
+        (str(own["_active_adapter"]), own.get("_disable_adapters"), str(own.get("merged_adapters")))
+        for own in structure.adapters
+    ]
+    autocast = [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return (structure.serial, weights, implementations, adapters, autocast)
+
+
+def check_mode(model: nn.Module, structure: Structure) -> None:
+    """Refuse a model of which any part is in training mode.
+
+    Raises:
+        CaptureError: With the first such part.
+    """
+    for module in (model, *structure.parts):
+        if module.training:
+            where = "the model" if module is model else structure.names.get(id(module), type(module).__name__)
+            raise CaptureError(f"{where} is in training mode, where dropout changes passes: call model.eval() first")
+
+
+def _weight_state(weight: Tensor) -> tuple[int, int]:
+    """Where a weight is and how often it was written to, as far as it tells. Another dtype or device is elsewhere."""
+    version = -1 if weight.is_inference() else weight._version
+    try:
+        return weight.data_ptr(), version
+    except RuntimeError:  # quantised formats that are made of several tensors
+        return id(weight), version
