@@ -28,6 +28,7 @@ class LayerProof:
         drift: How far queries or keys before rotation turn with the position alone, see
             :func:`~wherewhat.capturing.same_token.position_drift`.
         features: What else shapes its logits: ``bias``, ``soft-cap``, ``sinks``, ``window`` (or chunk), ``not causal``.
+        window: Sliding window the model declares for it, also where the proof's prompt does not reach it.
     """
 
     plan: LayerPlan
@@ -39,6 +40,7 @@ class LayerProof:
     output_error: float
     drift: float
     features: tuple[str, ...]
+    window: int | None = None
 
 
 def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
@@ -65,6 +67,7 @@ def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, dr
         output_error=_output_error(normal),
         drift=drift,
         features=tuple(_features(normal)),
+        window=normal.declared_window,
     )
 
 

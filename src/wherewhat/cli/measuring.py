@@ -66,9 +66,10 @@ def help_text(measurement: Measurement) -> str:
 
 def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, Any]) -> None:
     """Measure the model, and its random twin unless told not to, and show the numbers side by side."""
-    from wherewhat.cli.tables import by_layer, compared, headline
+    from wherewhat.cli.tables import by_kind, by_layer, compared, headline
     from wherewhat.measure.options import build_config
     from wherewhat.pipeline.controls import run_with_controls
+    from wherewhat.pipeline.kinds import stored_kinds
     from wherewhat.pipeline.summary import summarise
 
     request = arguments.request(measurement.name, settings)
@@ -86,6 +87,8 @@ def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, 
         summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
     elif any(summary.layers for summary in summaries[0][1]):
         console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
+        if kinds := stored_kinds(directories[0]):
+            console.print(by_kind(summaries, kinds, width=console.width))
     console.print(headline(measurement, summaries, left_out=made.left_out))
     for directory in directories:
         # soft_wrap keeps the path whole, to be copied or read by a script

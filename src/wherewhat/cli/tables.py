@@ -64,6 +64,26 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     return table
 
 
+def by_kind(
+    runs: Sequence[tuple[str, Sequence[MetricSummary]]], kinds: Mapping[str, Sequence[int]], *, width: int
+) -> Table:
+    """One row per kind of layer with a line for each run, of as many metrics as a terminal has room for."""
+    metrics = [summary.metric for summary in runs[0][1] if summary.kinds]
+    shown = metrics[: max(1, (width - 33) // 18)]
+    table = Table(title="by kind of layer: mean over heads ± 95 % over documents", title_justify="left")
+    table.add_column("layers", max_width=18)
+    table.add_column("weights")
+    for metric in shown:
+        table.add_column(metric.title, justify="right")
+    by_name = [{summary.metric.name: summary.kinds for summary in summaries} for _, summaries in runs]
+    for kind, layers in kinds.items():
+        found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
+        cells = ("\n".join("" if value is None else _interval(value) for value in column) for column in found)
+        table.add_row(f"{len(layers)}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
+        table.add_section()
+    return table
+
+
 def compared(
     compare: Callable[[Mapping[str, Estimate], Any], Comparison],
     config: Any,

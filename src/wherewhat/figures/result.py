@@ -12,6 +12,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.figures.choosing import figure
 from wherewhat.figures.exporting import PICTURES, ending, save_figure, save_table
 from wherewhat.figures.reading import measurement_of, run_title
+from wherewhat.pipeline.kinds import stored_kinds
 from wherewhat.pipeline.progress import Progress
 from wherewhat.pipeline.request import Request
 from wherewhat.pipeline.running import run as run_request
@@ -71,17 +72,21 @@ class Result(RunDirectory):
 
     def _repr_html_(self) -> str:
         """What a notebook shows; names of models and documents are text, never markup."""
+        kinds = stored_kinds(self)
         rows = "".join(
             f'<tr title="{html.escape(s.metric.reading)}"><td style="text-align:left">'
             f"{html.escape(s.metric.title)}</td>"
-            f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td></tr>"
+            f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td>"
+            + "".join(f"<td>{_words(s.kinds[kind]) if kind in s.kinds else ''}</td>" for kind in kinds)
+            + "</tr>"
             for s in self.summary()
         )
+        more = "".join(f"<th>{html.escape(kind)} ({len(layers)})</th>" for kind, layers in kinds.items())
         measurement = measurement_of(self)
         return (
             f"<b>{html.escape(measurement.name)}</b>: {html.escape(run_title(self))}"
             '<table><thead><tr><th style="text-align:left">mean over heads and documents</th><th>value, 95 %</th>'
-            f"<th>unit</th><th>control</th></tr></thead><tbody>{rows}</tbody></table>"
+            f"<th>unit</th><th>control</th>{more}</tr></thead><tbody>{rows}</tbody></table>"
             f"<small>{html.escape(measurement.limits)}</small>"
         )
 
