@@ -100,8 +100,8 @@ def harden(model: nn.Module, proof: Proof, *, kinds: tuple[str, ...] = KINDS, se
     done: set[str] = set()
     with torch.no_grad():
         layers = _layers(model, proof)
-        if TOKENS in kinds or ALIKE in kinds:
-            embedding = model.get_input_embeddings().weight.data
+        # Some families have one table per codebook, or none but a list.
+        for embedding in (p.data for p in model.get_input_embeddings().parameters() if p.ndim == 2):
             if TOKENS in kinds:
                 embedding[3::7, _OUTLIER_CHANNEL] *= OUTLIER
                 done.add(TOKENS)
@@ -128,7 +128,8 @@ def _layers(model: nn.Module, proof: Proof) -> dict[str, tuple[LayerProof, list[
         name, module = layer.plan.name, model.get_submodule(layer.plan.name)
         own = next((parts[key] for key in parts if key == name or key.startswith(f"{name}.")), None)
         if own is None:
-            own = [Part(module.q_proj, "weight", "query"), Part(module.k_proj, "weight", "key")]
+            pairs = (("q_proj", "query"), ("k_proj", "key"))
+            own = [Part(getattr(module, name), "weight", role) for name, role in pairs if hasattr(module, name)]
         found.setdefault(name, (layer, list(_seen_as_heads(module, layer, own))))
     return found
 
@@ -273,7 +274,7 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
             (name, type(module), key, value)
             for name, module in block.named_modules()
             for key, value in sorted(vars(module).items())
-            if isinstance(value, (bool, int, float, str)) and "idx" not in key and "layer_id" not in key
+            if isinstance(value, (bool, int, float, str)) and "idx" not in key
         ]
         return [*plain, *((name, tensor.shape) for name, tensor in block.state_dict().items())]
 
@@ -298,8 +299,7 @@ def _kinds(attention: LayerAttention) -> Iterator[str]:
             yield PLANES
         if bool((size.amax(1) == 0).any()):
             yield HEADS
-        alive = size[size.amax(1) > 0]
-        if bool((alive.amax(1) > OUTLIER / 10 * alive.quantile(0.7, dim=1)).any()):
+        if bool(((size.amax(1) > 0) & (size.amax(1) > OUTLIER / 10 * size.quantile(0.7, dim=1))).any()):
             yield DIMENSIONS
     k = attention.k[0].double()
     middle = k.mean(1, keepdim=True)
