@@ -30,6 +30,17 @@ class RotaryCall:
     given: tuple[Any, ...]
 
 
+def identities(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Identity of a rotary function and what it was given besides the tensor to rotate.
+
+    Tensors count as the same if they are the same object, not written to in between.
+    """
+    return tuple(
+        (id(x), -1 if x.is_inference() else x._version) if isinstance(x, Tensor) else id(x) if callable(x) else repr(x)
+        for x in given
+    )
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """One attention computation. Shapes as in :class:`~wherewhat.capturing.attention.LayerAttention`.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.capturing.calls import RotaryCall
+from wherewhat.capturing.calls import RotaryCall, identities
 from wherewhat.capturing.learn import LayerPlan, Plan
 from wherewhat.capturing.rotation import Identified
 from wherewhat.errors import CaptureError
@@ -20,7 +20,7 @@ class _Glimpse:
     """A few tokens of one call of the rotary function.
 
     Attributes:
-        key: What it was given, see :func:`_key`.
+        key: What it was given, see :func:`~wherewhat.capturing.calls.identities`.
         tokens: How many tokens there were.
         known: The rotation with which a call given the same was compared already, if any.
         sample: Those kept, before and after, if none was.
@@ -61,7 +61,7 @@ class RotationGuard:
         axis = min(self._axis, call.after.ndim - 1)
         n = call.after.shape[axis]
         if call.given is not self._given:  # queries and keys of a layer come with the very same
-            self._given, self._key = call.given, _key(call.given)
+            self._given, self._key = call.given, identities(call.given)
         known = self._alike(self._key)
         if known is not None:
             self._pending.append(_Glimpse(self._key, n, known))
@@ -126,17 +126,6 @@ class RotationGuard:
         if (n, device) not in self._indices:
             self._indices[n, device] = torch.tensor(sorted({min(1, n - 1), n // 2, n - 1}), device=device)
         return self._indices[n, device]
-
-
-def _key(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Identity of a rotary function and what it was given besides the tensor to rotate.
-
-    Tensors count as the same if they are the same object, not written to in between.
-    """
-    return tuple(
-        (id(x), -1 if x.is_inference() else x._version) if isinstance(x, Tensor) else id(x) if callable(x) else repr(x)
-        for x in given
-    )
 
 
 def _difference(one: Identified | None, other: Identified, positions: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall
+from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall, identities
 from wherewhat.capturing.rotation import Identified, LiveFrequencies, Rotation, identify_rotation
 from wherewhat.capturing.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
@@ -82,9 +82,7 @@ class RotaryPlan:
             positions: Their positions, ``(tokens,)`` or ``(batch, tokens)``.
         """
         before, after = (heads_first(t, self.token_axis) for t in (before, after))
-        positions = positions if positions.ndim == 1 else positions[:, None]
-        rotated = self.found.rotation.rotate(self.found.to_rotated_layout(before), positions)
-        return (rotated - after).abs().max() / after.abs().max().clamp_min(1e-30)
+        return self.found.deviation(before, after, positions if positions.ndim == 1 else positions[:, None])
 
 
 @dataclass(frozen=True)
@@ -124,32 +122,76 @@ def plan_from(model: nn.Module, watch: ModelWatch, record: Recorder, route: Rout
     live = list(_live_frequencies(model))
     seen: dict[str, int] = {}
     plans: list[LayerPlan] = []
-    distinct: list[Identified] = []
     for call, rotations in zip(record.attention, record.rotary, strict=True):
         name = watch.layer_name(call.module)
         occurrence = seen.get(name, 0)
         seen[name] = occurrence + 1
         rotary, note = _layer_rotary(call, rotations, live)
-        if rotary is not None:
-            rotary = replace(rotary, found=_shared(rotary.found, distinct))
         plans.append(LayerPlan(name, occurrence, _block_index(name), rotary, note))
+    plans = _agreed(plans, record.rotary)
     indices = [plan.layer for plan in plans]
     if -1 in indices or len(set(indices)) < len(indices):
         plans = [replace(plan, layer=order) for order, plan in enumerate(plans)]
     return Plan(route, tuple(plans))
 
 
-def _shared(found: Identified, distinct: list[Identified]) -> Identified:
-    """The equal of a rotation among those seen before, so that layers that rotate alike share one object."""
+def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[LayerPlan]:
+    """The plans with one rotation for all layers that rotate alike.
+
+    A layer without energy in a plane does not show how fast it turns; others that were given the very same angles do.
+    So of the rotations found in layers that share their angles the one that fits all of them best is taken. Others are
+    shared where they are equal.
+    """
+    given: dict[tuple[object, ...], list[int]] = {}
+    for index, plan in enumerate(plans):
+        if plan.rotary is not None:
+            call = rotations[index][plan.rotary.calls[0]]
+            given.setdefault((plan.rotary.token_axis, *identities(call.given)), []).append(index)
+    plans = list(plans)
+    distinct: list[Identified] = []
+    for group in given.values():
+        rotaries = [rotary for index in group if (rotary := plans[index].rotary) is not None]
+        best: list[RotaryPlan] = []
+        for found in _distinct(rotary.found for rotary in rotaries):
+            trial = [
+                _measured(replace(rotary, found=found), rotations[i]) for i, rotary in zip(group, rotaries, strict=True)
+            ]
+            if not best or max(x.error for x in trial) < max(x.error for x in best):
+                best = trial
+        for index, rotary in zip(group, best, strict=True):
+            shared = next((known for known in distinct if _equal(known, rotary.found)), rotary.found)
+            distinct.append(shared)
+            plans[index] = replace(plans[index], rotary=replace(rotary, found=shared))
+    return plans
+
+
+def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
+    """The plan with its error on what was recorded."""
+    errors = []
+    for index in plan.calls:
+        before, after = rotations[index].before.cpu(), rotations[index].after.cpu()
+        errors.append(
+            float(plan.mismatch(before, after, torch.arange(after.shape[min(plan.token_axis, after.ndim - 1)])))
+        )
+    return replace(plan, error=max(errors))
+
+
+def _distinct(found: Iterable[Identified]) -> list[Identified]:
+    """Rotations that differ from each other."""
+    kept: list[Identified] = []
+    for one in found:
+        if not any(_equal(one, other) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _equal(one: Identified, other: Identified) -> bool:
+    """Whether two rotations are the same."""
 
     def signature(x: Identified) -> tuple[object, ...]:
         return (x.rotation.pairing, x.rotation.offset, x.rotation.planes, x.rotation.scaling, x.source_pairing)
 
-    for known in distinct:
-        if signature(known) == signature(found) and torch.equal(known.rotation.inv_freq, found.rotation.inv_freq):
-            return known
-    distinct.append(found)
-    return found
+    return signature(one) == signature(other) and torch.equal(one.rotation.inv_freq, other.rotation.inv_freq)
 
 
 def heads_first(x: Tensor, token_axis: int) -> Tensor:
@@ -198,11 +240,12 @@ def _layer_rotary(
                 break
             loose = loose or (plan, found.to_rotated_layout(before))
     if placed:
-        plan = placed[0]
-        calls = tuple(p.calls[0] for p in placed if p.token_axis == plan.token_axis)
-        pairs = ((rotations[index].before.cpu(), rotations[index].after.cpu()) for index in calls)
-        error = max(float(plan.mismatch(before, after, positions)) for before, after in pairs)
-        return replace(plan, calls=calls, error=error), _RESCALED if loose and _is_rescaled(call, *loose) else ""
+        # Where queries or keys are all zero, the others show where they stand and how they turn.
+        axis = placed[0].token_axis
+        calls = tuple(p.calls[0] for p in placed if p.token_axis == axis)
+        alive = [p for p in placed if p.token_axis == axis and bool(rotations[p.calls[0]].after.any())] or placed[:1]
+        plan = min((_measured(replace(p, calls=calls), rotations) for p in alive), key=lambda p: p.error)
+        return plan, _RESCALED if loose and _is_rescaled(call, *loose) else ""
     if loose is None:
         if not rotations:
             return None, ""

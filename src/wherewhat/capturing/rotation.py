@@ -89,7 +89,7 @@ class Identified:
 
     Attributes:
         rotation: The description, valid for the *rotated* tensor's layout.
-        error: Largest deviation of rotated from observed tensors, relative to the largest observed entry.
+        error: Largest deviation of rotated from observed tensors, see :meth:`deviation`.
         source_pairing: Pairing in the tensor before rotation (some families permute while rotating).
     """
 
@@ -108,6 +108,27 @@ class Identified:
         ):
             out[..., target] = before[..., source]
         return out
+
+    def deviation(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
+        """Largest deviation of ``after`` from our rotation of ``before``, relative to the largest entry of its plane.
+
+        Relative plane by plane: an outlier a thousand times larger would hide what happens in all others. A plane
+        that is zero says nothing.
+
+        Args:
+            before: Tensor entering the rotary function, ``(..., n, d)``.
+            after: Tensor leaving it, same shape.
+            positions: Positions that broadcast over its tokens.
+
+        Returns:
+            A scalar tensor.
+        """
+        rotated = self.rotation.rotate(self.to_rotated_layout(before), positions)
+        size = after.abs().flatten(0, -2).amax(0).to(rotated.dtype)
+        error = (rotated - after).abs().flatten(0, -2).amax(0)
+        left, right = _halves(self.rotation.pairing, self.rotation.offset, 2 * self.rotation.planes)
+        size[left] = size[right] = torch.hypot(size[left], size[right])
+        return (error / size.clamp_min(torch.finfo(after.dtype).smallest_normal)).max()
 
 
 def identify_rotation(
@@ -133,16 +154,15 @@ def identify_rotation(
     """
     d = before.shape[-1]
     coarse = before.dtype in (torch.float16, torch.bfloat16)
-    before, after = before.detach().double(), after.detach().double()
-    largest = float(after.abs().max().clamp_min(1e-30))
+    before, after = before.detach(), after.detach()
+    wide_before, wide_after = before.double(), after.double()
     live = tuple(live)
     best: Identified | None = None
     for width, offset, source, target in _layouts(d, widths):
-        z_before, z_after = _complex(before, source, offset, width), _complex(after, target, offset, width)
+        z_before, z_after = _complex(wide_before, source, offset, width), _complex(wide_after, target, offset, width)
         scaling, inv_freq = _estimate(z_before, z_after, positions, live, coarse)
         trial = Identified(Rotation(target, offset, inv_freq, scaling), 0.0, source)
-        rotated = trial.rotation.rotate(trial.to_rotated_layout(before), positions)
-        error = float((rotated - after).abs().max()) / largest
+        error = float(trial.deviation(wide_before, after, positions))
         if best is None or error < 0.5 * best.error:
             best = replace(trial, error=error)
         if best.error < (8e-3 if coarse else 2e-6):
@@ -181,62 +201,72 @@ def _complex(x: Tensor, pairing: Pairing, offset: int, width: int) -> Tensor:
 def _estimate(
     before: Tensor, after: Tensor, positions: Tensor, live: tuple[LiveFrequencies, ...], coarse: bool
 ) -> tuple[float, Tensor]:
-    """Scaling and frequencies from complex planes ``(batch, heads, n, planes)``."""
-    energy = before.abs().square().sum((0, 1)).clamp_min(1e-300)
-    turn = (after * before.conj()).sum((0, 1)) / energy  # (n, planes): s·exp(i·angle)
-    weight = energy / energy.sum()
-    scaling = float((turn.abs() * weight).sum())
-    estimate = _slope(turn, positions)
-    reach = float(positions.max() - positions.min())
+    """Scaling and frequencies from complex planes ``(batch, heads, n, planes)``.
+
+    Planes count alike, whatever their energy, but for those without any: what the data cannot show does not decide,
+    and is taken from the model's live frequencies.
+    """
+    energy = before.abs().square().sum((0, 1))
+    weight = energy / energy.sum(0).clamp_min(1e-300)  # (n, planes): over each plane's tokens
+    turn = (after * before.conj()).sum((0, 1)) / energy.clamp_min(1e-300)  # s·exp(i·angle)
+    seen = float(weight.sum())  # planes with energy
+    scaling = float((turn.abs() * weight).sum()) / seen if seen else 1.0
     best: tuple[float, float, Tensor] | None = None
     for candidate, sign in itertools.product(live, (1, -1)):  # some families turn backwards
-        values = sign * candidate.inv_freq.detach().double().flatten().cpu()
-        if values.numel() == estimate.numel():
-            distance = float((values - estimate).abs().max()) * reach
+        values = sign * candidate.inv_freq.detach().flatten().cpu().float()
+        if values.numel() == turn.shape[1]:
+            angle = (positions.float().cpu()[:, None] * values).double()  # the product in float32, as in `angles`
+            far = (turn.cpu() - torch.polar(torch.full_like(angle, scaling), angle)).abs().square()
+            distance = math.sqrt(float((far * weight.cpu()).sum()) / max(seen, 1.0))
             if best is None or distance < best[0]:
                 best = (distance, candidate.scaling, values)
-    if best is not None and best[0] < (5e-2 if coarse else 1e-3):
+    if best is not None and best[0] < (3e-2 if coarse else 1e-3) * scaling:
         named = best[1]
         close = abs(named - scaling) < (1e-2 if coarse else 1e-4)
-        return (named if close else scaling), best[2].float()
+        return (named if close or not seen else scaling), best[2]
     scaling = 1.0 if abs(scaling - 1) < (1e-2 if coarse else 1e-5) else scaling
-    return scaling, _geometric(estimate, reach, coarse).float()
+    reach = float(positions.max() - positions.min())
+    return scaling, _geometric(*_slope(turn, positions), reach, coarse).float()
 
 
-def _slope(turn: Tensor, positions: Tensor) -> Tensor:
-    """Angle per position of each plane, by phase differences over doubling baselines, ``(planes,)``.
+def _slope(turn: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Angle per position of each plane by phase differences over doubling baselines, and where they show it.
 
-    Each baseline resolves the angle twice as finely as the one before, which removes its 2π ambiguity.
+    Each baseline resolves the angle twice as finely as the one before, which removes its 2π ambiguity. Both results
+    are ``(planes,)``; the angle is zero where the data do not show it.
     """
     positions = positions.double().cpu()
     turn = turn.cpu()
     n = turn.shape[0]
     slope = torch.zeros(turn.shape[1], dtype=torch.float64)
+    shown = torch.ones(turn.shape[1], dtype=torch.bool)
     lag = 1
     while lag < n:
         steps = positions[lag:] - positions[:-lag]
         regular = steps == lag
         if bool(regular.any()):
             product = (turn[lag:] * turn[:-lag].conj())[regular].sum(0)
+            shown &= product != 0
             phase = product.angle()
             turns = ((slope * lag - phase) / (2 * torch.pi)).round()
             slope = (phase + 2 * torch.pi * turns) / lag
         lag *= 2
-    return slope
+    return torch.where(shown, slope, 0.0), shown
 
 
-def _geometric(estimate: Tensor, reach: float, coarse: bool) -> Tensor:
+def _geometric(estimate: Tensor, shown: Tensor, reach: float, coarse: bool) -> Tensor:
     """Replace the estimates by a geometric sequence where they are one within their precision.
 
-    RoPE's frequencies are base**(-f/planes); a short prompt resolves the slow ones poorly, the law exactly.
+    RoPE's frequencies are base**(-f/planes); a short prompt resolves the slow ones poorly, the law exactly. It also
+    gives those of planes that the data do not show.
     """
-    if bool((estimate < 0).all()):
-        return -_geometric(-estimate, reach, coarse)
+    if bool((estimate[shown] < 0).all()) and bool(shown.any()):
+        return -_geometric(-estimate, shown, reach, coarse)
     allowed = 5e-2 if coarse else 1e-4
     index = torch.arange(estimate.numel(), dtype=torch.float64)
     # Planes slower than the precision may come out as zero or negative; the law is fitted without them.
-    clear = estimate * reach > allowed
-    if int(clear.sum()) < 2 or not bool(clear[0]):
+    clear = shown & (estimate * reach > allowed)
+    if int(clear.sum()) < 2 or (bool(shown[0]) and not bool(clear[0])):
         return estimate
     log = torch.where(clear, estimate, 1.0).log()
     weight = torch.where(clear, estimate.square(), 0.0)  # absolute, not relative precision is equal over planes
@@ -244,11 +274,12 @@ def _geometric(estimate: Tensor, reach: float, coarse: bool) -> Tensor:
     mean_l = (weight * log).sum() / weight.sum()
     slope = (weight * (index - mean_i) * (log - mean_l)).sum() / (weight * (index - mean_i).square()).sum()
     # The first plane turns by exactly one radian per position unless the frequencies were rescaled.
-    anchor = 0.0 if abs(float(log[0])) * reach < allowed else float(log[0])
+    first = float(log[0] if clear[0] else mean_l - slope * mean_i)
+    anchor = 0.0 if abs(first) * reach < allowed else first
     base = float((-slope * estimate.numel()).exp())
     base = _shortest(base, 1, 5e-3) if coarse else _shortest(base, 4, 1e-6)
     law = (anchor - math.log(base) * index / estimate.numel()).exp() if 0 < base < math.inf else estimate
-    return law if float((law - estimate).abs().max()) * reach < allowed else estimate
+    return law if float((law - estimate)[shown].abs().max()) * reach < allowed else estimate
 
 
 def _shortest(value: float, digits: int, precision: float) -> float:
