@@ -102,14 +102,22 @@ class RotationGuard:
             if glimpse.others:
                 self._compared[glimpse.key] = (glimpse.others, rotary.found)
 
+    def expect_numbers(self, output: Tensor) -> None:
+        """Refuse, when the pass is checked, an output that holds NaN: some weight does, or a layer overflowed."""
+        self._mismatch.insert(0, ("", torch.where(output.isnan().any(), torch.nan, 0.0), 0.0))
+
     def check(self) -> None:
-        """Refuse if the model rotated differently from what was proved.
+        """Refuse if the model rotated differently from what was proved, or its output holds NaN.
 
         Raises:
             CaptureError: With the layer and the numbers.
         """
         mismatch, self._mismatch = self._mismatch, []
         for name, error, limit in mismatch:
+            if not float(error) <= limit and not name:
+                raise CaptureError(
+                    "the model's logits hold NaN: weights hold NaN or a layer overflows; load it again, as float32"
+                )
             if not float(error) <= limit:
                 raise CaptureError(
                     f"{name} rotates differently from the proof (relative error {float(error):.2g}): its "

@@ -93,6 +93,7 @@ class LayerPlan:
         name: Path of the attention module.
         occurrence: How many times the module was called before in the same pass (shared blocks).
         layer: Index shown to users: the block's index, or the order of the call where that is not unique.
+        dtype: Dtype of its queries.
         rotary: How it rotates; None if it does not, or not in a way that can be undone.
         note: What a reader must know about this layer's rotation, if anything.
     """
@@ -100,6 +101,7 @@ class LayerPlan:
     name: str
     occurrence: int
     layer: int
+    dtype: torch.dtype
     rotary: RotaryPlan | None
     note: str = ""
 
@@ -127,7 +129,7 @@ def plan_from(model: nn.Module, watch: ModelWatch, record: Recorder, route: Rout
         occurrence = seen.get(name, 0)
         seen[name] = occurrence + 1
         rotary, note = _layer_rotary(call, rotations, live)
-        plans.append(LayerPlan(name, occurrence, _block_index(name), rotary, note))
+        plans.append(LayerPlan(name, occurrence, _block_index(name), call.query.dtype, rotary, note))
     plans = _agreed(plans, record.rotary)
     indices = [plan.layer for plan in plans]
     if -1 in indices or len(set(indices)) < len(indices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from wherewhat.capturing.learn import Plan
 from wherewhat.capturing.passes import eager_attention, largest_change, logits_of, prompt, record_pass
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
+from wherewhat.capturing.structure import State, state_of
 from wherewhat.errors import CaptureError
+from wherewhat.numerics import onednn_for, weight_dtypes
 from wherewhat.positions import hard_limit
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -47,6 +49,8 @@ class Proof:
         layers: One entry per attention call of the forward pass.
         output_change: Largest change of the model's logits caused by capturing; must be 0.
         tolerance: Limit on the layers' errors for the model's dtype.
+        prompt: Tokens it was proved on, ``(1, n)``.
+        state: What it depends on, see :func:`~wherewhat.capturing.structure.state_of`.
     """
 
     plan: Plan
@@ -54,6 +58,8 @@ class Proof:
     layers: tuple[LayerProof, ...]
     output_change: float
     tolerance: float
+    prompt: Tensor = field(repr=False, compare=False)
+    state: State = field(repr=False, compare=False)
 
     @property
     def failures(self) -> list[str]:
@@ -102,8 +108,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     """
     if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         raise CaptureError(f"{type(model).__name__} is not a model of transformers: only those can be captured")
-    if model.training:
-        raise CaptureError("the model is in training mode, where dropout changes every pass: call model.eval() first")
+    state = state_of(model)
     ids = prompt(model, length) if input_ids is None else input_ids
     limit, needed = hard_limit(model), max(SHORTEST_PROOF, ids.shape[1])
     if limit is not None and limit < needed:
@@ -112,8 +117,13 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
-    with torch.no_grad():
+    with torch.no_grad(), onednn_for(weight_dtypes(model)):
         plain = logits_of(model, ids)
+        if bool(plain.isnan().any()):
+            raise CaptureError(
+                f"{type(model).__name__} gives NaN for logits: weights hold NaN, or a layer overflows: load it "
+                "again, as float32"
+            )
         plan, native, captured = record_pass(model, ids)
         change = largest_change(model, ids, plain, captured)
         with eager_attention(model):
@@ -138,6 +148,8 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         layers=layers,
         output_change=change,
         tolerance=tolerance,
+        prompt=ids,
+        state=state,
     )
     if proof.failures:
         more = f" (and {len(proof.failures) - 1} more)" if len(proof.failures) > 1 else ""
@@ -147,6 +159,18 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     return proof
 
 
+def _current(model: Any, proof: Proof | None) -> Proof:
+    """A proof of the model as it is now: the given one or the last one if nothing it depends on changed, or a new one.
+
+    Raises:
+        CaptureError: If the model is in training mode, or its capture is not faithful any more.
+    """
+    found = proof or _proofs.get(model)
+    if found is None:
+        return prove(model)
+    return found if found.state == state_of(model) else prove(model, input_ids=found.prompt)
+
+
 @contextmanager
 def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iterator[Capture]:
     """Hand each layer's attention to ``reducer`` while ``model`` runs inside the context.
@@ -154,14 +178,14 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
     Args:
         model: A causal language model of transformers.
         reducer: Called once per layer and forward pass, with that layer's :class:`LayerAttention`.
-        proof: The model's proof; by default the last one of this model, or a new one.
+        proof: The model's proof; by default its last one. If the model changed since, it is proved again.
 
     Examples:
         >>> norms = []
         >>> with capture(model, lambda a: norms.append(a.rot_q.norm(dim=-1).mean())):
         ...     model(input_ids)
     """
-    found = proof or _proofs.get(model) or prove(model)
+    found = _current(model, proof)
     with capture_with(model, found.plan, reducer) as session:
         yield session
 
@@ -174,7 +198,7 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         model: A causal language model of transformers.
         editor: Called once per layer and forward pass. It returns the output ``(batch, n, heads, d_v)`` to go on with,
             or None to leave the layer as it is.
-        proof: The model's proof; by default the last one of this model, or a new one.
+        proof: The model's proof; by default its last one. If the model changed since, it is proved again.
         blind: The editor does not look at ``output``: where the model goes through transformers' attention interface,
             its own attention is then computed only for layers that the editor leaves as they are.
 
@@ -182,7 +206,7 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
         ...     model(input_ids)  # layer 3 attends to nothing
     """
-    found = proof or _proofs.get(model) or prove(model)
+    found = _current(model, proof)
     with capture_with(model, found.plan, editor, edits=True, blind=blind) as session:
         yield session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -64,6 +65,11 @@ class Capture:
             raise CaptureError(
                 f"attention of {name} (call {occurrence + 1}) was not part of the proof: the model took another path"
             )
+        if call.query.dtype != plan.dtype:
+            raise CaptureError(
+                f"{name} computes in {call.query.dtype}, in the proof in {plan.dtype}: leave the model as it is while "
+                "a capture is open, and use autocast around the capture, not inside it"
+            )
         positions = self._watch.positions(call.key.shape[2], call.key.device)
         self._guard.compare(plan, positions)
         self.layers_seen += 1
@@ -81,13 +87,14 @@ class Capture:
         return edited.to(call.query.dtype if self.blind else call.output.dtype)
 
     def _start_pass(self) -> None:
-        """Forget what a pass that broke off may have left."""
+        """Forget what a pass that broke off may have left, and refuse one in training mode."""
+        self._watch.check_mode()
         self._occurrences = {}
         self._guard.start()
         self._repeats = Repetition()
 
-    def _end_pass(self) -> None:
-        """Refuse if the model took another path or rotated differently from what was proved.
+    def _end_pass(self, output: Any) -> None:
+        """Refuse if the model took another path, rotated differently from what was proved, or gives no numbers.
 
         Raises:
             CaptureError: With the layer and the numbers.
@@ -98,6 +105,9 @@ class Capture:
                 f"{seen} attention layers were seen, {len(self._plans)} in the proof: the proof is of another model, "
                 "or the model took another path"
             )
+        logits = getattr(output, "logits", None)
+        if isinstance(logits, Tensor) and not self._edits:
+            self._guard.expect_numbers(logits[:, -1])
         self._guard.check()
 
 

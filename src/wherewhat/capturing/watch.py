@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.capturing.calls import Observer, observers
-from wherewhat.capturing.interface_tap import interface_targets
-from wherewhat.capturing.rotary_tap import rotary_targets
+from wherewhat.capturing.structure import check_mode, structure_of
 from wherewhat.capturing.swaps import swapped
 from wherewhat.capturing.trace_tap import Listener, tracing
 from wherewhat.errors import CaptureError
@@ -26,11 +25,8 @@ class ModelWatch:
     """Keeps track of where a running forward pass is: batch, positions and the attention module at work."""
 
     def __init__(self, model: nn.Module) -> None:
-        named = dict(model.named_modules())
-        self.modules = list(named.values())
-        # Cross-attention looks at another sequence: distance and order mean nothing there.
-        cross = {kind for kind in set(map(type, self.modules)) if re.search("cross", kind.__name__, re.IGNORECASE)}
-        self.names: dict[int, str] = {id(module): name for name, module in named.items() if type(module) not in cross}
+        self.structure = structure_of(model)
+        self.names = self.structure.names
         self.batch = 1
         self.running = False
         self.forget()
@@ -46,7 +42,15 @@ class ModelWatch:
         """Let go of who is told: observers hold their watch, and a circle would hold the model until collected."""
         self.observer: Observer | None = None
         self.on_enter: Callable[[], None] = _nothing
-        self.on_leave: Callable[[], None] = _nothing
+        self.on_leave: Callable[[Any], None] = _nothing
+
+    def check_mode(self) -> None:
+        """Refuse training mode.
+
+        Raises:
+            CaptureError: If any part of the model is in it.
+        """
+        check_mode(self._model, self.structure)
 
     def layer_name(self, module: nn.Module) -> str:
         """Path of the module in the model."""
@@ -92,7 +96,7 @@ class ModelWatch:
             self._model.register_forward_hook(self._leave_model, always_call=True),
         ]
         if modules:
-            for module in self.modules:
+            for module in (self._model, *self.structure.parts):
                 if re.search("att(entio)?n", type(module).__name__, re.IGNORECASE):
                     handles.append(module.register_forward_pre_hook(self._enter))
                     handles.append(module.register_forward_hook(self._leave, always_call=True))
@@ -126,7 +130,7 @@ class ModelWatch:
         if self._listening():
             self.running = False
             if output is not None:  # a pass that broke off has an error of its own to show
-                self.on_leave()
+                self.on_leave(output)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         if self._listening():
@@ -137,16 +141,14 @@ class ModelWatch:
             pass
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     """Nobody is told."""
 
 
 @contextmanager
 def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
     """Let ``observer`` see the watched model's rotations and attention until the context ends."""
-    targets = list(rotary_targets(watch.modules))
-    if route == "interface":
-        targets += interface_targets(watch.modules)
+    targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
     with ExitStack() as stack:
         stack.callback(watch.forget)
         watch.observer = observer

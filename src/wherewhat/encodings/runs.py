@@ -19,6 +19,7 @@ from wherewhat.errors import StoreError
 from wherewhat.models.placement import resolve_device
 from wherewhat.multihop.language import recording_steps, train_language
 from wherewhat.multihop.training import MODEL_FILE
+from wherewhat.numerics import new_process_settings
 from wherewhat.pipeline.progress import Progress
 from wherewhat.store.atomic import make_folder, remove, write_file
 from wherewhat.store.hashing import config_hash, parse_object, readable_json
@@ -77,6 +78,7 @@ class EncodingRun:
         return read_table(self.path / AFTER_FILE)
 
 
+@new_process_settings()
 def run_one(
     recipe: Recipe,
     corpus: Corpus,

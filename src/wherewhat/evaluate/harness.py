@@ -19,6 +19,7 @@ from wherewhat.measure.choices.answering import disturbed, with_behind
 from wherewhat.measure.perturb.change import Change, nothing
 from wherewhat.measure.perturb.config import PerturbConfig
 from wherewhat.models import LoadedModel
+from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.pipeline.choosing import blank, text_seed
 from wherewhat.pipeline.continuing import continued
 from wherewhat.pipeline.spans import with_spans
@@ -218,7 +219,10 @@ class HarnessModel(_Base):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         model = self.loaded.model
         orders = None if change is None else change.orders
-        with nullcontext() if method is None else extended(model, method, proof=self._proof):
+        with (
+            new_process_settings(weight_dtypes(model)),
+            nullcontext() if method is None else extended(model, method, proof=self._proof),
+        ):
             logprobs, greedy = continued(
                 model, self._proof, ids[None], continuations, positions=positions, orders=orders, shared=shared
             )

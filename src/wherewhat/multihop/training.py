@@ -28,6 +28,7 @@ from wherewhat.multihop.gpu_steps import GpuSteps
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.schedule import learning_rates
 from wherewhat.multihop.steps import CpuSteps, Steps
+from wherewhat.numerics import new_process_settings
 from wherewhat.pipeline.progress import Progress, Silent
 from wherewhat.store.atomic import make_folder, remove, remove_temporaries
 
@@ -136,8 +137,10 @@ def run_training(
         steps = GpuSteps(model, tokens, answers, config, state=state, order=order)
     else:
         steps = CpuSteps(model, tokens, answers, config, threads=threads, state=state, order=order)
+    dtypes = (torch.bfloat16,) if config.half else ()
     try:
-        _run(model, steps, config, identity, threads, recorded, record, directory, progress, state)
+        with new_process_settings(dtypes):
+            _run(model, steps, config, identity, threads, recorded, record, directory, progress, state)
     finally:
         steps.close()
     if directory is not None:

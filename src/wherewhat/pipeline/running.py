@@ -17,6 +17,7 @@ from wherewhat.measure.base import DocumentScores, Measurement, Metric
 from wherewhat.measure.options import build_config, config_values
 from wherewhat.measure.registry import find
 from wherewhat.models import LoadedModel, load
+from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.pipeline.estimate import estimate, memory
 from wherewhat.pipeline.inputs import Input, model_inputs, read_texts
 from wherewhat.pipeline.keeping import LastModel
@@ -73,6 +74,7 @@ def run(
     return measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
 
 
+@new_process_settings()
 def prepare(request: Request, *, out: Path, progress: Progress, models: LastModel) -> Prepared:
     """Load the model, read the texts and find the run directory.
 
@@ -119,7 +121,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
             document=None if key == _TOGETHER else key,
         )
 
-    with directory.lock(on_wait=progress.say):
+    with directory.lock(on_wait=progress.say), new_process_settings(weight_dtypes(loaded.model)):
         keys = _keys(measurement, list(inputs))
         missing = [key for key in keys if not directory.has(key)]
         with_model = missing if measurement.across is not None else [key for key in missing if key != _TOGETHER]

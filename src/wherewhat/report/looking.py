@@ -13,6 +13,7 @@ from torch import Tensor
 from wherewhat.capturing import LayerAttention, Proof
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.models import LoadedModel
+from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.pipeline.subject import ModelSubject
 from wherewhat.positions import max_positions
 from wherewhat.report.plan import Room
@@ -75,7 +76,8 @@ def look(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: 
 
     subject = ModelSubject(loaded, proof)
     started = time.perf_counter()
-    subject.run(ids[None], keep)
+    with new_process_settings(weight_dtypes(loaded.model)):
+        subject.run(ids[None], keep)
     seconds = (time.perf_counter() - started) / len(ids)
     room = Room(_trained_length(subject), max_positions(loaded.model)[1], min(planes, default=0), shortest)
     return Look(pieces(loaded, texts[0].text, ids), logits, _facts(loaded, kv_heads), room, seconds)

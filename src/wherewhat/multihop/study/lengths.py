@@ -9,6 +9,7 @@ import torch
 
 from wherewhat.multihop.dynamics import LengthAccuracy, accuracy_by_length
 from wherewhat.multihop.study.runs import StudyRun
+from wherewhat.numerics import new_process_settings
 from wherewhat.store.atomic import write_file
 from wherewhat.store.hashing import parse_object, readable_json
 
@@ -16,6 +17,7 @@ _SEED = 1_000_003
 """Seed of the longer sequences: one that no training uses."""
 
 
+@new_process_settings()
 def measure_lengths(run: StudyRun, lengths: Sequence[int], *, count: int, device: str = "cpu") -> LengthAccuracy:
     """Accuracy by length; what was measured before is read.
 

@@ -14,6 +14,7 @@ from wherewhat.multihop.dynamics import Accuracy, Dynamics, Recorder, hold_out, 
 from wherewhat.multihop.model import LabModel
 from wherewhat.multihop.study.setup import Setup
 from wherewhat.multihop.trainer import MODEL_FILE, train
+from wherewhat.numerics import new_process_settings
 from wherewhat.pipeline.progress import Progress
 from wherewhat.store.atomic import make_folder, write_file
 from wherewhat.store.hashing import config_hash, parse_object, readable_json
@@ -74,6 +75,7 @@ class StudyRun:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
 
+@new_process_settings()
 def train_and_watch(
     setup: Setup,
     *,

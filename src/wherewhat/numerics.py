@@ -1,0 +1,75 @@
+"""Torch's numerical settings, as a new process has them, for as long as a result is computed.
+
+A process can change them for all that follows, and does so unasked: a bfloat16 product on a CPU without bfloat16
+makes torch switch oneDNN off, after which float32 products differ in their last bits from those of a new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_ONEDNN: Any = torch.backends.mkldnn  # its switch is a property made at import, unknown to type checkers
+
+
+@contextmanager
+def new_process_settings(dtypes: Iterable[torch.dtype] = ()) -> Iterator[None]:
+    """Compute as a new process would, until the context ends; then everything is as it was.
+
+    Sets oneDNN, the precision of float32 products, the default dtype and device, and autocast. oneDNN is off where it
+    cannot multiply one of the dtypes, since torch would print a trace and switch it off by itself.
+
+    Args:
+        dtypes: Dtypes of the products, such as those of a model's weights.
+    """
+    before = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(_onednn(_multiplies(dtypes)))
+        stack.callback(_set, *before)
+        _set("highest", torch.float32)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def onednn_for(dtypes: Iterable[torch.dtype]) -> Iterator[None]:
+    """Switch oneDNN off, until the context ends, if it cannot multiply one of the dtypes; change nothing else."""
+    with _onednn(bool(_ONEDNN.enabled) and _multiplies(dtypes)):
+        yield
+
+
+def weight_dtypes(model: nn.Module) -> set[torch.dtype]:
+    """Dtypes of a model's weights."""
+    return {parameter.dtype for parameter in model.parameters()}
+
+
+@contextmanager
+def _onednn(enabled: bool) -> Iterator[None]:
+    before = bool(_ONEDNN.enabled)
+    _ONEDNN.enabled = enabled
+    try:
+        yield
+    finally:
+        _ONEDNN.enabled = before
+
+
+def _set(precision: str, dtype: torch.dtype) -> None:
+    torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(dtype)
+
+
+def _multiplies(dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether oneDNN is there and multiplies all of the dtypes on this CPU."""
+    if not _ONEDNN.is_available():
+        return False
+    supported: Any = torch.ops.mkldnn
+    checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    return all(dtype not in checks or bool(getattr(supported, checks[dtype])()) for dtype in dtypes)
