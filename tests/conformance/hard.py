@@ -1,32 +1,24 @@
 """Weights as trained models have them, and random ones do not.
 
 ``harden`` changes a tiny random model in place so that every kind of ``KINDS`` is in it, as far as its
-architecture has room for it; ``shown`` tells from a captured pass which kinds its queries and keys have.
-
-=================  ======================================================================================
-dead planes        no energy in both dimensions of some RoPE planes, in queries, in keys or in both
-dead heads         heads whose queries, or whose keys, are zero
-zero norms         entries of the norms of queries and keys that multiply by exactly zero
-outlier tokens     a residual channel a thousand times larger in the embeddings of some tokens
-outlier dimensions a dimension of a head's queries or keys a thousand times larger than the others
-alike keys         a head whose keys before rotation are the same for all tokens, but for a thousandth
-dominant head      logits so large that all the weight of a query is on one key
-tied layers        two layers that share their key projection; one block that is used at two depths
-=================  ======================================================================================
+architecture has room for it; ``shown`` tells from a captured pass which kinds its queries and keys have, and
+``WITHOUT`` says why where there is no room.
 
 Planes and heads differ from layer to layer, so that layers which rotate alike do not show the same planes.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from conformance.tiny_config import HIDDEN, VOCAB
 from wherewhat.capturing import Proof, capture
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.compare import LayerProof
@@ -36,7 +28,43 @@ from wherewhat.models.qk_layout import Part, query_key_parts
 PLANES, HEADS, NORMS = "dead planes", "dead heads", "zero norms"
 TOKENS, DIMENSIONS = "outlier tokens", "outlier dimensions"
 ALIKE, DOMINANT, TIED = "alike keys", "dominant head", "tied layers"
-KINDS = (PLANES, HEADS, NORMS, TOKENS, DIMENSIONS, ALIKE, DOMINANT, TIED)
+KINDS = {
+    PLANES: "no energy in both dimensions of some RoPE planes, in queries, in keys or in both;",
+    HEADS: "heads whose queries, or whose keys, are zero;",
+    NORMS: "entries of the norms of queries and keys that multiply by exactly zero;",
+    TOKENS: "residual channels a thousand times larger in the embeddings of some tokens;",
+    DIMENSIONS: "a dimension of a head's queries or keys a thousand times larger than the others;",
+    ALIKE: "a head whose keys before rotation have the same direction for all tokens;",
+    DOMINANT: "logits so large that nearly all the weight of a query is on one key;",
+    TIED: "one block that is used at two depths, or two layers that share parameters.",
+}
+
+NO_NORM = "no norm with weights on queries and keys"
+_CLIP = "clips queries and keys at ±1.5"
+_CAP = "a soft-cap keeps its logits below 3"
+_BIAS = "its norms of queries and keys have a bias"
+_AFTER = "a norm follows the rotation: keys before it are not seen"
+_ONE = "has one attention layer"
+_ADAPTER = "adds the output of an adapter to its queries and keys"
+_MIXED = "mixes queries and keys over tokens and heads by convolutions, then makes them unit vectors"
+WITHOUT: dict[str, dict[str, str]] = {
+    PLANES: {"zamba2": _ADAPTER, "zaya": _MIXED},
+    HEADS: {"fuyu": _BIAS, "persimmon": _BIAS, "phi": _BIAS, "zamba2": _ADAPTER, "zaya": _MIXED},
+    DIMENSIONS: {"dbrx": _CLIP, "mpt:clip": _CLIP, "olmo": _CLIP, "olmoe": _CLIP, "zaya": _MIXED},
+    ALIKE: {"hunyuan_v1_dense": _AFTER, "hunyuan_v1_moe": _AFTER, "zamba2": _ADAPTER, "zaya": _MIXED},
+    DOMINANT: {
+        "dbrx": _CLIP,
+        "gemma2": _CAP,
+        "mpt:clip": _CLIP,
+        "nanochat": "norms without weights undo the size of queries and keys",
+        "olmo": _CLIP,
+        "olmoe": _CLIP,
+        "vaultgemma": _CAP,
+        "zaya": _MIXED,
+    },
+    TIED: {"nemotron_h": _ONE, "recurrent_gemma": _ONE},
+}
+"""Models that have no room for a kind, and why; for ``NORMS`` it is ``NO_NORM`` of all of them."""
 
 OUTLIER = 1000.0
 _LOUD = 30.0
@@ -85,7 +113,7 @@ class _Rows:
         return len(next(self.views(bias=False))[2])
 
 
-def harden(model: nn.Module, proof: Proof, *, kinds: tuple[str, ...] = KINDS, seed: int = 0) -> set[str]:
+def harden(model: nn.Module, proof: Proof, *, kinds: Collection[str] = KINDS, seed: int = 0) -> set[str]:
     """Change a model in place so that it has the given kinds of weights where its architecture has room for them.
 
     Args:
@@ -100,38 +128,45 @@ def harden(model: nn.Module, proof: Proof, *, kinds: tuple[str, ...] = KINDS, se
     done: set[str] = set()
     with torch.no_grad():
         layers = _layers(model, proof)
-        # Some families have one table per codebook, or none but a list.
-        for embedding in (p.data for p in model.get_input_embeddings().parameters() if p.ndim == 2):
-            if TOKENS in kinds:
-                embedding[3::7, _OUTLIER_CHANNEL] *= OUTLIER
-                done.add(TOKENS)
+        # One table, or one per codebook, or one per model inside the model.
+        tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= VOCAB]
+        for embedding in (table.weight.data for table in tables):
             if ALIKE in kinds:
                 embedding[:, _CONSTANT_CHANNEL] = _CONSTANT
-        for number, (layer, rows) in enumerate(layers.values(), seed):
+            if TOKENS in kinds:
+                loud = embedding[3::7]
+                loud[:, _OUTLIER_CHANNEL] *= OUTLIER
+                # Its opposite in the next one, or norms that subtract the mean would spread it over all channels.
+                loud[:, _OUTLIER_CHANNEL + 1] = -loud[:, _OUTLIER_CHANNEL]
+                if ALIKE in kinds:  # constant after the norm
+                    loud[:, _CONSTANT_CHANNEL] = loud[:, _OUTLIER_CHANNEL].abs()
+                done.add(TOKENS)
+        for number, (layer, rows) in enumerate(layers, seed):
             module = model.get_submodule(layer.plan.name)
             _change(module, layer, rows, number, kinds)
             if NORMS in kinds and _zero_norms(module, layer, number):
                 done.add(NORMS)
-        if TIED in kinds and _tie(model, [*layers.values()]):
+        if TIED in kinds and (len(layers) < len(proof.layers) or _tie(model, layers)):
             done.add(TIED)
     return done
 
 
-def _layers(model: nn.Module, proof: Proof) -> dict[str, tuple[LayerProof, list[_Rows]]]:
-    """Each attention module's first layer and its rows, by the module's name."""
+def _layers(model: nn.Module, proof: Proof) -> list[tuple[LayerProof, list[_Rows]]]:
+    """The layers and their rows; of those that share their weights the first."""
     try:
         parts = query_key_parts(model)
     except LoadError:  # keys that are values too: here they may change together
         parts = {}
-    found = {}
+    found: dict[tuple[int, ...], tuple[LayerProof, list[_Rows]]] = {}
     for layer in proof.layers:
         name, module = layer.plan.name, model.get_submodule(layer.plan.name)
         own = next((parts[key] for key in parts if key == name or key.startswith(f"{name}.")), None)
         if own is None:
             pairs = (("q_proj", "query"), ("k_proj", "key"))
             own = [Part(getattr(module, name), "weight", role) for name, role in pairs if hasattr(module, name)]
-        found.setdefault(name, (layer, list(_seen_as_heads(module, layer, own))))
-    return found
+        weights = tuple(id(getattr(part.owner, part.parameter)) for part in own)
+        found.setdefault(weights, (layer, list(_seen_as_heads(module, layer, own))))
+    return [*found.values()]
 
 
 def _seen_as_heads(module: Any, layer: LayerProof, parts: list[Part]) -> Iterator[_Rows]:
@@ -145,15 +180,15 @@ def _seen_as_heads(module: Any, layer: LayerProof, parts: list[Part]) -> Iterato
         yield _Rows(part, start, width)
 
 
-def _change(module: nn.Module, layer: LayerProof, rows: list[_Rows], number: int, kinds: tuple[str, ...]) -> None:
+def _change(module: nn.Module, layer: LayerProof, rows: list[_Rows], number: int, kinds: Collection[str]) -> None:
     dead = _dead_dims(layer, number)
     normed = any(_norms(module, "q"))
     for own in rows:
         query = own.part.role == "query"
         others = [d for d in range(own.start, own.start + own.width) if d not in dead[own.part.role]]
         outlier = torch.tensor(others[-1:] if query else others[:1])
-        # Key head 0 is alike or dead in turn; the next one, if there is one, has an outlier.
-        alike = number % 2 == 0
+        # Key head 0 is alike, dead and plain in turn; the next one, if there is one, has an outlier.
+        alike, dead_key = number % 3 == 0, number % 3 == 1
         if ALIKE in kinds and not query and alike:
             _make_alike(own)
         if DIMENSIONS in kinds:
@@ -167,7 +202,7 @@ def _change(module: nn.Module, layer: LayerProof, rows: list[_Rows], number: int
             own.scale(0.0, dims=dead[own.part.role])
         if HEADS in kinds and query:
             own.scale(0.0, head=number)
-        if HEADS in kinds and not query and not alike:
+        if HEADS in kinds and not query and dead_key:
             own.scale(0.0, head=0)
     if DOMINANT in kinds and normed:
         for norm in _norms(module, "q"):
@@ -198,16 +233,17 @@ def _dead_dims(layer: LayerProof, number: int) -> dict[str, Tensor]:
 
 
 def _make_alike(rows: _Rows) -> None:
-    """Let a head's keys be the bias, or what the constant channel gives, and a thousandth of what they were."""
+    """Let a head's keys be the bias, or what the constant channel gives and a trace of what they were."""
     bias = isinstance(getattr(rows.part.owner, "bias", None), Tensor)
-    rows.scale(0.0 if bias else 1 / OUTLIER, head=0, bias=False)
+    rows.scale(0.0 if bias else 0.1 / OUTLIER, head=0, bias=False)
     values, axis, index = [*rows.views(bias=bias)][-1]
     head = index[0]
     direction = torch.linspace(1.0, 2.0, len(head)) * (1 - 2 * (torch.arange(len(head)) % 3 == 0).float())
     if bias:
         values[head] = direction
-    elif values.shape[1 - axis] > _CONSTANT_CHANNEL:
-        values.select(1 - axis, _CONSTANT_CHANNEL)[head] = direction
+    elif values.shape[1 - axis] >= HIDDEN:
+        # Some families give their attention the embeddings beside the hidden states.
+        values.select(1 - axis, values.shape[1 - axis] - HIDDEN + _CONSTANT_CHANNEL)[head] = direction
 
 
 def _norms(module: nn.Module, role: str) -> Iterator[nn.Module]:
@@ -248,22 +284,30 @@ def _starts_at_one(norm: Any) -> bool:
 
 
 def _tie(model: nn.Module, layers: list[tuple[LayerProof, list[_Rows]]]) -> bool:
-    """Let two layers share their key projection and two depths one block."""
-    keys = [next((rows.part for rows in own if rows.part.role == "key"), None) for _, own in layers]
-    if len(keys) > 2 and keys[0] is not None and keys[2] is not None:
-        first, third = (getattr(part.owner, part.parameter) for part in (keys[0], keys[2]))
-        if first.shape == third.shape and first is not third:
-            setattr(keys[2].owner, keys[2].parameter, first)
+    """Let two depths share one block; where there is no such pair, two layers all but their queries and keys."""
     names = [layer.plan.name for layer, _ in layers]
     places = [match for name in names if (match := re.match(r"(.*?)\.(\d+)(\.|$)", name))]
-    for later in reversed(places):
-        for earlier in reversed(places):
+    for apart, later in itertools.product((2, 1), reversed(places)):
+        for earlier in places:
             blocks: Any = model.get_submodule(later[1])
             one, two = int(earlier[2]), int(later[2])
-            if earlier[1] == later[1] and one < two - (len(places) > 2) and _alike(blocks[one], blocks[two]):
+            if earlier[1] == later[1] and two - one == apart and len(places) > 2 and _alike(blocks[one], blocks[two]):
                 blocks[two] = blocks[one]
                 return True
-    return False
+    kept = {id(getattr(rows.part.owner, rows.part.parameter)) for _, own in layers for rows in own}
+    tied = False
+    for first, second in itertools.combinations(names, 2):
+        target = model.get_submodule(second)
+        for name, parameter in [*model.get_submodule(first).named_parameters()]:
+            owner, _, leaf = name.rpartition(".")
+            if id(parameter) not in kept and getattr(_find(target, name), "shape", None) == parameter.shape:
+                setattr(target.get_submodule(owner), leaf, parameter)
+                tied = True
+    return tied
+
+
+def _find(module: nn.Module, name: str) -> Any:
+    return dict(module.named_parameters()).get(name)
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
@@ -302,9 +346,9 @@ def _kinds(attention: LayerAttention) -> Iterator[str]:
         if bool(((size.amax(1) > 0) & (size.amax(1) > OUTLIER / 10 * size.quantile(0.7, dim=1))).any()):
             yield DIMENSIONS
     k = attention.k[0].double()
-    middle = k.mean(1, keepdim=True)
-    spread, size = (k - middle).norm(dim=-1).amax(1), middle.norm(dim=-1)[:, 0]
-    if bool(((size > 0) & (spread < 0.1 * size)).any()):
+    k = k / k.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    if bool(((k - k[:, :1]).norm(dim=-1).amax(1) < 0.1 * k.norm(dim=-1).amin(1)).any()):
         yield ALIKE
-    if bool((attention.pattern()[0, :, attention.n // 2 :].amax(-1).amin(-1) > 0.9).any()):
+    weights = attention.pattern()[0, :, attention.n // 2 :]
+    if bool((torch.maximum(weights.amax(-1), 1 - weights.sum(-1)).mean(-1) > 0.9).any()):
         yield DOMINANT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,46 +83,65 @@ def _features(attention: LayerAttention) -> Iterator[str]:
 def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
     """Our attention weights against the model's, beyond what rounding of its logits explains."""
     half = call.query.dtype in (torch.float16, torch.bfloat16)
-    again = half and call.reweigh is not None
-    weights = call.reweigh() if again and call.reweigh is not None else call.weights
+    again = call.reweigh if half else None
+    weights = call.weights if again is None else again()
     if weights is None or weights.shape != (attention.rot_q.shape[0], attention.heads, attention.n, attention.m):
         return torch.inf
-    ours, rounding = _weights(attention, torch.float32 if again else call.query.dtype)
-    error = _largest((ours - weights).abs() - rounding)
-    if attention.sinks is not None:
-        # Some families return the weights before the sink takes its share; the output shows it is taken.
-        without = ours / ours.sum(-1, keepdim=True)
-        error = min(error, _largest((without - weights).abs() - rounding))
-    return error
+    dtype = call.query.dtype if again is None else torch.float32
+
+    def error(given: LayerAttention) -> float:
+        parts = ((rows, *_weights(given, rows, dtype)) for rows in _blocks_of_rows(given.n))
+        return max(_largest((ours - weights[:, :, rows]).abs() - rounding) for rows, ours, rounding in parts)
+
+    if attention.sinks is None:
+        return error(attention)
+    # Some families return the weights before the sink takes its share; the output shows it is taken.
+    return min(error(attention), error(replace(attention, sinks=None)))
 
 
 def _output_error(attention: LayerAttention) -> float:
     """Our attention output against the model's, relative to the largest entry and likewise."""
-    groups = attention.heads // attention.value.shape[1]
-    pattern, rounding = _weights(attention, attention.rot_q.dtype)
-    value = attention.value.to(pattern.dtype).repeat_interleave(groups, 1)
-    ours = (pattern @ value).transpose(1, 2)
-    theirs = attention.output.to(pattern.dtype)
-    if theirs.numel() != ours.numel():
+    dtype = torch.promote_types(attention.value.dtype, torch.float32)
+    value = attention.value.to(dtype).repeat_interleave(attention.heads // attention.value.shape[1], 1)
+    theirs = attention.output.to(dtype)
+    if theirs.numel() != value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
         return torch.inf
-    theirs = theirs.reshape(ours.shape)
-    explained = (rounding @ value.abs()).transpose(1, 2)
-    return _largest((ours - theirs).abs() - explained) / float(theirs.abs().max().clamp_min(1e-30))
+    theirs = theirs.reshape(theirs.shape[0], attention.n, attention.heads, -1).transpose(1, 2)
+    largest = 0.0
+    for rows in _blocks_of_rows(attention.n):
+        weights, rounding = _weights(attention, rows, attention.rot_q.dtype)
+        excess = (weights @ value - theirs[:, :, rows]).abs() - rounding @ value.abs()
+        largest = max(largest, _largest(excess))
+    return largest / float(theirs.abs().max().clamp_min(1e-30))
+
+
+def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 def _largest(excess: Tensor) -> float:
-    """The largest entry; zero if none is positive, and not a number if one is not."""
-    return float(excess.max().clamp_min(0))
+    """The largest entry; zero if none is positive, and infinite if one is not a number."""
+    return float(excess.nan_to_num(nan=torch.inf).max().clamp_min(0))
 
 
-def _weights(attention: LayerAttention, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Attention weights, and by how much each may differ where logits are rounded to ``dtype`` on their way.
+def _weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Attention weights of some queries, and how far each may be off where logits are rounded to ``dtype``.
 
-    If every logit is off by at most δ, a weight p moves by at most p·(1 - p)·s / (1 + min(p, 1 - p)·s) with
-    s = e²ᵟ - 1: not at all where a query is sure of its key, however large its logits and thus their rounding.
+    With every logit off by at most δ, the log-odds of a weight are off by at most 2δ: nothing where a query is sure of
+    its key, however large its logits and thus their rounding.
     """
-    scores, visible = attention.attn_scores(), attention.visible()
-    weights = attention.weigh(scores)
-    largest = scores.abs().masked_fill(~visible, 0.0).amax(-1, keepdim=True)
-    spread = torch.expm1(torch.finfo(dtype).eps * _ROUNDINGS * largest).clamp(1e-30, 1e30)
-    return weights, weights * (1 - weights) / (1 / spread + torch.minimum(weights, 1 - weights))
+    scores, visible = attention.attn_scores(rows), attention.visible(rows)
+    weights = attention.weigh(scores, rows)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if attention.sinks is not None:
+        scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
+    off = torch.finfo(dtype).eps * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
+    best = scores.argmax(-1, keepdim=True)
+    # Sum of the other keys: a difference loses all digits for the best key, and is exact enough for the others.
+    total = scores.logsumexp(-1, keepdim=True)
+    others = (total + torch.log1p(-(scores - total).exp().clamp_max(0.5))).scatter(
+        -1, best, scores.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+    )
+    odds = (scores - others)[..., : attention.m]
+    rounding = torch.maximum((odds + off).sigmoid() - weights, weights - (odds - off).sigmoid())
+    return weights, torch.where(visible.any(-1, keepdim=True), rounding, 0.0)
