@@ -8,19 +8,23 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import transformers
 
-from conformance.tiny_models import NotBuildable, build, causal_lm_types, variants
+from conformance.hard import KINDS, NO_NORM, NORMS, WITHOUT, harden, shown
+from conformance.tiny_models import NotBuildable, Tiny, build, causal_lm_types, variants
 from wherewhat.capturing import Proof, prove
 from wherewhat.errors import CaptureError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 PROVED, NOT_APPLICABLE, NOT_YET = "proved", "not applicable", "not yet"
+
+# Tokens of the prompt: CPUs without bfloat16 are slow at it, and a window is crossed by few.
+HARD_DTYPES = {torch.float32: 23, torch.bfloat16: 11}
 
 # Types without softmax attention over the tokens of a text: there is nothing to prove.
 NO_ATTENTION = {
@@ -50,9 +54,13 @@ class Row:
     features: str = ""
     reason: str = ""
     error: float = 0.0
+    hard: tuple[str, ...] = ()
+    hard_reason: str = ""
+    without: frozenset[str] = frozenset()
 
     def cells(self) -> tuple[str, ...]:
-        return self.name, self.status, self.route, self.position, self.features or self.reason
+        hard = ", ".join(self.hard)
+        return self.name, self.status, self.route, self.position, hard, self.features or self.reason
 
 
 def examine(name: str) -> Row:
@@ -67,8 +75,31 @@ def examine(name: str) -> Row:
         proof = prove(tiny.model, input_ids=tiny.inputs()["input_ids"])
     except CaptureError as problem:
         return Row(name, NOT_YET, reason=UNREADABLE.get(name, str(problem)))
-    worst = max(max(x.rotation_error, x.weights_error, x.output_error) for x in proof.layers)
-    return Row(name, PROVED, proof.plan.route, position(proof), features(proof), error=worst)
+    row = Row(name, PROVED, proof.plan.route, position(proof), features(proof), error=_worst(proof))
+    return examine_hard(row, tiny, proof)
+
+
+def examine_hard(row: Row, tiny: Tiny, proof: Proof) -> Row:
+    """Give the model the weights of ``conformance.hard`` and run the proof again, in each of ``HARD_DTYPES``."""
+    ids = tiny.inputs()["input_ids"]
+    found = harden(tiny.model, proof)
+    for dtype, tokens in HARD_DTYPES.items():
+        name = str(dtype).removeprefix("torch.")
+        tiny.model.to(dtype)
+        try:
+            again = prove(tiny.model, input_ids=ids[:, :tokens])
+            if dtype == torch.float32:
+                found |= shown(tiny.model, again, ids)
+                row = replace(row, error=max(row.error, _worst(again)))
+        except CaptureError as problem:
+            row = replace(row, hard_reason=f"{row.hard_reason}{name}: {problem} ")
+            continue
+        row = replace(row, hard=(*row.hard, name))
+    return replace(row, without=frozenset(KINDS) - found)
+
+
+def _worst(proof: Proof) -> float:
+    return max(max(x.rotation_error, x.weights_error, x.output_error) for x in proof.layers)
 
 
 def position(proof: Proof) -> str:
@@ -109,6 +140,7 @@ def render(rows: Iterable[Row], *, version: str) -> str:
     types = [row for row in rows if ":" not in row.name]
     softmax = [row for row in types if row.status != NOT_APPLICABLE]
     proved = [row for row in softmax if row.status == PROVED]
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in HARD_DTYPES]
     lines = [
         "# Supported models",
         "",
@@ -117,10 +149,12 @@ def render(rows: Iterable[Row], *, version: str) -> str:
         f"Every causal language model type of transformers {version}, each built as a tiny random model and put",
         "through the proof: rotating the pre-rotation queries and keys gives the post-rotation ones, softmax of the",
         "captured logits equals the model's own eager attention weights, the attention output equals the model's in",
-        "its normal implementation, and capturing does not change the model's output by a single bit.",
+        "its normal implementation, and capturing does not change the model's output by a single bit. Then the same",
+        "with [hard weights](#hard-weights), as trained models have them.",
         "",
         f"**{len(proved)} of {len(softmax)}** types with softmax attention are proved"
         f" ({100 * len(proved) / len(softmax):.0f} %); {len(types) - len(softmax)} types have none.",
+        *(f"With hard weights, {_count(proved, dtype)} of them are proved in {dtype}." for dtype in dtypes),
         "",
         "*Route* says how attention is seen: `interface` through transformers' attention interface, `trace` by",
         "following the model's own tensor operations (this also covers models that bring their own code). *Position*",
@@ -134,15 +168,45 @@ def render(rows: Iterable[Row], *, version: str) -> str:
         lines += [
             f"## {title}",
             "",
-            "| type | result | route | position | remarks |",
-            "|---|---|---|---|---|",
+            "| type | result | route | position | hard weights | remarks |",
+            "|---|---|---|---|---|---|",
         ]
         lines += [
             "| " + " | ".join(f"`{row.name}`" if i == 0 else cell for i, cell in enumerate(row.cells())) + " |"
             for row in part
         ]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_hard_lines(rows)])
+
+
+def _count(rows: list[Row], dtype: str) -> int:
+    return sum(dtype in row.hard for row in rows)
+
+
+def _hard_lines(rows: list[Row]) -> list[str]:
+    lines = [
+        "## Hard weights",
+        "",
+        "Trained models have weights that random ones do not. Each model above is proved again with all of these",
+        "at once, the planes and heads differing from layer to layer:",
+        "",
+        *(f"- **{kind}**: {words}" for kind, words in KINDS.items()),
+        "",
+        "Not every architecture has room for every kind:",
+        "",
+        "| kind | models | why not |",
+        "|---|---|---|",
+    ]
+    for kind in KINDS:
+        names = {row.name for row in rows if kind in row.without}
+        by_reason: dict[str, list[str]] = {}
+        for name in sorted(names):
+            by_reason.setdefault(WITHOUT.get(kind, {}).get(name, "unknown"), []).append(f"`{name}`")
+        if kind == NORMS:
+            by_reason = {NO_NORM: [f"{len(names)} of {sum(row.status == PROVED for row in rows)}"]}
+        lines += [f"| {kind} | {', '.join(models)} | {reason} |" for reason, models in by_reason.items()]
+    refused = [f"- `{row.name}`: {row.hard_reason.strip()}" for row in rows if row.hard_reason]
+    return [*lines, "", *(["Refused with hard weights:", "", *refused, ""] if refused else [])]
 
 
 def examine_all() -> list[Row]:

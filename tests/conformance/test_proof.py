@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from conformance.hard import KINDS, NORMS, WITHOUT
 from conformance.page import NOT_APPLICABLE, PAGE, PROVED, Row, examine, render
 from conformance.tiny_models import causal_lm_types, variants
 from wherewhat.capturing.proof import TOLERANCE
@@ -64,6 +65,17 @@ class TestConformance:
     def test_errors_are_within_float32_tolerance(self, rows):
         worst = max(rows.values(), key=lambda row: row.error)
         assert worst.error <= TOLERANCE[torch.float32], worst
+
+    def test_hard_weights_are_proved_wherever_random_ones_are(self, rows):
+        proved = [row for row in rows.values() if row.status == PROVED]
+        assert {row.name: row.hard_reason for row in proved if row.hard != ("float32", "bfloat16")} == {}
+        assert len(proved) == sum(row.status == PROVED for row in rows.values()) > 0.9 * len(rows)
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != NORMS])
+    def test_hard_weights_have_every_kind_or_a_named_reason(self, rows, kind):
+        proved = [row for row in rows.values() if row.status == PROVED]
+        without = {row.name for row in proved if kind in row.without}
+        assert without == WITHOUT.get(kind, {}).keys() & rows.keys()
 
     def test_page_is_true(self, rows):
         page = PAGE.read_text("utf-8")

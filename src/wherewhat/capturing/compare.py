@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.calls import AttentionCall
 from wherewhat.capturing.learn import LayerPlan
 from wherewhat.capturing.session import describe
+
+_ROUNDINGS = 3
+"""How often a logit is rounded to the model's dtype: after the product, the scale and the bias."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,13 @@ def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, dr
     """Compare one layer's attention, in its normal and in its eager implementation, with ours."""
     positions = torch.arange(native.key.shape[2], device=native.key.device)
     normal, slow = describe(plan, native, positions), describe(plan, eager, positions)
-    half = eager.query.dtype in (torch.float16, torch.bfloat16)
-    weights = eager.reweigh() if half and eager.reweigh is not None else eager.weights
-    weights_error = torch.inf
-    if weights is not None and weights.shape == (slow.rot_q.shape[0], slow.heads, slow.n, slow.m):
-        ours = slow.pattern()
-        weights_error = float((ours - weights).abs().max())
-        if slow.sinks is not None:
-            # Some families return the weights before the sink takes its share; the output shows it is taken.
-            without = ours / ours.sum(-1, keepdim=True)
-            weights_error = min(weights_error, float((without - weights).abs().max()))
     return LayerProof(
         plan=plan,
         heads=normal.heads,
         kv_heads=normal.kv_heads,
         head_dim=normal.rot_q.shape[-1],
         rotation_error=0.0 if plan.rotary is None else plan.rotary.error,
-        weights_error=weights_error,
+        weights_error=_weights_error(slow, eager),
         output_error=_output_error(normal),
         drift=drift,
         features=tuple(_features(normal)),
@@ -89,14 +83,68 @@ def _features(attention: LayerAttention) -> Iterator[str]:
         yield "not causal"
 
 
-def _output_error(attention: LayerAttention) -> float:
-    """Our attention output against the model's, relative to the largest entry."""
-    groups = attention.heads // attention.value.shape[1]
-    pattern = attention.pattern()
-    value = attention.value.to(pattern.dtype).repeat_interleave(groups, 1)
-    ours = (pattern @ value).transpose(1, 2)
-    theirs = attention.output.to(pattern.dtype)
-    if theirs.numel() != ours.numel():
+def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
+    """Our attention weights against the model's, beyond what rounding of its logits explains."""
+    half = call.query.dtype in (torch.float16, torch.bfloat16)
+    again = call.reweigh if half else None
+    weights = call.weights if again is None else again()
+    if weights is None or weights.shape != (attention.rot_q.shape[0], attention.heads, attention.n, attention.m):
         return torch.inf
-    theirs = theirs.reshape(ours.shape)
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
+    dtype = call.query.dtype if again is None else torch.float32
+
+    def error(given: LayerAttention) -> float:
+        parts = ((rows, *_weights(given, rows, dtype)) for rows in _blocks_of_rows(given.n))
+        return max(_largest((ours - weights[:, :, rows]).abs() - rounding) for rows, ours, rounding in parts)
+
+    if attention.sinks is None:
+        return error(attention)
+    # Some families return the weights before the sink takes its share; the output shows it is taken.
+    return min(error(attention), error(replace(attention, sinks=None)))
+
+
+def _output_error(attention: LayerAttention) -> float:
+    """Our attention output against the model's, relative to the largest entry and likewise."""
+    dtype = torch.promote_types(attention.value.dtype, torch.float32)
+    value = attention.value.to(dtype).repeat_interleave(attention.heads // attention.value.shape[1], 1)
+    theirs = attention.output.to(dtype)
+    if theirs.numel() != value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
+        return torch.inf
+    theirs = theirs.reshape(theirs.shape[0], attention.n, attention.heads, -1).transpose(1, 2)
+    largest = 0.0
+    for rows in _blocks_of_rows(attention.n):
+        weights, rounding = _weights(attention, rows, attention.rot_q.dtype)
+        excess = (weights @ value - theirs[:, :, rows]).abs() - rounding @ value.abs()
+        largest = max(largest, _largest(excess))
+    return largest / float(theirs.abs().max().clamp_min(1e-30))
+
+
+def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _largest(excess: Tensor) -> float:
+    """The largest entry; zero if none is positive, and infinite if one is not a number."""
+    return float(excess.nan_to_num(nan=torch.inf).max().clamp_min(0))
+
+
+def _weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Attention weights of some queries, and how far each may be off where logits are rounded to ``dtype``.
+
+    With every logit off by at most δ, the log-odds of a weight are off by at most 2δ: nothing where a query is sure of
+    its key, however large its logits and thus their rounding.
+    """
+    scores, visible = attention.attn_scores(rows), attention.visible(rows)
+    weights = attention.weigh(scores, rows)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if attention.sinks is not None:
+        scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
+    off = torch.finfo(dtype).eps * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
+    best = scores.argmax(-1, keepdim=True)
+    # Sum of the other keys: a difference loses all digits for the best key, and is exact enough for the others.
+    total = scores.logsumexp(-1, keepdim=True)
+    others = (total + torch.log1p(-(scores - total).exp().clamp_max(0.5))).scatter(
+        -1, best, scores.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+    )
+    odds = (scores - others)[..., : attention.m]
+    rounding = torch.maximum((odds + off).sigmoid() - weights, weights - (odds - off).sigmoid())
+    return weights, torch.where(visible.any(-1, keepdim=True), rounding, 0.0)

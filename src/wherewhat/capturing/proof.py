@@ -156,7 +156,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
             )
         drifts = [0.0] * len(native)
         if all(layer.rotary is None or layer.rotary.error <= tolerance for layer in plan.layers):
-            drifts = position_drift(model, plan, ids, same_input=tolerance)
+            drifts = position_drift(model, plan, ids)
         layers = tuple(map(layer_proof, plan.layers, native, eager, drifts))
     proof = Proof(
         plan=plan,

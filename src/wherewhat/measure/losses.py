@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 _BLOCK = 1024
 """Tokens whose logits are held in float32 at a time."""
+
+_HALF = 2e-2
+"""Precision of a loss in half precision, where models round to three digits what a replacement computes in float32."""
+
+
+def allowed_change(untouched: float, dtypes: Collection[torch.dtype], precision: float) -> float:
+    """Largest change of a loss, in nats, through a replacement that changes nothing.
+
+    Args:
+        untouched: Loss of the untouched model. Logits, and so losses above one, are as precise as they are large.
+        dtypes: Types that the model computes in.
+        precision: Share of the loss, of one nat at least, that may change in float32.
+    """
+    half = any(torch.finfo(dtype).eps > torch.finfo(torch.float32).eps for dtype in dtypes)
+    return (_HALF if half else precision) * max(1.0, untouched)
 
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:

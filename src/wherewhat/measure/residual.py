@@ -17,7 +17,10 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measure.axes.fit import AxesFit
 from wherewhat.measure.axes.layer import fit_layer
 from wherewhat.measure.base import Curve, DocumentScores, LayerScores, Measurement, Metric, Subject, option
-from wherewhat.measure.losses import next_token_loss
+from wherewhat.measure.losses import allowed_change, next_token_loss
+
+_FAITHFUL = 1e-3
+"""Share of the loss that a replacement which changes nothing may change."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,8 @@ def _taken_out(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor
 
 
 def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
-    found: list[int] = []
-    plain = subject.run(ids, lambda attention: found.append(attention.layer), logits=True)
+    found: dict[int, torch.dtype] = {}
+    plain = subject.run(ids, lambda attention: found.update({attention.layer: attention.rot_q.dtype}), logits=True)
     assert plain is not None
     untouched = next_token_loss(plain, ids)
     del plain
@@ -110,7 +113,8 @@ def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentS
         return next_token_loss(subject.edited(ids, edit), ids)
 
     by_strength = {strength: loss(strength) for strength in config.strengths}
-    if 1.0 in by_strength and abs(by_strength[1.0] - untouched) > 1e-3 * max(1.0, untouched):
+    allowed = allowed_change(untouched, found.values(), _FAITHFUL)
+    if 1.0 in by_strength and not abs(by_strength[1.0] - untouched) <= allowed:
         raise MeasureError(
             f"λ = 1 gives a loss of {by_strength[1.0]:.5f}, the untouched model {untouched:.5f}: the replacement is "
             "not faithful on this model"

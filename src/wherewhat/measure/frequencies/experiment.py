@@ -12,14 +12,11 @@ from wherewhat.capturing.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measure.base import Subject
 from wherewhat.measure.frequencies.masking import attend, frequency_bands, without_planes
-from wherewhat.measure.losses import next_token_loss
+from wherewhat.measure.losses import allowed_change, next_token_loss
 from wherewhat.measure.swaps.layer import layer_swaps
 
 _FAITHFUL = 1e-4
-"""Largest change of the loss, in nats, through a replacement that changes nothing."""
-
-_FAITHFUL_HALF = 2e-2
-"""The same in half precision: the replacement computes in float32 what the model rounds to three digits."""
+"""Share of the loss that a replacement which changes nothing may change."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,7 @@ class Masking:
         """
         dtypes: set[torch.dtype] = set()
         found = self._run(lambda bands: bands.any(0), scores=False, dtypes=dtypes).loss
-        allowed = _FAITHFUL_HALF if dtypes & {torch.float16, torch.bfloat16} else _FAITHFUL
-        if not abs(found - untouched) <= allowed:
+        if not abs(found - untouched) <= allowed_change(untouched, dtypes, _FAITHFUL):
             raise MeasureError(
                 f"with every frequency kept the loss is {found:.5f}, that of the untouched model {untouched:.5f}: "
                 "masking is not faithful on this model"

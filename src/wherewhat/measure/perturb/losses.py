@@ -9,13 +9,14 @@ from torch import Tensor
 
 from wherewhat.errors import MeasureError
 from wherewhat.measure.base import Subject, Text
+from wherewhat.measure.losses import allowed_change
 from wherewhat.measure.perturb.change import Change
 from wherewhat.measure.perturb.config import PerturbConfig
 from wherewhat.measure.perturb.making import make_change
 from wherewhat.measure.perturb.passes import perform
 
 _FAITHFUL = 1e-5
-_FAITHFUL_HALF = 2e-2
+"""Share of the loss that disturbing nothing may change."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def check_nothing(
     change = make_change(text, kind, 0.0, config.seed, config, layer=layer)
     losses = perform(subject, change, lambda attention: dtypes.add(attention.rot_q.dtype))
     gap = float(losses.mean() - plain.mean())
-    allowed = _FAITHFUL_HALF if dtypes & {torch.float16, torch.bfloat16} else _FAITHFUL * max(1.0, float(plain.mean()))
+    allowed = allowed_change(float(plain.mean()), dtypes, _FAITHFUL)
     if not abs(gap) <= allowed:
         raise MeasureError(
             f"{kind} at rate 0 changes the loss by {gap:.2g} (allowed {allowed:.2g}): this model cannot be disturbed "
