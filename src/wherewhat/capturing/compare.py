@@ -113,6 +113,7 @@ def _output_error(attention: LayerAttention) -> float:
     largest = 0.0
     for rows in _blocks_of_rows(attention.n):
         weights, rounding = _weights(attention, rows, attention.rot_q.dtype)
+        weights, rounding = weights.to(dtype), rounding.to(dtype)
         excess = (weights @ value - theirs[:, :, rows]).abs() - rounding @ value.abs()
         largest = max(largest, _largest(excess))
     return largest / float(theirs.abs().max().clamp_min(1e-30))

@@ -64,7 +64,7 @@ def proof_prompt(model: Any, input_ids: Tensor | None, length: int) -> Tensor:
     """
     if input_ids is None:
         if length < 1:
-            raise CaptureError(f"length is {length}: a proof needs tokens, 23 by default")
+            raise CaptureError(f"length is {length}: a prompt of no tokens proves nothing, 23 are usual")
         return prompt(model, length)
     shape, dtype = tuple(input_ids.shape), input_ids.dtype
     if input_ids.ndim != 2 or not input_ids.numel() or input_ids.is_meta:
