@@ -43,6 +43,11 @@ class Rotation:
         return int(self.inv_freq.numel())
 
     @property
+    def turning(self) -> int:
+        """Number of planes that turn; p-RoPE has others, of frequency 0."""
+        return int(self.inv_freq.count_nonzero())
+
+    @property
     def pairs(self) -> Tensor:
         """Dimensions of each plane, ``(planes, 2)``, as indices into the head dimension."""
         index = torch.arange(self.offset, self.offset + 2 * self.planes)

@@ -3,27 +3,35 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from wherewhat.checking import check_seed
-from wherewhat.errors import ConfigError, LoadError, one_line
+from wherewhat.checking import check_seed, checked
+from wherewhat.errors import LoadError, one_line
 from wherewhat.models.adapter import adapter_identity, apply_adapter
 from wherewhat.models.folder import check_tokenizer_files, weight_files
 from wherewhat.models.gguf_cache import converted
 from wherewhat.models.hashing import sha256_file, sha256_json, sha256_tokenizer
 from wherewhat.models.loaded import LoadedModel, Weights
 from wherewhat.models.paths import cache_root
-from wherewhat.models.placement import check_device_map, describe_device, describe_dtype, resolve_device, resolve_dtype
+from wherewhat.models.placement import (
+    check_device_map,
+    describe_device,
+    describe_dtype,
+    resolve_device,
+    resolve_dtype,
+    torch_name,
+)
 from wherewhat.models.quiet import quiet
-from wherewhat.models.source import EMBEDDED, Source, resolve
+from wherewhat.models.source import EMBEDDED, Source, not_loaded, resolve
 from wherewhat.models.suitability import check_finite, check_loaded, out_of_reach, read_config, stored_tensors
 from wherewhat.models.tokenizing import load_tokenizer, text_prefix
 from wherewhat.models.twins import random_twin, shuffle_query_key
 
 
+@checked(spec=not_loaded, device=torch_name, dtype=torch_name)
 def load(
     spec: str | os.PathLike[str] = EMBEDDED,
     *,
@@ -62,8 +70,6 @@ def load(
         ConfigError: An option has an unknown value.
         LoadError: The model cannot be found, read or used; one line says why.
     """
-    if weights not in get_args(Weights):
-        raise ConfigError(f"unknown weights {weights!r}: choose one of {', '.join(get_args(Weights))}")
     check_seed(seed)
     target_dtype = resolve_dtype(dtype)
     check_device_map(device_map, device)

@@ -15,6 +15,11 @@ DTYPES = {
 }
 
 
+def torch_name(value: Any) -> Any:
+    """The name of a torch dtype or device, such as ``float32`` or ``cuda:0``; anything else as it is."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype | torch.device) else value
+
+
 def resolve_dtype(name: str) -> torch.dtype:
     """The torch dtype of a name.
 

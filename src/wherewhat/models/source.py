@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.models.adapter import adapter_base, is_adapter
@@ -38,6 +39,20 @@ class Source:
     sha256: str | None = None
     revision: str | None = None
     adapter: Path | None = None
+
+
+def not_loaded(spec: Any) -> Any:
+    """What stands for a model, as it is.
+
+    Raises:
+        LoadError: If it is a model already.
+    """
+    if callable(getattr(spec, "forward", None)) or hasattr(spec, "tokenizer"):
+        raise LoadError(
+            f"{type(spec).__name__} is a model in memory: give it to prove or capture, or load one by its name, folder "
+            "or .gguf file"
+        )
+    return spec
 
 
 def resolve(

@@ -35,6 +35,7 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
     layers = sorted(look.logits)
     return {
         "model": {
+            "unmeasured": [],
             **look.facts,
             "name": name,
             "layers": layers,

@@ -17,6 +17,7 @@ function card(number) {
 }
 function writeModel() {
   const m = data.model;
+  const others = m.unmeasured.length;
   const names = all.models.map((one) => one.model.name);
   by("name").textContent = names.join(" and ");
   document.title = `${names.join(", ")}: where and what`;
@@ -24,10 +25,11 @@ function writeModel() {
     ? "Twins of it are the controls: one freshly initialised (random), one with the entries of its query and key weights permuted (shuffled). "
     : `These are not trained weights but the ${m.weights} twin of a model. `;
   by("about").textContent =
-    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
+    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
     `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
     `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +
-    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.`;
+    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.` +
+    (data.left_out.length ? " Some runs were left out: the section on method says which and why." : "");
   by("numbers").replaceChildren();
   data.numbers.forEach(card);
 }
