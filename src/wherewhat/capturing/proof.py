@@ -139,7 +139,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
             )
         plan, native, captured = record_pass(model, ids)
         # Autocast and quantised layers compute in a dtype that is not that of the weights.
-        used = {x.dtype for call in native for x in (call.query, call.value, call.output)}
+        used = {x.dtype for call in native for x in (call.value, call.output)}
         tolerance = max(tolerance, *(TOLERANCE.get(dtype, 0.0) for dtype in used))
         change = largest_change(model, ids, plain, captured)
         with eager_attention(model):
