@@ -129,8 +129,8 @@ def harden(model: nn.Module, proof: Proof, *, kinds: Collection[str] = KINDS, se
     with torch.no_grad():
         layers = _layers(model, proof)
         # One table, or one per codebook, or one per model inside the model.
-        tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= VOCAB]
-        for embedding in (table.weight.data for table in tables):
+        tables = (m.weight.data for m in model.modules() if isinstance(m, nn.Embedding))
+        for embedding in (x for x in tables if len(x) >= VOCAB and x.shape[1] >= 2 * _OUTLIER_CHANNEL):
             if ALIKE in kinds:
                 embedding[:, _CONSTANT_CHANNEL] = _CONSTANT
             if TOKENS in kinds:

@@ -139,7 +139,8 @@ def _weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tupl
     scores = scores.masked_fill(~visible, -torch.inf)
     if attention.sinks is not None:
         scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
-    off = torch.finfo(dtype).eps * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
+    precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # softmax is in float32 even in float64
+    off = precision * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
     best = scores.argmax(-1, keepdim=True)
     # Sum of the other keys: a difference loses all digits for the best key, and is exact enough for the others.
     total = scores.logsumexp(-1, keepdim=True)

@@ -31,18 +31,17 @@ def reference_scores(
         block: Tokens per block.
         skip: Leave the first so many keys where they are.
     """
-    before = _rows(attention, queries)  # (heads, queries, m)
+    scores, weights = _rows(attention, queries)  # (heads, queries, m) each
     starts = {q: _starts(places_before(attention, q, skip=skip), block) for q in queries}
     pairs = sorted({(i, j) for found in starts.values() for a, i in enumerate(found) for j in found[a + 1 :]})
-    exponents = torch.full((len(pairs), *before.shape[:2]), -torch.inf, dtype=torch.float64)
+    exponents = torch.full((len(pairs), *scores.shape[:2]), -torch.inf, dtype=torch.float64)
     same, reverse = torch.zeros_like(exponents), torch.zeros_like(exponents)
     for index, (i, j) in enumerate(pairs):
-        after = _rows(swap(i, j), queries)
-        v, w = (torch.stack([_mean(x, i, block), _mean(x, j, block)]) for x in (before, after))
-        size = (v.norm(dim=0) * w.norm(dim=0)).clamp_min(1e-300)
-        same[index] = (v * w).sum(0) / size
-        reverse[index] = (v.flip(0) * w).sum(0) / size
-        exponents[index] = (v[0] - v[1]).abs() / tau
+        after, _ = _rows(swap(i, j), queries)
+        v, w = (_direction(x, i, j, block) for x in (scores, after))
+        same[index] = (v * w).sum(0)
+        reverse[index] = (v.flip(0) * w).sum(0)
+        exponents[index] = (_mean(weights, i, block) - _mean(weights, j, block)).abs() / tau
         for column, q in enumerate(queries):
             if i not in starts[q] or j not in starts[q]:
                 exponents[index, :, column] = -torch.inf
@@ -50,9 +49,20 @@ def reference_scores(
     return (alpha * same).sum(0), (alpha * reverse).sum(0)
 
 
-def _rows(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
-    """Attention weights of some queries, ``(heads, queries, m)`` float64."""
-    return torch.cat([attention.pattern(slice(q, q + 1))[0].double().cpu() for q in queries], 1)
+def _rows(attention: LayerAttention, queries: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Logits and attention weights of some queries, ``(heads, queries, m)`` float64."""
+    rows = [slice(q, q + 1) for q in queries]
+    scores, weights = (
+        torch.cat([f(row)[0].double().cpu() for row in rows], 1) for f in (attention.attn_scores, attention.pattern)
+    )
+    return scores, weights
+
+
+def _direction(scores: Tensor, i: int, j: int, block: int) -> Tensor:
+    """Direction of the weights of two blocks, ``(2, heads, queries)``, also where both are too small for a number."""
+    both = torch.stack([scores[..., start : start + block].logsumexp(-1) for start in (i, j)])
+    both = (both - both.amax(0)).exp()
+    return both / both.norm(dim=0)
 
 
 def _starts(keys: Tensor, block: int) -> list[int]:

@@ -81,7 +81,8 @@ class SwapScores:
 
         ``(L_c - L_p)² ≤ 2 (M - L_p)² + 2 (M - L_c)²``, averaged over all c and p: only constant logits can be both.
         """
-        return (self.positional_deviation + self.symbolic_deviation) / self.variance
+        total = self.positional_deviation + self.symbolic_deviation
+        return torch.where(self.variance > 0, total / self.variance, torch.inf)
 
 
 def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1) -> SwapScores:
