@@ -12,13 +12,16 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= 2
 
-.PHONY: report test check format lint types docs models clean
+.PHONY: report test real check format lint types docs models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
 	@OMP_NUM_THREADS= $(BIN)/wherewhat report
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
+	@OMP_NUM_THREADS= $(BIN)/python tools/real.py $(MODELS)
 
 docs: $(READY)  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

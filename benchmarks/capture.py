@@ -26,7 +26,7 @@ import torch
 
 from wherewhat.capturing import LayerAttention, capture, prove
 
-RATIO_ALLOWED = 1.05
+RATIO_ALLOWED = 1.08
 SLACK_BYTES = 64 * 2**20
 
 

@@ -1,6 +1,6 @@
 """Length methods side by side on a real model beyond its trained length: rise of the loss, planted runs, verdicts.
 
-    python benchmarks/lengths.py stories15m --lengths 2 4 8 16 --documents 6 --threads 1
+    python benchmarks/lengths.py $(python tools/real_models.py stories15M) --lengths 2 4 8 16 --documents 6 --threads 1
     python benchmarks/lengths.py smollm2-folder --lengths 1.25 1.5 --documents 6 --device cuda --dtype bfloat16
 
 The documents are the embedded novels, joined where a text must be longer than one of them. The numbers are those of

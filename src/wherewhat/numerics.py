@@ -47,8 +47,9 @@ def onednn_for(dtypes: Iterable[torch.dtype]) -> Iterator[None]:
 
 
 def weight_dtypes(model: nn.Module) -> set[torch.dtype]:
-    """Dtypes of a model's weights."""
-    return {parameter.dtype for parameter in model.parameters()}
+    """Dtypes of a model's weights, and those that its quantised layers compute in."""
+    computed = (getattr(module, "compute_dtype", None) for module in model.modules())
+    return {p.dtype for p in model.parameters()} | {dtype for dtype in computed if isinstance(dtype, torch.dtype)}
 
 
 @contextmanager

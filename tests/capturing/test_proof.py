@@ -348,14 +348,6 @@ def test_a_model_with_fewer_positions_than_the_prompt():
     refused(short_gpt2(7), "has 7 positions, but its proof takes 8: it cannot be captured")
 
 
-def test_a_proof_belongs_to_its_model():
-    """Layers of another model are not in the plan."""
-    proof = prove(tiny("llama"))
-    other = tiny("gptj")
-    with torch.no_grad(), pytest.raises(CaptureError, match="another model"), capture(other, print, proof=proof):
-        other(input_ids=tokens(), use_cache=False)
-
-
 def test_capture_proves_by_itself():
     assert len(run(tiny("llama"), tokens())) == 4
     model = tiny("llama")

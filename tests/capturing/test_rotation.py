@@ -280,3 +280,53 @@ def test_data_that_is_not_finite_leaves_an_error_that_no_bound_admits(bad):
 def test_zeros_are_survived():
     x = torch.zeros(1, HEADS, N, D)
     assert identify_rotation(x, x, torch.arange(N)).error == 0
+
+
+GLOBAL, LOCAL = geometric(8, 1e6).float(), geometric(8).float()
+
+
+def planted(inv_freq, *, dtype=torch.float32, dead=(), seed=0):
+    """Tensors before and after a rotation by half, with planes that hold nothing."""
+    x = normal(1, HEADS, N, D, seed=seed, dtype=dtype)
+    for plane in dead:
+        x[..., [plane, plane + D // 2]] = 0
+    return x, Rotation("half", 0, inv_freq, 1.0).rotate(x, torch.arange(N)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dead", [(3,), (0, 1, 2, 7), tuple(range(1, 7))])
+@pytest.mark.parametrize("true", [GLOBAL, LOCAL], ids=["global", "local"])
+def test_planes_without_energy_are_taken_from_the_live_frequencies(dtype, dead, true):
+    x, y = planted(true, dtype=dtype, dead=dead)
+    live = [LiveFrequencies(LOCAL, 1.0), LiveFrequencies(GLOBAL, 1.0)]
+    found = identify_rotation(x, y, torch.arange(N), live=live)
+    assert torch.equal(found.rotation.inv_freq, true)
+    assert found.error < (1e-2 if dtype != torch.float32 else 1e-6)
+
+
+@pytest.mark.parametrize("dead", [(3,), (0, 5), (1, 2, 3, 4)])
+def test_planes_without_energy_follow_the_law_of_the_others(dead):
+    x, y = planted(LOCAL, dead=dead)
+    found = identify_rotation(x, y, torch.arange(N))
+    assert torch.allclose(found.rotation.inv_freq, LOCAL, rtol=1e-5)
+
+
+def test_an_outlier_decides_no_more_than_another_plane():
+    """The first plane turns alike under both: a thousand times larger, it must not hide the others."""
+    x = normal(1, HEADS, N, D, dtype=torch.bfloat16)
+    x[..., [0, D // 2]] *= 1000
+    y = Rotation("half", 0, GLOBAL, 1.0).rotate(x, torch.arange(N)).bfloat16()
+    live = [LiveFrequencies(LOCAL, 1.0), LiveFrequencies(GLOBAL, 1.0)]
+    found = identify_rotation(x, y, torch.arange(N), live=live)
+    assert torch.equal(found.rotation.inv_freq, GLOBAL)
+    wrong = identify_rotation(x, Rotation("half", 0, LOCAL * 1.01, 1.0).rotate(x, torch.arange(N)), torch.arange(N))
+    assert not torch.equal(wrong.rotation.inv_freq, GLOBAL)
+
+
+def test_an_outlier_hides_no_wrong_plane():
+    x = normal(1, HEADS, N, D)
+    x[..., [0, D // 2]] *= 1e5
+    right = Rotation("half", 0, LOCAL, 1.0)
+    y = right.rotate(x, torch.arange(N))
+    y[..., 3] *= 1.01
+    assert identify_rotation(x, y, torch.arange(N)).error > 5e-3

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from conformance.tiny_models import build
+from wherewhat.capturing import prove
+from wherewhat.cli.tables import proof_remarks, proof_table
 from wherewhat.measure import MEASUREMENTS
 
 
@@ -47,12 +52,58 @@ def test_help_of_a_measurement_explains_metrics_and_options(cli, measurement):
         assert option in flat
 
 
-def test_check_prints_one_line_per_layer(cli, model):
+def rows(out):
+    """Cells of a table's lines, the header's left out."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+
+
+def test_check_prints_one_line_for_layers_that_are_alike(cli, model, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     shown = cli("check", model)
     assert shown.code == 0, shown.err
     assert "model.layers.*.self_attn" in shown.out
-    assert "half, 2 planes" in shown.out
+    assert [row[:4] for row in rows(shown.out)] == [["0-1", "4 / 2 kv", "half, 2 planes", ""]]
     assert "proved. Capturing changes the model's output by 0." in shown.out
+
+
+def test_check_prints_every_layer_if_asked(cli, model, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = rows(cli("check", model, "--layers").out)
+    assert [row[:3] for row in lines] == [[str(layer), "4 / 2 kv", "half, 2 planes"] for layer in range(2)]
+    assert all(float(error) < 5e-5 for row in lines for error in row[4:])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected", "remarks"),
+    [
+        (
+            "jamba",
+            [["1, 3", "4 / 2 kv", "none", ""], ["0, 2", "", "not measured", ""]],
+            ["Layer 0, 2: no softmax self-attention: mamba (JambaMambaMixer)."],
+        ),
+        (
+            "gemma4_text",
+            [["0, 2", "4 / 2 kv", "half, 8 planes", "window"], ["1, 3", "4 / 2 kv", "half, 4 of 16 planes turn", ""]],
+            [],
+        ),
+        (
+            "hunyuan_v1_dense",
+            [["0-3", "4 / 2 kv", "none", ""]],
+            ["Layer 0-3: a norm with weights follows the rotation: there is no pre-rotation tensor."],
+        ),
+        (
+            "gpt_oss",
+            [["0, 2", "4 / 2 kv", "half, 8 planes", "sinks, window"], ["1, 3", "4 / 2 kv", "half, 8 planes", "sinks"]],
+            [],
+        ),
+    ],
+)
+def test_a_proof_fits_into_80_columns(model_type, expected, remarks):
+    proof = prove(build(model_type).model)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(proof_table(proof))
+    assert [row[:4] for row in rows(console.export_text())] == expected
+    assert proof_remarks(proof) == remarks
 
 
 def test_check_shows_the_name_as_it_is(cli, model, tmp_path):

@@ -109,7 +109,9 @@ def position(proof: Proof) -> str:
         rotation = layer.plan.rotation
         if rotation is not None:
             share = "" if 2 * rotation.planes == layer.head_dim else f" {2 * rotation.planes}/{layer.head_dim}"
-            kinds.append(f"RoPE {rotation.pairing}{share}")
+            all_turn = rotation.turning == rotation.planes
+            still = "" if all_turn else f" ({rotation.turning} of {rotation.planes} planes turn)"
+            kinds.append(f"RoPE {rotation.pairing}{share}{still}")
         elif layer.plan.note:
             kinds.append("RoPE, then a norm")
         else:
@@ -123,6 +125,12 @@ def features(proof: Proof) -> str:
     for layer in proof.layers:
         found += ["GQA"] if layer.kv_heads < layer.heads else []
         found += [feature for feature in layer.features if feature != "bias"]
+    if proof.unmeasured:
+        measured = len({layer.plan.name for layer in proof.layers})
+        kinds = dict.fromkeys(layer.reason for layer in proof.unmeasured)
+        found.append(
+            f"attention in {measured} of {measured + len(proof.unmeasured)} layers; others: {', '.join(kinds)}"
+        )
     return ", ".join(dict.fromkeys(found))
 
 
@@ -152,6 +160,8 @@ def render(rows: Iterable[Row], *, version: str) -> str:
         "following the model's own tensor operations (this also covers models that bring their own code). *Position*",
         "says how the attention layers know positions: which dimensions RoPE pairs and how many it turns, an additive",
         "bias (ALiBi and relatives), or nothing in the attention itself (learned or sinusoidal embeddings, or none).",
+        "Planes of frequency 0 (p-RoPE) do not turn, and are counted. Hybrid models are measured in their attention",
+        "layers; the remarks say how many those are, and what the others have instead.",
         "",
     ]
     for title, part in (("Types", types), ("Variants", [row for row in rows if ":" in row.name])):

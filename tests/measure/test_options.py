@@ -44,7 +44,7 @@ def test_plain_values_are_kept():
         ({"on": "maybe"}, "not true or false"),
         ({"kind": "c"}, "one of a, b"),
         ({"share": "much"}, "not a number"),
-        ({"name": 3}, "not text"),
+        ({"name": 3}, "not a string"),
         ({"many": 3}, "many=3"),
     ],
 )

@@ -243,3 +243,18 @@ def test_smollm2_reads_english(tmp_path):
     with torch.no_grad():
         loss = loaded.model(ids[None], labels=ids[None]).loss
     assert loss.exp().item() < 20
+
+
+def test_a_file_is_parsed_once(build, tmp_path, monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    build.gguf(tmp_path / "tiny.gguf")
+    parsed, original = [], gguf.GGUFReader
+
+    def reader(path):
+        parsed.append(path)
+        return original(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", reader)
+    load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is reader

@@ -62,4 +62,6 @@ def test_imports_are_the_standard_library_alone():
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 top = name.split(".")[0]
-                assert top in sys.stdlib_module_names or name.startswith(("wherewhat.text", "wherewhat.errors"))
+                assert top in sys.stdlib_module_names or name.startswith(
+                    ("wherewhat.text", "wherewhat.errors", "wherewhat.checking")
+                )

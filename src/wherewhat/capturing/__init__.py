@@ -6,6 +6,7 @@ from wherewhat.capturing.masking import Mask
 from wherewhat.capturing.proof import Proof, capture, intervene, prove
 from wherewhat.capturing.rotation import Rotation, identify_rotation
 from wherewhat.capturing.session import Capture, Editor, Reducer
+from wherewhat.capturing.unmeasured import Unmeasured
 
 __all__ = [
     "Capture",
@@ -16,6 +17,7 @@ __all__ = [
     "Proof",
     "Reducer",
     "Rotation",
+    "Unmeasured",
     "capture",
     "identify_rotation",
     "intervene",

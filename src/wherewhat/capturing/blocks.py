@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,8 +53,12 @@ class _Last:
         """Whether the module is part of the watched model."""
         return id(module) in self.watch.names
 
-    def on_rotary(self, call: RotaryCall) -> None:
+    def knows_rotary(self, function: Any, arguments: Sequence[Any]) -> bool:
         """Rotations were proved in the whole pass."""
+        return True
+
+    def on_rotary(self, call: RotaryCall) -> None:
+        """They are not looked at."""
 
     def on_attention(self, call: AttentionCall) -> None:
         """Keep it."""

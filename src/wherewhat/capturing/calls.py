@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +11,23 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from wherewhat.capturing.masking import Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Invocation:
+    """One call of a rotary function, without the tensors that it rotates.
+
+    Attributes:
+        function: The function.
+        count: Number of its arguments.
+        given: Those that are not rotated, with their index; calls that share them rotate alike.
+        rotated: How many tensors it rotates.
+    """
+
+    function: Callable[..., Any]
+    count: int
+    given: Sequence[tuple[int, Any]]
+    rotated: int
 
 
 @dataclass(frozen=True)
@@ -21,27 +38,16 @@ class RotaryCall:
         before: Tensor entering it, in the model's own axis order.
         after: Tensor leaving it, same shape.
         widths: Candidate numbers of rotated dimensions, from the shapes of the other arguments.
-        given: The function and its other arguments; calls that share them rotate alike.
+        invocation: The call of the function, one object for all tensors that it rotates.
     """
 
     before: Tensor
     after: Tensor
     widths: tuple[int, ...]
-    given: tuple[Any, ...]
+    invocation: Invocation
 
 
-def identities(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Identity of a rotary function and what it was given besides the tensor to rotate.
-
-    Tensors count as the same if they are the same object, not written to in between.
-    """
-    return tuple(
-        (id(x), -1 if x.is_inference() else x._version) if isinstance(x, Tensor) else id(x) if callable(x) else repr(x)
-        for x in given
-    )
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AttentionCall:
     """One attention computation. Shapes as in :class:`~wherewhat.capturing.attention.LayerAttention`.
 
@@ -72,6 +78,9 @@ class Observer(Protocol):
     """
 
     blind: bool
+
+    def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+        """Whether a rotation given the same was seen in this pass, so that nothing more need be said of this one."""
 
     def on_rotary(self, call: RotaryCall) -> None:
         """Take note of a rotation."""

@@ -32,6 +32,7 @@ class LayerProof:
         drift: How far queries or keys before rotation turn with the position alone, see
             :func:`~wherewhat.capturing.same_token.position_drift`.
         features: What else shapes its logits: ``bias``, ``soft-cap``, ``sinks``, ``window`` (or chunk), ``not causal``.
+        window: Sliding window the model declares for it, also where the proof's prompt does not reach it.
     """
 
     plan: LayerPlan
@@ -43,6 +44,7 @@ class LayerProof:
     output_error: float
     drift: float
     features: tuple[str, ...]
+    window: int | None = None
 
 
 def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
@@ -59,6 +61,7 @@ def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, dr
         output_error=_output_error(normal),
         drift=drift,
         features=tuple(_features(normal)),
+        window=normal.declared_window,
     )
 
 
@@ -110,6 +113,7 @@ def _output_error(attention: LayerAttention) -> float:
     largest = 0.0
     for rows in _blocks_of_rows(attention.n):
         weights, rounding = _weights(attention, rows, attention.rot_q.dtype)
+        weights, rounding = weights.to(dtype), rounding.to(dtype)
         excess = (weights @ value - theirs[:, :, rows]).abs() - rounding @ value.abs()
         largest = max(largest, _largest(excess))
     return largest / float(theirs.abs().max().clamp_min(1e-30))

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wherewhat.capturing.calls import RotaryCall, identities
-from wherewhat.capturing.learn import LayerPlan, Plan
+from wherewhat.capturing.calls import Invocation, RotaryCall
+from wherewhat.capturing.learn import LayerPlan, Plan, heads_first
 from wherewhat.capturing.rotation import Identified
 from wherewhat.errors import CaptureError
 
 
 @dataclass(frozen=True)
 class _Glimpse:
-    """A few tokens of one call of the rotary function.
+    """A few tokens of one tensor that went through the rotary function.
 
     Attributes:
-        key: What it was given, see :func:`~wherewhat.capturing.calls.identities`.
+        known: The rotation with which a call given the very same was compared already, if any.
+        sample: Those tokens before and after, ``(batch, heads, tokens, d)``, if none was.
+        invocation: The call, likewise.
         tokens: How many tokens there were.
-        known: The rotation with which a call given the same was compared already, if any.
-        sample: Those kept, before and after, if none was.
-        others: Weak references to the other tensors it was given, likewise.
     """
 
-    key: tuple[Any, ...]
-    tokens: int
     known: Identified | None
     sample: tuple[Tensor, Tensor] | None = None
-    others: tuple[weakref.ref[Tensor], ...] = ()
+    invocation: Invocation | None = None
+    tokens: int = 0
+
+
+class _Compared:
+    """A call of the rotary function that was compared with a layer's plan."""
+
+    def __init__(self, invocation: Invocation, found: Identified) -> None:
+        self.glimpses = [_Glimpse(found)] * invocation.rotated
+        self._invocation = invocation
+        self._given = [(index, value, _version(value)) for index, value in invocation.given]
+
+    def equals(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Whether another call is given the very same besides what it rotates."""
+        if function is not self._invocation.function or len(arguments) != self._invocation.count:
+            return False
+        for index, value, version in self._given:
+            other = arguments[index]
+            if other is not value or (version >= 0 and other._version != version):
+                return False
+        return True
 
 
 class RotationGuard:
@@ -50,25 +67,25 @@ class RotationGuard:
         """Forget the pass before, which may have broken off."""
         self._pending: list[_Glimpse] = []
         self._mismatch: list[tuple[str, Tensor, float]] = []
-        self._compared: dict[tuple[Any, ...], tuple[tuple[weakref.ref[Tensor], ...], Identified]] = {}
-        self._given: tuple[Any, ...] = ()
-        self._key: tuple[Any, ...] = ()
+        self._compared: list[_Compared] = []
+
+    def knows(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Take note of a call that is given what a compared one was; False if there was none."""
+        for compared in self._compared:
+            if compared.equals(function, arguments):
+                self._pending += compared.glimpses
+                return True
+        return False
 
     def glimpse(self, call: RotaryCall) -> None:
         """Keep what is needed of a rotation until its attention is seen."""
         if self._axis is None:
             return
-        axis = min(self._axis, call.after.ndim - 1)
-        n = call.after.shape[axis]
-        if call.given is not self._given:  # queries and keys of a layer come with the very same
-            self._given, self._key = call.given, identities(call.given)
-        known = self._alike(self._key)
-        if known is not None:
-            self._pending.append(_Glimpse(self._key, n, known))
-            return
-        before, after = (t.index_select(axis, self._index(n, t.device)).detach() for t in (call.before, call.after))
-        others = tuple(weakref.ref(x) for x in call.given if isinstance(x, Tensor))
-        self._pending.append(_Glimpse(self._key, n, None, (before, after), others))
+        before, after = heads_first(call.before.detach(), self._axis), heads_first(call.after.detach(), self._axis)
+        n = after.shape[2]
+        index = self._index(n, after.device)
+        sample = before.index_select(2, index), after.index_select(2, index)
+        self._pending.append(_Glimpse(None, sample, call.invocation, n))
 
     def compare(self, plan: LayerPlan, positions: Tensor) -> None:
         """Note how far the rotations since the last attention are from a layer's plan.
@@ -80,7 +97,7 @@ class RotationGuard:
         Raises:
             CaptureError: If there were more or fewer rotations than in the proof.
         """
-        pending, self._pending, self._given = self._pending, [], ()
+        pending, self._pending = self._pending, []
         rotary = plan.rotary
         if rotary is None:
             return
@@ -89,22 +106,34 @@ class RotationGuard:
                 f"{plan.name} called its rotary function {len(pending)} times, {rotary.calls_seen} times in the proof: "
                 "it was replaced or the model took another path"
             )
-        for glimpse in (pending[index] for index in rotary.calls):
-            if glimpse.sample is None:
-                if glimpse.known is not rotary.found:
-                    self._mismatch.append((plan.name, _difference(glimpse.known, rotary.found, positions), 2e-3))
-                continue
-            before, after = glimpse.sample
-            at = positions[..., positions.shape[-1] - glimpse.tokens :]
-            at = at.index_select(-1, self._index(glimpse.tokens, at.device))
+        used = [pending[index] for index in rotary.calls if pending[index].known is not rotary.found]
+        for glimpse in used:
+            if glimpse.known is not None:
+                self._mismatch.append((plan.name, _difference(glimpse.known, rotary.found, positions), 2e-3))
+        new = [glimpse for glimpse in used if glimpse.sample is not None]
+        if new:
+            self._look(plan, new, positions)
+            for invocation in {id(g.invocation): g.invocation for g in new}.values():
+                # Only if all that it rotates was compared.
+                if invocation is not None and sum(g.invocation is invocation for g in new) == invocation.rotated:
+                    self._compared = [*self._compared[-3:], _Compared(invocation, rotary.found)]
+
+    def _look(self, plan: LayerPlan, glimpses: list[_Glimpse], positions: Tensor) -> None:
+        """Note how far samples are from a plan, all at once if they are alike: on a GPU each operation is a launch."""
+        assert plan.rotary is not None
+        samples = [glimpse.sample for glimpse in glimpses if glimpse.sample is not None]
+        tokens = glimpses[0].tokens
+        if len({(before.shape[0], before.shape[2:], before.device, before.dtype) for before, _ in samples}) == 1:
+            samples = [(torch.cat([before for before, _ in samples], 1), torch.cat([after for _, after in samples], 1))]
+        at = positions[..., positions.shape[-1] - tokens :]
+        at = at.index_select(-1, self._index(tokens, at.device))
+        for before, after in samples:
             limit = 2e-2 if after.dtype == torch.bfloat16 else 2e-3
-            self._mismatch.append((plan.name, rotary.mismatch(before, after, at), limit))
-            if glimpse.others:
-                self._compared[glimpse.key] = (glimpse.others, rotary.found)
+            self._mismatch.append((plan.name, plan.rotary.mismatch(before, after, at), limit))
 
     def expect_numbers(self, output: Tensor) -> None:
         """Refuse, when the pass is checked, an output that holds NaN: some weight does, or a layer overflowed."""
-        self._mismatch.insert(0, ("", torch.where(output.isnan().any(), torch.nan, 0.0), 0.0))
+        self._mismatch.insert(0, ("", output.isnan().any(), 0.0))
 
     def check(self) -> None:
         """Refuse if the model rotated differently from what was proved, or its output holds NaN.
@@ -112,22 +141,18 @@ class RotationGuard:
         Raises:
             CaptureError: With the layer and the numbers.
         """
-        mismatch, self._mismatch = self._mismatch, []
+        mismatch, self._mismatch, self._compared = self._mismatch, [], []
         for name, error, limit in mismatch:
-            if not float(error) <= limit and not name:
+            if float(error) <= limit:
+                continue
+            if not name:
                 raise CaptureError(
                     "the model's logits hold NaN: weights hold NaN or a layer overflows; load it again, as float32"
                 )
-            if not float(error) <= limit:
-                raise CaptureError(
-                    f"{name} rotates differently from the proof (relative error {float(error):.2g}): its "
-                    "frequencies depend on the length of the text, or positions were changed; prove it at this length"
-                )
-
-    def _alike(self, key: tuple[Any, ...]) -> Identified | None:
-        """The rotation with which a call given the very same things was compared."""
-        others, found = self._compared.get(key, ((), None))
-        return found if all(ref() is not None for ref in others) else None
+            raise CaptureError(
+                f"{name} rotates differently from the proof (relative error {float(error):.2g}): its "
+                "frequencies depend on the length of the text, or positions were changed; prove it at this length"
+            )
 
     def _index(self, n: int, device: torch.device) -> Tensor:
         """Second, middle and last of n tokens."""
@@ -136,9 +161,14 @@ class RotationGuard:
         return self._indices[n, device]
 
 
-def _difference(one: Identified | None, other: Identified, positions: Tensor) -> Tensor:
+def _version(value: Any) -> int:
+    """How often a tensor was written to; -1 where that is not counted, and for anything else."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else -1
+
+
+def _difference(one: Identified, other: Identified, positions: Tensor) -> Tensor:
     """Largest difference that two rotations make at some positions, relative."""
-    if one is None or one.source_pairing != other.source_pairing:
+    if one.source_pairing != other.source_pairing:
         return torch.tensor(torch.inf)
     a, b = one.rotation, other.rotation
     if (a.pairing, a.offset, a.planes) != (b.pairing, b.offset, b.planes):

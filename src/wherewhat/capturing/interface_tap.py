@@ -103,9 +103,13 @@ def _describe(
     kwargs: dict[str, Any],
     result: Any,
 ) -> AttentionCall:
-    names = _parameters(function)
-    named = dict(zip(names, args, strict=False)) | kwargs
-    module, query, key, value, mask = (named.get(name) for name in names[:5])
+    named = kwargs
+    if len(args) == 5:  # as most families call it; this is done for every layer
+        module, query, key, value, mask = args
+    else:
+        names = _parameters(function)
+        named = dict(zip(names, args, strict=False)) | kwargs
+        module, query, key, value, mask = (named.get(name) for name in names[:5])
     assert isinstance(module, nn.Module)
     assert isinstance(query, Tensor)
     assert isinstance(key, Tensor)
@@ -146,6 +150,12 @@ def _weights_in_float32(function: Callable[..., Any], args: tuple[Any, ...], kwa
     return result[1] if isinstance(result[1], Tensor) else None
 
 
+@functools.lru_cache(maxsize=256)
+def _plain_mask(causal: bool, window: int | None, device: torch.device) -> Mask:
+    """A mask without tensors."""
+    return Mask(causal=causal, window=window, device=device)
+
+
 def _mask(module: nn.Module, implementation: str, query: Tensor, mask: Tensor | None, named: dict[str, Any]) -> Mask:
     """Say in one form what the implementation does with the mask it is given."""
     added: list[Tensor] = []
@@ -165,6 +175,8 @@ def _mask(module: nn.Module, implementation: str, query: Tensor, mask: Tensor | 
     bias = named.get("position_bias")
     if isinstance(bias, Tensor):
         added.append(bias)
+    if mask is None and bias is None:
+        return _plain_mask(causal, window, query.device)
     return Mask(
         causal=causal,
         added=tuple(added),

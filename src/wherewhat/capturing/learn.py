@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall, identities
+from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall
 from wherewhat.capturing.rotation import Identified, LiveFrequencies, Rotation, identify_rotation
 from wherewhat.capturing.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
@@ -33,6 +34,10 @@ class Recorder:
     def owns(self, module: nn.Module) -> bool:
         """Whether the module is part of the watched model."""
         return id(module) in self._watch.names
+
+    def knows_rotary(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Everything is kept."""
+        return False
 
     def on_rotary(self, call: RotaryCall) -> None:
         """Keep the rotation until the attention it belongs to is seen."""
@@ -77,11 +82,10 @@ class RotaryPlan:
         """Largest relative deviation, a scalar tensor, of ``after`` from our rotation of ``before``.
 
         Args:
-            before: Some tokens of a tensor entering the rotary function, in the model's axis order.
+            before: Some tokens of a tensor entering the rotary function, ``(batch, heads, tokens, d)``.
             after: The same tokens of the tensor leaving it.
             positions: Their positions, ``(tokens,)`` or ``(batch, tokens)``.
         """
-        before, after = (heads_first(t, self.token_axis) for t in (before, after))
         return self.found.deviation(before, after, positions if positions.ndim == 1 else positions[:, None])
 
 
@@ -147,8 +151,9 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
     given: dict[tuple[object, ...], list[int]] = {}
     for index, plan in enumerate(plans):
         if plan.rotary is not None:
-            call = rotations[index][plan.rotary.calls[0]]
-            given.setdefault((plan.rotary.token_axis, *identities(call.given)), []).append(index)
+            source = rotations[index][plan.rotary.calls[0]].invocation
+            key = (plan.rotary.token_axis, id(source.function), *(id(value) for _, value in source.given))
+            given.setdefault(key, []).append(index)
     plans = list(plans)
     distinct: list[Identified] = []
     for group in given.values():
@@ -170,11 +175,9 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
 def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
     """The plan with its error on what was recorded."""
     errors = []
-    for index in plan.calls:
-        before, after = rotations[index].before.cpu(), rotations[index].after.cpu()
-        errors.append(
-            float(plan.mismatch(before, after, torch.arange(after.shape[min(plan.token_axis, after.ndim - 1)])))
-        )
+    for call in (rotations[index] for index in plan.calls):
+        before, after = (heads_first(t, plan.token_axis).cpu() for t in (call.before, call.after))
+        errors.append(float(plan.mismatch(before, after, torch.arange(after.shape[2]))))
     return replace(plan, error=max(errors))
 
 

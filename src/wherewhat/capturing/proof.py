@@ -13,10 +13,20 @@ from torch import Tensor, nn
 
 from wherewhat.capturing.compare import LayerProof, layer_proof
 from wherewhat.capturing.learn import Plan
-from wherewhat.capturing.passes import eager_attention, largest_change, logits_of, prompt, record_pass
+from wherewhat.capturing.passes import eager_attention, largest_change, record_pass
 from wherewhat.capturing.same_token import position_drift
 from wherewhat.capturing.session import Capture, Editor, Reducer, capture_with
 from wherewhat.capturing.structure import State, state_of
+from wherewhat.capturing.subjects import (
+    check_present,
+    first_logits,
+    proof_prompt,
+    transformers_model,
+    wrapped_model,
+)
+from wherewhat.capturing.unmeasured import Unmeasured, unmeasured_layers
+from wherewhat.capturing.wrappers import opened, uncompiled
+from wherewhat.checking import checked
 from wherewhat.errors import CaptureError
 from wherewhat.numerics import onednn_for, weight_dtypes
 from wherewhat.positions import hard_limit
@@ -49,8 +59,9 @@ class Proof:
         layers: One entry per attention call of the forward pass.
         output_change: Largest change of the model's logits caused by capturing; must be 0.
         tolerance: Limit on the layers' errors for the model's dtype.
-        prompt: Tokens it was proved on, ``(1, n)``.
+        length: Tokens it was proved on.
         state: What it depends on, see :func:`~wherewhat.capturing.structure.state_of`.
+        unmeasured: Layers without softmax self-attention, in models that have both.
     """
 
     plan: Plan
@@ -58,8 +69,9 @@ class Proof:
     layers: tuple[LayerProof, ...]
     output_change: float
     tolerance: float
-    prompt: Tensor = field(repr=False, compare=False)
+    length: int
     state: State = field(repr=False, compare=False)
+    unmeasured: tuple[Unmeasured, ...] = ()
 
     @property
     def failures(self) -> list[str]:
@@ -91,13 +103,15 @@ class Proof:
 _proofs: weakref.WeakKeyDictionary[nn.Module, Proof] = weakref.WeakKeyDictionary()
 
 
+@checked(model=transformers_model)
 def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_TOKENS) -> Proof:
     """Show on a short prompt that the capture of ``model`` is faithful.
 
     Four passes: plain, captured, captured under the eager implementation, and with one token at every position.
 
     Args:
-        model: A causal language model of transformers, in eval mode.
+        model: A causal language model of transformers in eval mode, or one in a wrapper that is known (PEFT,
+            ``torch.compile``, ``DataParallel``, a pipeline).
         input_ids: Prompt ``(1, n)``; by default ``length`` random tokens.
         length: Tokens of the default prompt, or as many as the model has positions for. Models whose frequencies
             depend on the length of the text must be proved at the length they are used at.
@@ -106,10 +120,9 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         CaptureError: If there is no softmax attention to capture, the model has too few positions or a number is out
             of bounds.
     """
-    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
-        raise CaptureError(f"{type(model).__name__} is not a model of transformers: only those can be captured")
+    check_present(model)
     state = state_of(model)
-    ids = prompt(model, length) if input_ids is None else input_ids
+    ids = proof_prompt(model, input_ids, length)
     limit, needed = hard_limit(model), max(SHORTEST_PROOF, ids.shape[1])
     if limit is not None and limit < needed:
         way_out = "it cannot be captured" if limit < SHORTEST_PROOF else "give a shorter prompt"
@@ -117,14 +130,17 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
-    with torch.no_grad(), onednn_for(weight_dtypes(model)):
-        plain = logits_of(model, ids)
+    with torch.no_grad(), uncompiled(), onednn_for(weight_dtypes(model)):
+        plain = first_logits(model, ids)
         if bool(plain.isnan().any()):
             raise CaptureError(
                 f"{type(model).__name__} gives NaN for logits: weights hold NaN, or a layer overflows: load it "
                 "again, as float32"
             )
         plan, native, captured = record_pass(model, ids)
+        # Autocast and quantised layers compute in a dtype that is not that of the weights.
+        used = {x.dtype for call in native for x in (call.value, call.output)}
+        tolerance = max(tolerance, *(TOLERANCE.get(dtype, 0.0) for dtype in used))
         change = largest_change(model, ids, plain, captured)
         with eager_attention(model):
             _, eager, _ = record_pass(model, ids)
@@ -148,8 +164,9 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         layers=layers,
         output_change=change,
         tolerance=tolerance,
-        prompt=ids,
+        length=ids.shape[1],
         state=state,
+        unmeasured=unmeasured_layers(model, plan),
     )
     if proof.failures:
         more = f" (and {len(proof.failures) - 1} more)" if len(proof.failures) > 1 else ""
@@ -168,9 +185,10 @@ def _current(model: Any, proof: Proof | None) -> Proof:
     found = proof or _proofs.get(model)
     if found is None:
         return prove(model)
-    return found if found.state == state_of(model) else prove(model, input_ids=found.prompt)
+    return found if found.state == state_of(model) else prove(model, length=found.length)
 
 
+@checked(model=wrapped_model)
 @contextmanager
 def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iterator[Capture]:
     """Hand each layer's attention to ``reducer`` while ``model`` runs inside the context.
@@ -185,11 +203,13 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         >>> with capture(model, lambda a: norms.append(a.rot_q.norm(dim=-1).mean())):
         ...     model(input_ids)
     """
-    found = _current(model, proof)
-    with capture_with(model, found.plan, reducer) as session:
-        yield session
+    with opened(model) as inner:
+        found = _current(inner, proof)
+        with capture_with(inner, found.plan, reducer) as session:
+            yield session
 
 
+@checked(model=wrapped_model)
 @contextmanager
 def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: bool = False) -> Iterator[Capture]:
     """Let ``editor`` replace the attention output of layers while ``model`` runs inside the context.
@@ -206,9 +226,10 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
         ...     model(input_ids)  # layer 3 attends to nothing
     """
-    found = _current(model, proof)
-    with capture_with(model, found.plan, editor, edits=True, blind=blind) as session:
-        yield session
+    with opened(model) as inner:
+        found = _current(inner, proof)
+        with capture_with(inner, found.plan, editor, edits=True, blind=blind) as session:
+            yield session
 
 
 def _tolerance(model: Any) -> float:

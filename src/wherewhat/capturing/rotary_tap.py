@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wherewhat.capturing.calls import RotaryCall, observers
+from wherewhat.capturing.calls import Invocation, RotaryCall, observers
 from wherewhat.capturing.swaps import Target
 from wherewhat.errors import CaptureError
 
@@ -53,36 +53,43 @@ def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
         listening = observers.get()
         if not listening or _depth.get():  # families nest these functions; the outermost is the whole rotation
             return function(*args, **kwargs)
-        arguments = list(_flatten((*args, *kwargs.values())))
-        tensors = [a for a in arguments if isinstance(a, Tensor)]
+        arguments: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
+        if any(isinstance(a, tuple | list) for a in arguments):
+            arguments = list(_flatten(tuple(arguments)))
+        telling = [observer for observer in listening if not observer.knows_rotary(function, arguments)]
+        tensors = [a for a in arguments if isinstance(a, Tensor)] if telling else []
         versions = _versions(tensors)
         token = _depth.set(1)
         try:
             result = function(*args, **kwargs)
         finally:
             _depth.reset(token)
+        if not telling:
+            return result
         if _versions(tensors) != versions:
             raise CaptureError(f"{function.__name__} rotates in place: there is no pre-rotation tensor to compare with")
-        flags = [a for a in arguments if not isinstance(a, Tensor)]
-        for call in _calls(function, tensors, flags, result):
-            for observer in listening:
+        for call in _calls(function, arguments, result):
+            for observer in telling:
                 observer.on_rotary(call)
         return result
 
     return observed
 
 
-def _calls(function: Callable[..., Any], inputs: list[Tensor], flags: list[Any], result: Any) -> list[RotaryCall]:
+def _calls(function: Callable[..., Any], arguments: Sequence[Any], result: Any) -> list[RotaryCall]:
     """Match outputs with the inputs of equal shape, in order; what is left over gives the rotated width."""
     matched: list[tuple[Tensor, Tensor]] = []
+    given = list(enumerate(arguments))
     for output in _flatten((result,)):
-        for index, candidate in enumerate(inputs if isinstance(output, Tensor) else ()):
-            if candidate.shape == output.shape and not candidate.is_complex():
-                matched.append((inputs.pop(index), output))
+        for place, (_, candidate) in enumerate(given if isinstance(output, Tensor) else ()):
+            if isinstance(candidate, Tensor) and candidate.shape == output.shape and not candidate.is_complex():
+                matched.append((candidate, output))
+                del given[place]
                 break
-    widths = tuple(sorted({w for x in inputs if x.ndim for w in (x.shape[-1], 2 * x.shape[-1])}))
-    given = (function, *flags, *inputs)
-    return [RotaryCall(before, after, widths, given) for before, after in matched]
+    others = [x for _, x in given if isinstance(x, Tensor) and x.ndim]
+    widths = tuple(sorted({w for x in others for w in (x.shape[-1], 2 * x.shape[-1])}))
+    invocation = Invocation(function, len(arguments), given, len(matched))
+    return [RotaryCall(before, after, widths, invocation) for before, after in matched]
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:

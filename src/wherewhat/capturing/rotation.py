@@ -43,6 +43,11 @@ class Rotation:
         return int(self.inv_freq.numel())
 
     @property
+    def turning(self) -> int:
+        """Number of planes that turn; p-RoPE has others, of frequency 0."""
+        return int(self.inv_freq.count_nonzero())
+
+    @property
     def pairs(self) -> Tensor:
         """Dimensions of each plane, ``(planes, 2)``, as indices into the head dimension."""
         index = torch.arange(self.offset, self.offset + 2 * self.planes)
@@ -110,10 +115,10 @@ class Identified:
         return out
 
     def deviation(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
-        """Largest deviation of ``after`` from our rotation of ``before``, relative to the largest entry of its plane.
+        """Largest deviation of ``after`` from our rotation of ``before``, each pair relative to its own length.
 
-        Relative plane by plane: an outlier a thousand times larger would hide what happens in all others. A plane
-        that is zero says nothing.
+        Rotation rounds relative to that: what is relative to the largest entry would be hidden by an outlier. Pairs
+        that are zero say nothing.
 
         Args:
             before: Tensor entering the rotary function, ``(..., n, d)``.
@@ -124,11 +129,10 @@ class Identified:
             A scalar tensor.
         """
         rotated = self.rotation.rotate(self.to_rotated_layout(before), positions)
-        size = after.abs().flatten(0, -2).amax(0).to(rotated.dtype)
-        error = (rotated - after).abs().flatten(0, -2).amax(0)
+        size = after.to(rotated.dtype).abs()
         left, right = _halves(self.rotation.pairing, self.rotation.offset, 2 * self.rotation.planes)
-        size[left] = size[right] = torch.hypot(size[left], size[right])
-        return (error / size.clamp_min(torch.finfo(after.dtype).smallest_normal)).max()
+        size[..., left] = size[..., right] = torch.hypot(size[..., left], size[..., right])
+        return ((rotated - after).abs() / size.clamp_min(torch.finfo(after.dtype).smallest_normal)).max()
 
 
 def identify_rotation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,10 @@ class Capture:
     def owns(self, module: nn.Module) -> bool:
         """Whether the module is part of the captured model."""
         return id(module) in self._watch.names
+
+    def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+        """Whether a rotation given the same was compared in this pass already."""
+        return self._watch.running and self._guard.knows(function, arguments)
 
     def on_rotary(self, call: RotaryCall) -> None:
         """Keep a glimpse of the rotation until its attention is seen."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +35,6 @@ class ModelWatch:
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self._stack: list[nn.Module] = []
         self._model = model
-        self._parameters = list(inspect.signature(model.forward).parameters)
 
     def forget(self) -> None:
         """Let go of who is told: observers hold their watch, and a circle would hold the model until collected."""
@@ -114,7 +112,7 @@ class ModelWatch:
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._listening():
             return
-        given = dict(zip(self._parameters, args, strict=False)) | kwargs
+        given = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
         inputs = given.get("input_ids")
         inputs = given.get("inputs_embeds") if inputs is None else inputs
         cache = given.get("past_key_values")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
 from wherewhat.cli import options
 from wherewhat.cli.progress import TerminalProgress
+
+_Layers = Annotated[bool, typer.Option("--layers", help="A line for every layer, with all of its errors.")]
 
 
 def check(
@@ -21,6 +25,7 @@ def check(
     attn_implementation: options.AttnImplementation = None,
     offline: options.Offline = False,
     trust_remote_code: options.TrustRemoteCode = False,
+    layers: _Layers = False,
 ) -> None:
     """Prove that what is captured is what the model computes, and show the numbers.
 
@@ -41,14 +46,17 @@ def check(
         trust_remote_code,
     )
     from wherewhat.capturing import prove
-    from wherewhat.cli.tables import proof_table
+    from wherewhat.cli.tables import proof_remarks, proof_table
     from wherewhat.pipeline.request import ModelRequest
     from wherewhat.pipeline.running import load_model
 
-    loaded = load_model(ModelRequest(**context.params), say=TerminalProgress(Console(stderr=True)).say)
+    request = {name: value for name, value in context.params.items() if name != "layers"}
+    loaded = load_model(ModelRequest(**request), say=TerminalProgress(Console(stderr=True)).say)
     proof = prove(loaded.model)
     console = Console()
-    console.print(proof_table(proof))
+    console.print(proof_table(proof, each=layers))
+    for line in proof_remarks(proof):
+        console.print(line, markup=False, highlight=False)
     console.print(
         f"{loaded.name}: proved. Capturing changes the model's output by {proof.output_change:g}.", markup=False
     )

@@ -66,20 +66,18 @@ def help_text(measurement: Measurement) -> str:
 
 def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, Any]) -> None:
     """Measure the model, and its random twin unless told not to, and show the numbers side by side."""
-    from wherewhat.cli.tables import by_layer, compared, headline
+    from wherewhat.cli.tables import by_kind, by_layer, compared, headline
     from wherewhat.measure.options import build_config
-    from wherewhat.pipeline.running import run
+    from wherewhat.pipeline.controls import run_with_controls
+    from wherewhat.pipeline.kinds import stored_kinds
     from wherewhat.pipeline.summary import summarise
 
-    requests = [arguments.request(measurement.name, settings)]
-    if arguments.control and arguments.weights == "trained":
-        requests += [requests[0].twin(weights) for weights in measurement.twins]
+    request = arguments.request(measurement.name, settings)
+    controls = measurement.twins if arguments.control and arguments.weights == "trained" else ()
     progress = TerminalProgress(Console(stderr=True))
-    directories = [run(request, out=Path(arguments.out), progress=progress) for request in requests]
-    summaries = [
-        (request.model.weights, summarise(measurement, directory))
-        for request, directory in zip(requests, directories, strict=True)
-    ]
+    made = run_with_controls(request, controls, out=Path(arguments.out), progress=progress)
+    directories = list(made.runs.values())
+    summaries = [(weights, summarise(measurement, directory)) for weights, directory in made.runs.items()]
     console = Console()
     if measurement.compare is not None:
         first = directories[0].config["options"]
@@ -89,7 +87,9 @@ def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, 
         summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
     elif any(summary.layers for summary in summaries[0][1]):
         console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
-    console.print(headline(measurement, summaries))
+        if kinds := stored_kinds(directories[0]):
+            console.print(by_kind(summaries, kinds, width=console.width))
+    console.print(headline(measurement, summaries, left_out=made.left_out))
     for directory in directories:
         # soft_wrap keeps the path whole, to be copied or read by a script
         console.print(str(directory.path), soft_wrap=True, markup=False, highlight=False)

@@ -9,7 +9,10 @@ import typer
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="[MODEL]", help="smollm2 (embedded), a Hugging Face id, a folder, or a .gguf file."),
+    typer.Argument(
+        metavar="[MODEL]",
+        help="smollm2 (embedded), a Hugging Face id, a folder (model or LoRA adapter), or a .gguf file.",
+    ),
 ]
 Weights = Annotated[
     str,

@@ -100,6 +100,9 @@ def report(
     path = made.write(out / f"{made.name}.html")
     console = Console()
     console.print(_alone(made.models[0]) if len(made.models) == 1 else _side_by_side(made.models))
+    for one in made.models:
+        for line in one.left_out:
+            console.print(f"left out of {one.name}: {line}", markup=False, highlight=False)
     console.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 

@@ -9,16 +9,29 @@ from typing import Any
 
 from rich.markup import escape
 
-from wherewhat.capturing import Proof
+from wherewhat.capturing import LayerProof, Proof, Unmeasured
 from wherewhat.cli.folding import Table
 from wherewhat.measure.base import Measurement
 from wherewhat.measure.comparing import Comparison, Estimate
 from wherewhat.pipeline.summary import Interval, MetricSummary
 
 
-def headline(measurement: Measurement, runs: Sequence[tuple[str, Sequence[MetricSummary]]]) -> Table:
-    """Every metric once: each run beside the others, and the control. ``runs`` are (weights, summaries)."""
+def headline(
+    measurement: Measurement,
+    runs: Sequence[tuple[str, Sequence[MetricSummary]]],
+    *,
+    left_out: Mapping[str, str],
+) -> Table:
+    """Every metric once: each run beside the others, and the control.
+
+    Args:
+        measurement: The measurement.
+        runs: Weights and summaries of each.
+        left_out: Why a control is missing, by its weights.
+    """
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
+    for weights, reason in left_out.items():
+        table.caption = f"Left out: {weights} control: {escape(reason)}\n{table.caption}"
     over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
     over = "mean over items" if measurement.items else over
     table.add_column(over, max_width=24)
@@ -51,6 +64,26 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     return table
 
 
+def by_kind(
+    runs: Sequence[tuple[str, Sequence[MetricSummary]]], kinds: Mapping[str, Sequence[int]], *, width: int
+) -> Table:
+    """One row per kind of layer with a line for each run, of as many metrics as a terminal has room for."""
+    metrics = [summary.metric for summary in runs[0][1] if summary.kinds]
+    shown = metrics[: max(1, (width - 33) // 18)]
+    table = Table(title="by kind of layer: mean over heads ± 95 % over documents", title_justify="left")
+    table.add_column("layers", max_width=18)
+    table.add_column("weights")
+    for metric in shown:
+        table.add_column(metric.title, justify="right")
+    by_name = [{summary.metric.name: summary.kinds for summary in summaries} for _, summaries in runs]
+    for kind, layers in kinds.items():
+        found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
+        cells = ("\n".join("" if value is None else _interval(value) for value in column) for column in found)
+        table.add_row(f"{len(layers)}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
+        table.add_section()
+    return table
+
+
 def compared(
     compare: Callable[[Mapping[str, Estimate], Any], Comparison],
     config: Any,
@@ -77,31 +110,82 @@ def compared(
     return [table, verdicts]
 
 
-def proof_table(proof: Proof) -> Table:
-    """One line per layer with what was proved."""
+def proof_table(proof: Proof, *, each: bool = False) -> Table:
+    """What was proved of the layers, those that are alike in one line, and which layers are not measured.
+
+    Args:
+        proof: The proof.
+        each: A line for every layer, with all of its errors.
+    """
     modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.plan.name) for layer in proof.layers))
     table = Table(
         title=f"{modules}: {proof.plan.route} route, {proof.implementation} attention, "
         f"errors up to {proof.tolerance:g} are allowed",
         title_justify="left",
     )
-    table.add_column("layer", justify="right")
-    table.add_column("heads")
-    table.add_column("rotation")
-    for name in ("rotation", "weights", "output"):
-        table.add_column(f"{name} error", justify="right")
+    errors = ("rot. err", "wts. err", "out. err") if each else ("largest error",)
+    for name in ("layer", "heads", "rotation", "also", *errors):
+        table.add_column(name, justify="right" if name in errors else "left")
+    groups: dict[Any, list[LayerProof]] = {}
     for layer in proof.layers:
-        rotation = layer.plan.rotation
-        described = "none" if rotation is None else f"{rotation.pairing}, {rotation.planes} planes"
-        table.add_row(
-            str(layer.plan.layer),
-            str(layer.heads) if layer.heads == layer.kv_heads else f"{layer.heads} / {layer.kv_heads} kv",
-            f"{described} ({layer.plan.note})" if layer.plan.note else described,
-            f"{layer.rotation_error:.0e}" if rotation is not None else "",
-            f"{layer.weights_error:.0e}",
-            f"{layer.output_error:.0e}",
-        )
+        groups.setdefault(layer.plan.layer if each else _looks(layer), []).append(layer)
+    for layers in groups.values():
+        numbers = [[x.rotation_error, x.weights_error, x.output_error] for x in layers]
+        shown = [max(column) for column in zip(*numbers, strict=True)] if each else [max(map(max, numbers))]
+        table.add_row(_ranges([x.plan.layer for x in layers]), *_looks(layers[0]), *(f"{x:.0e}" for x in shown))
+    for places in _unmeasured(proof).values():
+        table.add_row(places, "", "not measured")
     return table
+
+
+def proof_remarks(proof: Proof) -> list[str]:
+    """What a reader must know about some layers' rotation, and why layers are not measured: a line for each."""
+    noted: dict[str, list[int]] = {}
+    for layer in proof.layers:
+        noted.setdefault(layer.plan.note, []).append(layer.plan.layer)
+    noted.pop("", None)
+    return [
+        *(f"Layer {_ranges(layers)}: {note}." for note, layers in noted.items()),
+        *(f"Layer {places}: no softmax self-attention: {reason}." for reason, places in _unmeasured(proof).items()),
+    ]
+
+
+def _unmeasured(proof: Proof) -> dict[str, str]:
+    """Layers that are not measured, by what they have instead of attention.
+
+    They are named where measured layers are numbered by the order of their calls and not by their block.
+    """
+    by_block = all(str(layer.plan.layer) in layer.plan.name.split(".") for layer in proof.layers)
+    found: dict[str, list[Unmeasured]] = {}
+    for layer in proof.unmeasured:
+        found.setdefault(layer.reason, []).append(layer)
+    return {
+        reason: _ranges([x.layer for x in layers]) if by_block else ", ".join(x.name for x in layers)
+        for reason, layers in found.items()
+    }
+
+
+def _looks(layer: LayerProof) -> tuple[str, str, str]:
+    """Heads, rotation and further features of a layer."""
+    rotation = layer.plan.rotation
+    turned = "none"
+    if rotation is not None:
+        planes = f"{rotation.planes} planes"
+        all_turn = rotation.turning == rotation.planes
+        turned = f"{rotation.pairing}, {planes if all_turn else f'{rotation.turning} of {planes} turn'}"
+    heads = str(layer.heads) if layer.heads == layer.kv_heads else f"{layer.heads} / {layer.kv_heads} kv"
+    return heads, turned, ", ".join(layer.features)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order as ``0-4, 6``."""
+    ends: list[list[int]] = []
+    for number in sorted(numbers):
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
+        else:
+            ends.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def _interval(value: Interval) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing import Capture, LayerAttention, Proof, intervene, prove
+from wherewhat.capturing.wrappers import unwrapped
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.far import capped
 from wherewhat.extend.reach import positions_checked
@@ -144,14 +145,15 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
         >>> with extended(model, LMInfinite(window=4096)):
         ...     model(input_ids)
     """
-    found = proof or prove(model)
+    inner = unwrapped(model)
+    found = proof or prove(inner)
     if method.rotary and all(layer.rotation is None for layer in found.plan.layers):
         raise MeasureError(
-            f"{method.name} changes distances, and no layer of {type(model).__name__} rotates its queries and keys: "
+            f"{method.name} changes distances, and no layer of {type(inner).__name__} rotates its queries and keys: "
             "choose none or sliding-window"
         )
-    fitted = method.fitted(trained=trained_length(model)) if method.is_open else method
-    with positions_checked(model), intervene(model, fitted.attend, proof=found, blind=True) as session:
+    fitted = method.fitted(trained=trained_length(inner)) if method.is_open else method
+    with positions_checked(inner), intervene(model, fitted.attend, proof=found, blind=True) as session:
         yield session
 
 

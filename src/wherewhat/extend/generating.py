@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing import Proof, prove
+from wherewhat.capturing.wrappers import unwrapped
 from wherewhat.errors import ConfigError
 from wherewhat.extend.base import LengthMethod, extended
 from wherewhat.positions import trained_length
@@ -36,11 +37,12 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
     """
     if steps < 1:
         raise ConfigError(f"steps={steps}: give 1 or more tokens to write")
-    found = proof or prove(model)
+    inner = unwrapped(model)
+    found = proof or prove(inner)
     if method.is_open:
-        method = method.fitted(trained=trained_length(model), length=ids.shape[1] + steps)
+        method = method.fitted(trained=trained_length(inner), length=ids.shape[1] + steps)
     # Caches of layers with a window drop keys, and with them the count of the text's tokens.
-    cached = method.cacheable and not _has_window(model)
+    cached = method.cacheable and not _has_window(inner)
     with torch.no_grad(), extended(model, method, proof=found):
         cache, fresh = None, ids
         for _ in range(steps):

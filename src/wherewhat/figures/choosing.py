@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.checking import nearest
+from wherewhat.checking import checked, nearest
 from wherewhat.errors import ConfigError
 from wherewhat.figures.curves import distance_curve, loss_by_position, loss_by_rate
 from wherewhat.figures.heads import head_map, swap_plane
@@ -55,4 +55,4 @@ def figure(directory: RunDirectory, name: str | None = None, **options: Any) -> 
     wrong = next((key for key in given if key not in own), None)
     if wrong is not None:
         raise ConfigError(f"the figure {name} has no option {wrong}: it has {', '.join(own) or 'none'}")
-    return FIGURES[name](directory, **given)
+    return checked()(FIGURES[name])(directory, **given)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import html
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from wherewhat.checking import checked
 from wherewhat.errors import ConfigError
 from wherewhat.figures.choosing import figure
 from wherewhat.figures.exporting import PICTURES, ending, save_figure, save_table
 from wherewhat.figures.reading import measurement_of, run_title
+from wherewhat.pipeline.kinds import stored_kinds
+from wherewhat.pipeline.progress import Progress
+from wherewhat.pipeline.request import Request
 from wherewhat.pipeline.running import run as run_request
 from wherewhat.pipeline.summary import Interval, MetricSummary, summarise
 from wherewhat.store import RunDirectory
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-    from wherewhat.pipeline.progress import Progress
-    from wherewhat.pipeline.request import Request
 
 
 class Result(RunDirectory):
@@ -32,7 +34,7 @@ class Result(RunDirectory):
     """
 
     @classmethod
-    def load(cls, path: Path) -> Result:
+    def load(cls, path: str | os.PathLike[str]) -> Result:
         """Open a finished run for reading.
 
         Raises:
@@ -44,6 +46,7 @@ class Result(RunDirectory):
         """Means over heads with intervals over documents, beside their controls."""
         return summarise(measurement_of(self), self)
 
+    @checked()
     def plot(self, name: str | None = None, **options: Any) -> Figure:
         """A figure; see :func:`wherewhat.figures.figure`.
 
@@ -52,13 +55,15 @@ class Result(RunDirectory):
         """
         return figure(self, name, **options)
 
-    def export(self, path: Path, name: str | None = None, **options: Any) -> Path:
+    @checked()
+    def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
         """Write a figure (.png, .svg, .pdf, .html) or all scores (.csv, .parquet).
 
         Raises:
             ConfigError: If the ending is another, or the run has no numbers for the figure.
             StoreError: If the file cannot be written.
         """
+        path = Path(path)
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)
         if name is not None or options:
@@ -67,28 +72,39 @@ class Result(RunDirectory):
 
     def _repr_html_(self) -> str:
         """What a notebook shows; names of models and documents are text, never markup."""
+        kinds = stored_kinds(self)
         rows = "".join(
             f'<tr title="{html.escape(s.metric.reading)}"><td style="text-align:left">'
             f"{html.escape(s.metric.title)}</td>"
-            f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td></tr>"
+            f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td>"
+            + "".join(f"<td>{_words(s.kinds[kind]) if kind in s.kinds else ''}</td>" for kind in kinds)
+            + "</tr>"
             for s in self.summary()
         )
+        more = "".join(f"<th>{html.escape(kind)} ({len(layers)})</th>" for kind, layers in kinds.items())
         measurement = measurement_of(self)
         return (
             f"<b>{html.escape(measurement.name)}</b>: {html.escape(run_title(self))}"
             '<table><thead><tr><th style="text-align:left">mean over heads and documents</th><th>value, 95 %</th>'
-            f"<th>unit</th><th>control</th></tr></thead><tbody>{rows}</tbody></table>"
+            f"<th>unit</th><th>control</th>{more}</tr></thead><tbody>{rows}</tbody></table>"
             f"<small>{html.escape(measurement.limits)}</small>"
         )
 
 
-def run(request: Request, *, out: Path, progress: Progress | None = None) -> Result:
+@checked()
+def run(request: Request | str, *, out: str | os.PathLike[str], progress: Progress | None = None) -> Result:
     """Measure, store, and return the finished run; see :func:`wherewhat.pipeline.run`.
+
+    Args:
+        request: What to measure; the name of a measurement stands for ``Request(measurement=name)``.
+        out: Folder that holds run directories.
+        progress: Where to tell how far it is; silent by default.
 
     Raises:
         WherewhatError: If anything about the request, the model, the text or the disk is wrong.
     """
-    return Result.load(run_request(request, out=Path(out), progress=progress).path)
+    asked = Request(measurement=request) if isinstance(request, str) else request
+    return Result.load(run_request(asked, out=Path(out), progress=progress).path)
 
 
 def _words(value: Interval) -> str:

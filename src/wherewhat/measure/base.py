@@ -220,6 +220,7 @@ class Measurement:
         items: Whether it is measured on questions with alternatives in place of documents.
         compare: What stands side by side in a finished run, with verdicts, from the estimates of its metrics and the
             config; ``more_metrics`` are then shown there and not one below the other.
+        pooled: Numbers of the model from those of some of its layers, to be taken of each kind of layer as well.
         revision: To be raised when its numbers change: what an earlier one measured is measured anew.
     """
 
@@ -238,6 +239,7 @@ class Measurement:
     spans: bool = False
     items: bool = False
     compare: Callable[[Mapping[str, Estimate], Any], Comparison] | None = None
+    pooled: Callable[[Sequence[LayerScores]], Mapping[str, float]] | None = None
     revision: int = 1
 
     def words(self, config: Any) -> tuple[Metric, ...]:

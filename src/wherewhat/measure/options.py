@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wherewhat.checking import nearest
+from wherewhat.checking import described, nearest
 from wherewhat.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
     converted = {}
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"there is no option '{key}': {nearest(key, sorted(known))}")
+            raise ConfigError(f"there is no option '{key}': {nearest(str(key), sorted(known))}")
         converted[key] = _convert(key, value, hints[key])
     return config_type(**converted)
 
@@ -84,7 +84,7 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
             raise ConfigError(f"{key}={value!r} is not a finite number")
         return converted
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ConfigError(f"{key}={value!r} is not {_describe(kind)}") from error
+        raise ConfigError(f"{key}={value!r} is not {described(kind)}") from error
 
 
 _BOOLEANS = {
@@ -97,12 +97,3 @@ _BOOLEANS = {
     "off": False,
     "0": False,
 }
-
-
-def _describe(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    if kind in names:
-        return names[kind]
-    if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    return f"of the type {kind}"

@@ -13,6 +13,11 @@ _TOKENIZERS = (
 )  # fmt: skip
 
 
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder has the weights of a whole model."""
+    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
+
+
 def weight_files(folder: Path, spec: str) -> list[Path]:
     """The safetensors files of a model folder, each checked to be whole.
 
@@ -29,7 +34,7 @@ def weight_files(folder: Path, spec: str) -> list[Path]:
     else:
         raise _without_weights(folder, spec)
     for file in files:
-        _check_whole(file)
+        check_whole(file)
     return files
 
 
@@ -69,7 +74,7 @@ def _without_weights(folder: Path, spec: str) -> LoadError:
     return LoadError(f"{spec!r} has no weights in {str(folder)!r}: model.safetensors is missing")
 
 
-def _check_whole(file: Path) -> None:
+def check_whole(file: Path) -> None:
     """Compare a safetensors header with the file's size; the data itself is not read.
 
     Layout: 8 bytes length of the header, the header as JSON, then all tensors without gaps.

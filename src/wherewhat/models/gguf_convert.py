@@ -1,7 +1,11 @@
 """De-quantise a GGUF file into a folder in Hugging Face layout."""
 
 import errno
+import functools
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ from safetensors import SafetensorError
 
 from wherewhat.errors import LoadError, one_line
 from wherewhat.models.gguf_facts import GgufFacts, damaged, read_facts
+from wherewhat.models.optional import require
 from wherewhat.models.quiet import quiet
 from wherewhat.models.suitability import check_config, check_loaded
 
@@ -31,6 +36,11 @@ def convert(path: Path, folder: Path) -> GgufFacts:
         LoadError: The file is damaged, or transformers cannot read all of it.
         OSError: The folder cannot be written.
     """
+    with _one_reader():
+        return _convert(path, folder)
+
+
+def _convert(path: Path, folder: Path) -> GgufFacts:
     facts = read_facts(path)
     needed = 4 * (facts.elements + facts.output_elements)
     if shutil.disk_usage(folder).free < needed:
@@ -66,6 +76,19 @@ def convert(path: Path, folder: Path) -> GgufFacts:
             raise
         raise damaged(path, error) from None
     return facts
+
+
+@contextmanager
+def _one_reader() -> Iterator[None]:
+    """While open, parse a file once: transformers does so for config, weights and tokenizer, 20 s each for Gemma."""
+    gguf: Any = require("gguf", why="reading GGUF files")
+    reader = gguf.GGUFReader
+    read = functools.cache(reader)
+    gguf.GGUFReader = lambda path: read(os.path.realpath(path))
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
 
 
 def _read(path: Path, facts: GgufFacts, where: dict[str, Any]) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from wherewhat.errors import LoadError, one_line
+from wherewhat.models.adapter import CONFIG, WEIGHTS
 from wherewhat.models.quiet import quiet
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -38,7 +39,7 @@ def hub_snapshot(
 
     from huggingface_hub import errors, snapshot_download
 
-    wanted = [*_TEXT, *(["model*.safetensors"] if with_weights else []), *(["*.py"] if with_code else [])]
+    wanted = [*_TEXT, *(["model*.safetensors", WEIGHTS] if with_weights else []), *(["*.py"] if with_code else [])]
     # With remote code a module may import from subfolders of its own repository.
     ignored = _ELSEWHERE[1:] if with_code else _ELSEWHERE
     # Not every version derives its network errors from OSError.
@@ -78,8 +79,9 @@ def cached_hub_ids() -> list[str]:
 def _cached(repo: str, revision: str | None, hint: str) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(repo, "config.json", revision=revision)
-    if not isinstance(config, str):
+    found = (try_to_load_from_cache(repo, name, revision=revision) for name in ("config.json", CONFIG))
+    config = next((file for file in found if isinstance(file, str)), None)
+    if config is None:
         at = f" at revision {revision!r}" if revision else ""
         raise LoadError(
             f"{repo!r}{at} is not in the local Hugging Face cache and loading is offline: "

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from wherewhat.errors import ConfigError, TextError
+from wherewhat.checking import checked
+from wherewhat.errors import ConfigError, TextError, one_line
 from wherewhat.positions import max_positions
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class LoadedModel:
         """Whether texts start with a token (mostly BOS) that the model or its file asks for."""
         return bool(self.prefix)
 
+    @checked()
     def encode(self, text: str, *, tokens: int | None = None, allow_beyond: bool = False) -> torch.Tensor:
         """Token ids of a text.
 
@@ -72,7 +74,10 @@ class LoadedModel:
             raise ConfigError(f"tokens={tokens} leaves no room for text: ask for at least {len(self.prefix) + 1}")
         # A request that no text could meet is refused before a long text is tokenised.
         self.check_length(tokens or 0, allow_beyond=allow_beyond)
-        body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except (TypeError, UnicodeError) as error:  # of half a character, such as a lone surrogate
+            raise TextError(f"the tokenizer cannot read the text: {one_line(error)}") from None
         if not body:
             raise TextError("the text is empty: it has no tokens")
         ids = [*self.prefix, *body]
@@ -86,6 +91,7 @@ class LoadedModel:
             raise TextError(f"the tokenizer gave id {max(ids)}, but {self.name} knows only {rows} tokens")
         return torch.tensor(ids, dtype=torch.int64)
 
+    @checked()
     def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
         """Refuse more tokens than the model has positions for.
 

@@ -3,26 +3,35 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from wherewhat.checking import check_seed
-from wherewhat.errors import ConfigError, LoadError, one_line
+from wherewhat.checking import check_seed, checked
+from wherewhat.errors import LoadError, one_line
+from wherewhat.models.adapter import adapter_identity, apply_adapter
 from wherewhat.models.folder import check_tokenizer_files, weight_files
 from wherewhat.models.gguf_cache import converted
 from wherewhat.models.hashing import sha256_file, sha256_json, sha256_tokenizer
 from wherewhat.models.loaded import LoadedModel, Weights
 from wherewhat.models.paths import cache_root
-from wherewhat.models.placement import check_device_map, describe_device, resolve_device, resolve_dtype
+from wherewhat.models.placement import (
+    check_device_map,
+    describe_device,
+    describe_dtype,
+    resolve_device,
+    resolve_dtype,
+    torch_name,
+)
 from wherewhat.models.quiet import quiet
-from wherewhat.models.source import EMBEDDED, Source, resolve
-from wherewhat.models.suitability import check_finite, check_loaded, read_config, stored_tensors
+from wherewhat.models.source import EMBEDDED, Source, not_loaded, resolve
+from wherewhat.models.suitability import check_finite, check_loaded, out_of_reach, read_config, stored_tensors
 from wherewhat.models.tokenizing import load_tokenizer, text_prefix
 from wherewhat.models.twins import random_twin, shuffle_query_key
 
 
+@checked(spec=not_loaded, device=torch_name, dtype=torch_name)
 def load(
     spec: str | os.PathLike[str] = EMBEDDED,
     *,
@@ -41,10 +50,11 @@ def load(
     """Load a causal language model and its tokenizer, ready to be measured.
 
     Args:
-        spec: `smollm2` (the embedded default), a Hugging Face id, a folder or a `.gguf` file. A path
-            that exists wins over a hub id. Only a hub id can cause a download.
-        weights: "trained", "random" (freshly initialised from the config) or "shuffled" (trained, with
-            the entries of each query and key projection permuted).
+        spec: `smollm2` (the embedded default), a Hugging Face id, a folder (of a model, or of a PEFT adapter that
+            names its base model) or a `.gguf` file. A path that exists wins over a hub id. Only a hub id can cause a
+            download.
+        weights: "trained", "random" (freshly initialised from the config; of an adapter, its base model's) or
+            "shuffled" (trained, adapter included, with the entries of each query and key projection permuted).
         seed: Seed of the twins.
         device: "auto" (CUDA where there is one, else CPU), "cpu", "cuda" or "cuda:N".
         dtype: "float32", "bfloat16", "float16" or "float64".
@@ -60,8 +70,6 @@ def load(
         ConfigError: An option has an unknown value.
         LoadError: The model cannot be found, read or used; one line says why.
     """
-    if weights not in get_args(Weights):
-        raise ConfigError(f"unknown weights {weights!r}: choose one of {', '.join(get_args(Weights))}")
     check_seed(seed)
     target_dtype = resolve_dtype(dtype)
     check_device_map(device_map, device)
@@ -73,7 +81,10 @@ def load(
         with_weights=weights != "random",
         with_code=trust_remote_code,
     )
-    folder, identity, bos = _files(source, weights, cache_root(cache_dir), progress, with_code=trust_remote_code)
+    cache = cache_root(cache_dir)
+    folder, identity, bos = _files(source, weights, cache, progress, with_code=trust_remote_code)
+    if source.adapter is not None and weights != "random":
+        identity |= adapter_identity(source.adapter, source.spec, memo=cache / "digests")
     # The files are here by now: only foreign Python code could still need the network.
     local_only = offline or not trust_remote_code
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -90,6 +101,8 @@ def load(
             else:
                 options["local_files_only"] = local_only
                 model = _trained(folder, source.spec, config, options, place)
+                if source.adapter is not None:
+                    model = apply_adapter(model, source.adapter, source.spec)
             if weights == "shuffled":
                 shuffle_query_key(model, seed=seed)
             if target is not None:
@@ -107,8 +120,8 @@ def load(
         ) as error:
             raise LoadError(f"{source.spec!r} could not be loaded: {one_line(error, most=300)}") from error
         check_finite(model.state_dict().items(), source.spec, dtype)
-        if weights != "random" and any(parameter.is_meta for parameter in model.parameters()):
-            # accelerate moved some layers out of reach: look at them where they came from.
+        if weights != "random" and any(map(out_of_reach, model.parameters())):
+            # accelerate moved some layers, or they are quantised: look at them where they came from.
             check_finite(stored_tensors(weight_files(folder, source.spec)), source.spec, "stored")
     model.eval()
     model.requires_grad_(False)
@@ -121,7 +134,7 @@ def load(
         name=source.name,
         weights=weights,
         seed=seed,
-        dtype=dtype,
+        dtype=describe_dtype(model),
         device=describe_device(model),
         revision=source.revision,
         weights_hash=sha256_json({"files": identity, **twin}),
@@ -169,6 +182,8 @@ def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], plac
 
 
 def _random(config: Any, seed: int, options: dict[str, Any], place: dict[str, Any]) -> Any:
+    if hasattr(config, "quantization_config"):  # of the stored weights, which are not used
+        del config.quantization_config
     model = random_twin(config, seed=seed, attn_implementation=place["attn_implementation"], **options)
     if place["dtype"] == torch.float32 and "device_map" not in place:
         return model

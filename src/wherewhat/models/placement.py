@@ -15,6 +15,11 @@ DTYPES = {
 }
 
 
+def torch_name(value: Any) -> Any:
+    """The name of a torch dtype or device, such as ``float32`` or ``cuda:0``; anything else as it is."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype | torch.device) else value
+
+
 def resolve_dtype(name: str) -> torch.dtype:
     """The torch dtype of a name.
 
@@ -73,3 +78,9 @@ def describe_device(model: torch.nn.Module) -> str:
     """The device, or the devices joined by "+", that hold a model's parameters."""
     seen = dict.fromkeys(str(parameter.device) for parameter in model.parameters())
     return "+".join(name if name != "meta" else "offloaded" for name in seen)
+
+
+def describe_dtype(model: torch.nn.Module) -> str:
+    """Number format of a model's weights; quantised checkpoints keep their own, whatever was asked for."""
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return str(dtype).removeprefix("torch.")

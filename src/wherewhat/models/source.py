@@ -3,11 +3,13 @@
 import difflib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from wherewhat.errors import ConfigError, LoadError
+from wherewhat.models.adapter import adapter_base, is_adapter
 from wherewhat.models.hub import HUB_ID, cached_hub_ids, hub_snapshot
 
 EMBEDDED = "smollm2"
@@ -27,6 +29,7 @@ class Source:
         gguf: GGUF file, or None for a folder.
         sha256: Digest the GGUF file must have, where one is on record.
         revision: Commit of a hub model.
+        adapter: Folder of a PEFT adapter to be applied to the model in `folder` or `gguf`, which is its base model.
     """
 
     spec: str
@@ -35,6 +38,21 @@ class Source:
     gguf: Path | None = None
     sha256: str | None = None
     revision: str | None = None
+    adapter: Path | None = None
+
+
+def not_loaded(spec: Any) -> Any:
+    """What stands for a model, as it is.
+
+    Raises:
+        LoadError: If it is a model already.
+    """
+    if callable(getattr(spec, "forward", None)) or hasattr(spec, "tokenizer"):
+        raise LoadError(
+            f"{type(spec).__name__} is a model in memory: give it to prove or capture, or load one by its name, folder "
+            "or .gguf file"
+        )
+    return spec
 
 
 def resolve(
@@ -48,7 +66,8 @@ def resolve(
     """Find the files a spec stands for, downloading them only for a hub id.
 
     Args:
-        spec: `smollm2`, a folder, a `.gguf` file or a Hugging Face id. A path that exists wins over a hub id.
+        spec: `smollm2`, a folder (of a model or of a PEFT adapter), a `.gguf` file or a Hugging Face id. A path that
+            exists wins over a hub id.
         offline: Never open a connection; a hub id must then be in the local hub cache.
         revision: Branch, tag or commit of a hub id.
         with_weights: False where only config and tokenizer are wanted.
@@ -58,6 +77,23 @@ def resolve(
         LoadError: The spec stands for nothing that can be found.
         ConfigError: A revision of what is no hub id.
     """
+    source = _find(spec, offline=offline, revision=revision, with_weights=with_weights, with_code=with_code)
+    if source.folder is None or not is_adapter(source.folder, source.spec):
+        return source
+    name, base_revision = adapter_base(source.folder, source.spec)
+    try:
+        base = _find(name, offline=offline, revision=base_revision, with_weights=with_weights, with_code=with_code)
+    except (LoadError, ConfigError) as error:
+        raise LoadError(f"the base model of the adapter {source.spec!r} cannot be found: {error}") from None
+    if base.folder is not None and is_adapter(base.folder, name):
+        raise LoadError(f"the base model {name!r} of the adapter {source.spec!r} is an adapter itself: merge it first")
+    return replace(base, spec=source.spec, name=source.name, revision=source.revision, adapter=source.folder)
+
+
+def _find(
+    spec: str | os.PathLike[str], *, offline: bool, revision: str | None, with_weights: bool, with_code: bool
+) -> Source:
+    """The files of a spec itself, be it a model or an adapter."""
     text = os.fspath(spec)
     if not text.strip():
         raise LoadError(f"the model name is empty: give {EMBEDDED}, a Hugging Face id, a folder or a .gguf file")

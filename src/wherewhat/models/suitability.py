@@ -104,13 +104,13 @@ def check_loaded(report: dict[str, Any], spec: str) -> None:
 
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], spec: str, dtype: str) -> None:
-    """Refuse NaN and infinity in weights; tensors without storage (offloaded ones) are passed over.
+    """Refuse NaN and infinity in weights; those that are :func:`out_of_reach` are passed over.
 
     Raises:
         LoadError: Naming the first such tensor.
     """
     for name, tensor in tensors:
-        if not tensor.is_floating_point() or tensor.device.type == "meta":
+        if not tensor.is_floating_point() or out_of_reach(tensor):
             continue
         # A finite sum proves finite terms and is ten times faster; only the rest is looked at closely.
         values = tensor if tensor.element_size() > 1 else tensor.float()
@@ -118,6 +118,11 @@ def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], spec: str, dtype: 
             continue
         what = "NaN" if bool(torch.isnan(values).any()) else "infinite"
         raise LoadError(f"{spec!r} has {what} values in weight {name} (as {dtype}): the checkpoint is unusable")
+
+
+def out_of_reach(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers cannot be read: offloaded, or of a quantised format made of several tensors."""
+    return tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
 
 
 def stored_tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -7,6 +7,7 @@ import torch
 
 from wherewhat.errors import LoadError
 from wherewhat.models.qk_layout import Part, query_key_parts
+from wherewhat.models.suitability import out_of_reach
 
 
 def random_twin(config: Any, *, seed: int, attn_implementation: str | None = None, **options: Any) -> Any:
@@ -57,7 +58,7 @@ def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
 
 
 def _permute(parameter: torch.nn.Parameter, part: Part, generator: torch.Generator, name: str) -> None:
-    if not parameter.is_floating_point() or parameter.device.type == "meta":
+    if not parameter.is_floating_point() or out_of_reach(parameter):
         raise LoadError(f"cannot shuffle {name}: its weights are quantised or offloaded; load it without either")
     old = parameter.detach()
     chosen = old if part.rows is None else old.index_select(part.dim, part.rows.to(old.device))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wherewhat.checking import check_seed, nearest
+from wherewhat.checking import check_seed, checked, nearest
 from wherewhat.errors import ConfigError
+from wherewhat.models.loaded import Weights
+from wherewhat.models.placement import torch_name
+from wherewhat.models.source import not_loaded
+from wherewhat.text import Document
 from wherewhat.text.prompts import KINDS
 
-if TYPE_CHECKING:
-    from wherewhat.models import Weights
 
-
+@checked(model=not_loaded, device=torch_name, dtype=torch_name)
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
     """Which model, in which form and where; the fields are those of :func:`wherewhat.load`."""
@@ -35,14 +37,30 @@ class ModelRequest:
         check_seed(self.seed, "--seed")
 
 
+def model_request(model: Any) -> Any:
+    """A model's name, folder or file as a request with everything else by default; anything else as it is."""
+    return ModelRequest(model=model) if isinstance(model, str | os.PathLike) else model
+
+
+def _names(text: Any) -> Any:
+    """One file, or a list of them, as a tuple of names."""
+    listed = (text,) if isinstance(text, str | os.PathLike) else tuple(text) if isinstance(text, list) else text
+    if not isinstance(listed, tuple):
+        return listed
+    if any(isinstance(one, Document) for one in listed):
+        raise ConfigError("text holds a Document: give names of files or folders, such as one its text is written to")
+    return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in listed)
+
+
+@checked(model=model_request, text=_names)
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One measurement of one model on some texts.
 
     Attributes:
         measurement: Name of the measurement.
-        model: The model.
-        text: Files, folders or ``-``; None for the embedded text.
+        model: The model; a name, folder or file stands for ``ModelRequest(model=name)``.
+        text: Names of files or folders, or ``-``; None for the embedded text.
         prompts: Kind of prompts to make in place of reading texts.
         items: Task or file of questions with alternatives, for measurements of those.
         documents: How many documents to use; None for all given (embedded and prompts: 4, items of a task: 100).

@@ -21,6 +21,7 @@ from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.pipeline.estimate import estimate, memory
 from wherewhat.pipeline.inputs import Input, model_inputs, read_texts
 from wherewhat.pipeline.keeping import LastModel
+from wherewhat.pipeline.kinds import layer_kinds
 from wherewhat.pipeline.progress import Progress, Silent
 from wherewhat.pipeline.request import ModelRequest, Request
 from wherewhat.pipeline.stored import stored_document
@@ -145,8 +146,8 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
             part = _part(measurement.words(config), source(_TOGETHER), found)
             directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
         texts = [made.document for made in inputs.values()]
-        encoding = (subject or ModelSubject(loaded, models.proof())).encoding
-        directory.finish(keys, provenance=_provenance(loaded, texts, request.model.revision, encoding))
+        subject = subject or ModelSubject(loaded, models.proof())
+        directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
     return directory
 
 
@@ -231,14 +232,16 @@ def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -
     return PartResult(scores=scores, profiles=profiles)
 
 
-def _provenance(loaded: LoadedModel, texts: list[Document], checkpoint: str | None, encoding: str) -> Provenance:
+def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | None) -> Provenance:
+    loaded = subject.loaded
     extra: dict[str, Any] = {
         "spec": loaded.spec,
         "revision": loaded.revision,
         # The name that was asked for, such as step1000; the revision is the commit it stood for.
         "checkpoint": checkpoint,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-        "encoding": encoding,
+        "encoding": subject.encoding,
+        "layer_kinds": layer_kinds(subject.proof.layers),
     }
     if loaded.device.startswith("cuda"):
         extra["gpu"] = torch.cuda.get_device_name(loaded.device.split("+")[0])

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def stored_document(table: pa.Table, profiles: ProfileFile) -> DocumentScores:
-    """The numbers of one document, from its score table and curves.
+def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> DocumentScores:
+    """The numbers of one document, from its score table and, where they are wanted, its curves.
 
     Undefined values come back as NaN.
     """
@@ -28,10 +28,11 @@ def stored_document(table: pa.Table, profiles: ProfileFile) -> DocumentScores:
         else:
             heads.setdefault(layer, {}).setdefault(metric, {})[head] = number
     curves: dict[int | None, dict[str, Curve]] = {}
-    for name in profiles:
-        _, index, curve = name.rsplit("/", 2)
-        layer = None if index == "-" else int(index)
-        curves.setdefault(layer, {})[curve] = Curve(profiles[name], profiles.axes(name))
+    if profiles is not None:
+        for name in profiles:
+            _, index, curve = name.rsplit("/", 2)
+            layer = None if index == "-" else int(index)
+            curves.setdefault(layer, {})[curve] = Curve(profiles[name], profiles.axes(name))
     indices = sorted({*heads, *(i for i in [*whole, *curves] if i is not None)})
     layers = [
         LayerScores(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from wherewhat.measure.base import Measurement, Metric
 from wherewhat.measure.intervals import Interval, around, interval, wilson
 from wherewhat.measure.options import build_config
+from wherewhat.pipeline.kinds import Kinds, stored_kinds
+from wherewhat.pipeline.stored import stored_document
 from wherewhat.store import RunDirectory
 from wherewhat.store.hashing import JSON
 
 __all__ = ["Interval", "MetricSummary", "interval", "stored_words", "summarise", "wilson"]
+
+
+_Values = dict[str, dict[int | None, list[float]]]
+"""Values by document and layer; the layer of the model as a whole is None."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,14 @@ class MetricSummary:
         overall: Mean over all heads and layers, per document, with its interval.
         layers: The same for each layer by index.
         control: The control metric over all layers, if there is one.
+        kinds: Mean over the layers of each kind, where the model has layers of several kinds.
     """
 
     metric: Metric
     overall: Interval
     layers: dict[int, Interval]
     control: float | None
+    kinds: dict[str, Interval] = field(default_factory=dict)
 
 
 def stored_words(measurement: Measurement, directory: RunDirectory) -> Sequence[Metric]:
@@ -53,7 +61,7 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
         if document is None and head is None:
             together.setdefault(name, {})[layer] = value
     count = len(cast("list[JSON]", directory.config["documents"]))
-    return [
+    summaries = [
         _summary(
             metric,
             by_metric[metric.name],
@@ -64,10 +72,44 @@ def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricS
         for metric in stored_words(measurement, directory)
         if metric.name in by_metric
     ]
+    kinds = stored_kinds(directory)
+    if not kinds:
+        return summaries
+    pooled = _pooled(measurement, directory, kinds)
+    return [replace(s, kinds=_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), kinds)) for s in summaries]
 
 
-_Values = dict[str, dict[int | None, list[float]]]
-"""Values by document and layer; the layer of the model as a whole is None."""
+def _by_kind(documents: _Values, pooled: Mapping[str, Sequence[float]] | None, kinds: Kinds) -> dict[str, Interval]:
+    """Mean of each kind's layers per document, with intervals over documents; kinds without numbers are left out."""
+    if pooled is not None:
+        return {kind: interval(values) for kind, values in pooled.items()}
+    found = {}
+    for kind, listed in kinds.items():
+        chosen: list[dict[int | None, list[float]]] = [
+            {i: layers[i] for i in listed if i in layers} for layers in documents.values()
+        ]
+        if values := [_mean(layers) for layers in chosen if layers]:
+            found[kind] = interval(values)
+    return found
+
+
+def _pooled(measurement: Measurement, directory: RunDirectory, kinds: Kinds) -> dict[str, dict[str, list[float]]]:
+    """Numbers pooled over the heads of each kind of layer, by metric and kind, one per document."""
+    found: dict[str, dict[str, list[float]]] = {}
+    if measurement.pooled is None:
+        return found
+    table = directory.scores()
+    documents = table["document"].to_pylist()
+    for name in dict.fromkeys(documents):
+        if name is None:
+            continue
+        rows = [index for index, document in enumerate(documents) if document == name]
+        layers = stored_document(table.take(rows)).layers
+        for kind, listed in kinds.items():
+            numbers = measurement.pooled([layer for layer in layers if layer.layer in listed])
+            for metric, value in numbers.items():
+                found.setdefault(metric, {}).setdefault(kind, []).append(value)
+    return found
 
 
 def _summary(

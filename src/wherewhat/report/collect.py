@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from wherewhat.measure.registry import find
 from wherewhat.measure.swaps.labels import LABELS
+from wherewhat.pipeline.kinds import stored_kinds
 from wherewhat.pipeline.summary import Interval
 from wherewhat.report.bands import bands
 from wherewhat.report.curves import controlled_distance, first_document, head_records, turns_per_token
@@ -35,9 +36,11 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
     layers = sorted(look.logits)
     return {
         "model": {
+            "unmeasured": [],
             **look.facts,
             "name": name,
             "layers": layers,
+            "kinds": stored_kinds(first),
             "heads": [int(look.logits[layer].shape[0]) for layer in layers],
             "documents": len(cast("list[Any]", first.config["documents"])),
             "tokens": request.tokens,
@@ -77,6 +80,7 @@ def _number(number: Number) -> dict[str, Any]:
         "title": number.title,
         "values": [plain(value) for value in number.values],
         "controls": [plain(value) for value in number.controls],
+        "kinds": [plain(value) for value in number.kinds],
         "reading": number.reading,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wherewhat.measure.registry import find
 from wherewhat.pipeline.summary import Interval, MetricSummary, summarise
@@ -28,12 +28,14 @@ class Number:
         values: The model's; two where two scores belong together.
         controls: What to read them against.
         reading: How to read it, in one sentence.
+        kinds: The model's and its control models' for each kind of layer, where there are several.
     """
 
     title: str
     values: list[Value]
     controls: list[Value]
     reading: str
+    kinds: list[Value] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ def headline(runs: Runs) -> list[Number]:
     numbers = []
     for wanted in _WANTED:
         own = summaries.get((wanted.measurement, runs.own), {})
+        twins = [
+            (twin, of_twin)
+            for weights, twin in _TWINS.items()
+            if weights != runs.own and (of_twin := summaries.get((wanted.measurement, weights)))
+        ]
         metrics = [(name, title) for name, title in wanted.metrics if name in own]
         if not metrics:
             continue
@@ -104,13 +111,19 @@ def headline(runs: Runs) -> list[Number]:
                     *_floors([own[name] for name, _ in metrics]),
                     *(
                         Value(f"{twin}, {title}" if len(metrics) > 1 else twin, of_twin[name].overall)
-                        for weights, twin in _TWINS.items()
-                        if weights != runs.own and (of_twin := summaries.get((wanted.measurement, weights)))
+                        for twin, of_twin in twins
                         for name, title in metrics
                         if name in of_twin
                     ),
                 ],
                 reading=wanted.reading,
+                kinds=[
+                    Value(", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), found[name].kinds[kind])
+                    for name, title in metrics
+                    for kind in own[name].kinds
+                    for named, found in [([], own), *(([twin], of_twin) for twin, of_twin in twins)]
+                    if name in found and kind in found[name].kinds
+                ],
             )
         )
     return numbers

@@ -56,7 +56,9 @@ class Notes:
             with_code=model.trust_remote_code,
         )
         folder = source.folder
-        files = [source.gguf] if folder is None else sorted(file for file in folder.rglob("*") if file.is_file())
+        files = [source.gguf] if folder is None else []
+        folders = [found for found in (folder, source.adapter) if found is not None]
+        files += sorted(file for found in folders for file in found.rglob("*") if file.is_file())
         key = config_hash(
             {
                 "files": [_state(file) for file in files if file is not None],

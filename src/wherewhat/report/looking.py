@@ -80,7 +80,7 @@ def look(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: 
         subject.run(ids[None], keep)
     seconds = (time.perf_counter() - started) / len(ids)
     room = Room(_trained_length(subject), max_positions(loaded.model)[1], min(planes, default=0), shortest)
-    return Look(pieces(loaded, texts[0].text, ids), logits, _facts(loaded, kv_heads), room, seconds)
+    return Look(pieces(loaded, texts[0].text, ids), logits, _facts(loaded, kv_heads, subject.proof), room, seconds)
 
 
 def pieces(loaded: LoadedModel, text: str, ids: Tensor) -> list[str]:
@@ -115,7 +115,7 @@ def _trained_length(subject: ModelSubject) -> int | None:
         return None
 
 
-def _facts(loaded: LoadedModel, kv_heads: dict[int, int]) -> dict[str, Any]:
+def _facts(loaded: LoadedModel, kv_heads: dict[int, int], proof: Proof) -> dict[str, Any]:
     config = loaded.model.config
     return {
         "name": loaded.name,
@@ -124,5 +124,6 @@ def _facts(loaded: LoadedModel, kv_heads: dict[int, int]) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "positions": max_positions(loaded.model)[0],
         "kv_heads": sorted(set(kv_heads.values())),
+        "unmeasured": [f"{layer.name}: {layer.reason}" for layer in proof.unmeasured],
         "dtype": loaded.dtype,
     }

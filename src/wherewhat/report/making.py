@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from wherewhat.checking import checked
 from wherewhat.errors import ConfigError
 from wherewhat.pipeline.keeping import LastModel
 from wherewhat.pipeline.progress import Progress, Silent
-from wherewhat.pipeline.request import ModelRequest, Request
+from wherewhat.pipeline.request import ModelRequest, Request, model_request
 from wherewhat.pipeline.running import load_model
 from wherewhat.report.collect import collect
 from wherewhat.report.given_text import GivenText, given_text
@@ -30,10 +32,11 @@ _LOADING = 3000
 """Loading and proving a model takes about as long as a pass over so many tokens, where it was not timed."""
 
 
+@checked(models=model_request)
 def make_report(
     models: ModelRequest | Sequence[ModelRequest],
     *,
-    out: Path,
+    out: str | os.PathLike[str],
     text: Sequence[str] | None = None,
     documents: int | None = None,
     tokens: int = TOKENS,
@@ -43,7 +46,8 @@ def make_report(
     """Measure what is missing and collect everything into a report.
 
     Args:
-        models: The model, or several to be put side by side; twins of a model count as models of their own.
+        models: The model or its name, or several models to be put side by side; twins of a model count as models of
+            their own.
         out: Folder that holds run directories.
         text: Files, folders or ``-``; None for the embedded text.
         documents: Documents of the decomposition; the first four by default.
@@ -54,7 +58,7 @@ def make_report(
     Raises:
         WherewhatError: If anything about the models, the text or the disk is wrong.
     """
-    progress = progress or Silent()
+    progress, out = progress or Silent(), Path(out)
     listed = [models] if isinstance(models, ModelRequest) else list(models)
     for number, model in enumerate(listed):
         if model in listed[:number]:
@@ -78,7 +82,7 @@ def make_report(
     }
     hashes = [directory.config_hash for _, runs in made for _, directory in runs.finished]
     key = config_hash({"runs": list(hashes), "studies": [study.path.name for study in studies]})
-    profiled = [Profiled(name, headline(runs)) for name, (_, runs) in zip(names, made, strict=True)]
+    profiled = [Profiled(name, headline(runs), runs.left_out) for name, (_, runs) in zip(names, made, strict=True)]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wherewhat.errors import MeasureError
+from wherewhat.pipeline.controls import run_control
 from wherewhat.pipeline.estimate import duration
 from wherewhat.pipeline.keeping import LastModel
 from wherewhat.pipeline.progress import Progress
@@ -24,7 +25,8 @@ class Runs:
 
     Attributes:
         finished: Request and run directory of each.
-        left_out: One line for each measurement that the model does not allow, such as planes without rotation.
+        left_out: One line for each measurement that the model does not allow, such as planes without rotation, and
+            for each control that cannot be made.
     """
 
     finished: list[tuple[Request, RunDirectory]] = field(default_factory=list)
@@ -81,7 +83,8 @@ def measure(planned: Sequence[Planned], *, notes: Notes, pace: Pace, progress: P
     """Make every run of a plan that is not finished.
 
     Args:
-        planned: The runs; the first must succeed, others are left out where the model has no such thing.
+        planned: The runs; the first must succeed, others are left out where the model has no such thing, and controls
+            where they cannot be made.
         notes: What is known of the model, and the folder that holds run directories.
         pace: How fast the machine is, for an estimate before it starts; later the time that was really taken counts.
         progress: Where to tell how far it is and how much time is left.
@@ -102,8 +105,10 @@ def measure(planned: Sequence[Planned], *, notes: Notes, pace: Pace, progress: P
         if outcome is None:
             progress.say(f"{number + 1} of {len(planned)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
-            outcome = _outcome(request, notes.out, progress, models, must=not runs.finished)
-            notes.keep(request, outcome)
+            outcome = _outcome(request, notes.out, progress, models, first=planned[0].request)
+            # What hinders a control, such as too little memory, may be gone the next time.
+            if not isinstance(outcome, str) or request.model == planned[0].request.model:
+                notes.keep(request, outcome)
             left -= expected[number]
             spent, done = spent + time.perf_counter() - before, done + expected[number]
             if left > 0.5:
@@ -125,11 +130,15 @@ def _beginning(count: int, finished: int, seconds: float) -> str:
     )
 
 
-def _outcome(request: Request, out: Path, progress: Progress, models: LastModel, *, must: bool) -> RunDirectory | str:
+def _outcome(
+    request: Request, out: Path, progress: Progress, models: LastModel, *, first: Request
+) -> RunDirectory | str:
     """The finished run, or why the model has none."""
+    if request.model != first.model:
+        return run_control(request, out=out, progress=progress, models=models)
     try:
         return run(request, out=out, progress=progress, models=models)
     except MeasureError as error:
-        if must:
+        if request == first:
             raise
         return str(error)

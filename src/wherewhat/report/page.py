@@ -38,10 +38,12 @@ class Profiled:
     Attributes:
         name: What it is called in it.
         numbers: The numbers its section begins with.
+        left_out: One line for each measurement or control that it does not have.
     """
 
     name: str
     numbers: list[Number]
+    left_out: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

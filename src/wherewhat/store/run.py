@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from wherewhat.checking import checked
 from wherewhat.errors import StoreError
 from wherewhat.store.atomic import remove, remove_temporaries, write_file
 from wherewhat.store.hashing import JSON, config_hash, plain_json, readable_json
@@ -68,7 +69,8 @@ class RunDirectory:
         self._locked = False
 
     @classmethod
-    def open(cls, parent: Path, *, name: str, config: Mapping[str, JSON]) -> "RunDirectory":
+    @checked()
+    def open(cls, parent: str | os.PathLike[str], *, name: str, config: Mapping[str, JSON]) -> "RunDirectory":
         """Finds the run of `config` under `parent`, finished, begun or new; writes nothing yet.
 
         Args:
@@ -81,7 +83,7 @@ class RunDirectory:
             StoreError: The place cannot be used, or a newer wherewhat wrote the run.
         """
         plain = cast("dict[str, JSON]", plain_json(config))
-        run = cls(parent / run_folder_name(name, config_hash(plain)), plain)
+        run = cls(Path(parent) / run_folder_name(name, config_hash(plain)), plain)
         check_place(run.path, config_hash=run.config_hash)
         run._keys, _ = verify(run.path, config_hash=run.config_hash)
         if not run.is_complete:  # a finished run can be read from a place that cannot be written
@@ -89,12 +91,14 @@ class RunDirectory:
         return run
 
     @classmethod
-    def load(cls, path: Path) -> "RunDirectory":
+    @checked()
+    def load(cls, path: str | os.PathLike[str]) -> "RunDirectory":
         """Opens a finished run for reading; the folder may have been renamed or moved.
 
         Raises:
             StoreError: `path` is not a run directory, or the run is unfinished, damaged or of a newer schema.
         """
+        path = Path(path)
         config = read_object(path / CONFIG)
         if config is None or stored_config_hash(path) is None:
             raise StoreError(f"{path} is not a run directory: it has no readable {CONFIG}")
@@ -133,6 +137,7 @@ class RunDirectory:
                 self._locked = False
                 take_away_if_empty(self.path)
 
+    @checked()
     def has(self, key: str) -> bool:
         """Whether the part `key` is finished and undamaged; under the lock a damaged one is removed.
 
@@ -147,6 +152,7 @@ class RunDirectory:
             self._parts.discard_damaged(key)
         return False
 
+    @checked()
     def save(self, key: str, result: PartResult, *, seconds: float) -> None:
         """Keeps what computing the part `key` gave.
 
@@ -163,6 +169,7 @@ class RunDirectory:
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
         self._parts.save(key, result, seconds=seconds)
 
+    @checked()
     def part(self, key: str) -> "tuple[pa.Table, ProfileFile]":
         """Scores and curves of the finished part `key`, before or after the run is finished.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import ConfigError, LoadError
+from wherewhat.models.adapter import CONFIG, WEIGHTS, adapter_base, is_adapter
 from wherewhat.models.folder import weight_files
 from wherewhat.models.hub import HUB_ID
 from wherewhat.models.placement import check_device_map, resolve_dtype
@@ -88,6 +89,10 @@ def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tu
 
 def _check(model: str) -> None:
     """Refuse a local model that is not there, before anything runs."""
+    path = Path(model).expanduser()
+    if is_adapter(path, model):  # its base model may have to be fetched, which is for whoever runs it
+        adapter_base(path, model)
+        return
     source = resolve(model)
     if source.folder is not None and not (source.folder / "config.json").is_file():
         raise LoadError(f"{model!r} has no config.json: is it a model folder?")
@@ -110,9 +115,9 @@ def _files(model: str, weights: str) -> JSON:
         return None
     if path.is_file():
         return {path.name: _state(path)}
-    names = ["config.json", "tokenizer.json", "tokenizer_config.json"]
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json", CONFIG, WEIGHTS]
     files = [path / name for name in names if (path / name).is_file()]
-    if weights != "random":
+    if weights != "random" and not is_adapter(path, model):
         files += weight_files(path, model)
     return {file.name: _state(file) for file in files}
 

@@ -4,9 +4,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from wherewhat.checking import checked
 from wherewhat.errors import TextError
 
 
+@checked()
 @dataclass(frozen=True)
 class Document:
     """One text to run a model on.

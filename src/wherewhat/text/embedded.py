@@ -9,12 +9,14 @@ import hashlib
 import json
 from importlib.resources import files
 
+from wherewhat.checking import checked
 from wherewhat.errors import TextError
 from wherewhat.text.document import Document, check_count
 
 SOURCE = "embedded"
 
 
+@checked()
 def embedded_documents(count: int | None = None) -> list[Document]:
     """The embedded documents in the order of their manifest.
 

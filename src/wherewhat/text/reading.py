@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from wherewhat.checking import checked
 from wherewhat.errors import TextError
 from wherewhat.text.decoding import decode, shown
 from wherewhat.text.document import Document, first_documents, with_unique_names
@@ -19,8 +20,9 @@ MAX_BYTES = 1 << 30
 _JSON_LINES = (".jsonl", ".ndjson")
 
 
+@checked()
 def read_documents(
-    sources: Sequence[str | os.PathLike[str]] | None,
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     *,
     stdin: BinaryIO | None = None,
     count: int | None = None,
@@ -34,7 +36,7 @@ def read_documents(
     and CRLF and CR line ends become LF; nothing else is changed.
 
     Args:
-        sources: What to read, in order; the embedded default when None or empty.
+        sources: What to read, one or several in order; the embedded default when None or empty.
         stdin: The stream behind ``-``; the process's own when None.
         count: How many documents to keep, from the first on; all when None.
         separator: Plain texts are cut at lines that equal this; not cut when None.
@@ -45,7 +47,6 @@ def read_documents(
     Raises:
         TextError: If a source cannot be read as text, or ``count`` or ``separator`` do not fit.
     """
-    # A lone string is a sequence of one-letter file names to the type checker, one file name to its author.
     listed = [sources] if isinstance(sources, (str, os.PathLike)) else sources or []
     given = [os.fspath(source) for source in listed]
     if not given:

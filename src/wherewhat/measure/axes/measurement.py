@@ -102,6 +102,7 @@ AXES = Measurement(
     summary="How much of every head's logits is a sum of a distance, a query and a key term.",
     config=AxesConfig,
     measure=per_layer(_scores, pooled),
+    pooled=pooled,
     twins=("random", "shuffled"),
     combine=shared,
     metrics=(

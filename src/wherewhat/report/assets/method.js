@@ -6,6 +6,8 @@ function writeMethod() {
     make(by("method"), "dd", `${item.summary} ${item.limits}`);
   }
   by("left-out").textContent = data.left_out.length ? `Left out: ${data.left_out.join("; ")}` : "";
+  const others = data.model.unmeasured;
+  by("unmeasured").textContent = others.length ? `Not measured, because they have no softmax self-attention: ${others.join("; ")}` : "";
   by("command").textContent = all.command;
   by("command").hidden = !all.command;
   by("no-command").hidden = Boolean(all.command);

