@@ -61,8 +61,7 @@ def _rows(attention: LayerAttention, queries: Sequence[int]) -> tuple[Tensor, Te
 def _direction(scores: Tensor, i: int, j: int, block: int) -> Tensor:
     """Direction of the weights of two blocks, ``(2, heads, queries)``, also where both are too small for a number."""
     both = torch.stack([scores[..., start : start + block].logsumexp(-1) for start in (i, j)])
-    both = (both - both.amax(0)).exp()
-    return both / both.norm(dim=0)
+    return torch.nn.functional.normalize((both - both.amax(0)).exp(), dim=0)
 
 
 def _starts(keys: Tensor, block: int) -> list[int]:
