@@ -53,8 +53,14 @@ def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
         listening = observers.get()
         if not listening or _depth.get():  # families nest these functions; the outermost is the whole rotation
             return function(*args, **kwargs)
+        if len(listening) == 1 and not kwargs and listening[0].knows_rotary(function, args):  # most layers
+            token = _depth.set(1)
+            try:
+                return function(*args)
+            finally:
+                _depth.reset(token)
         arguments: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
-        if any(isinstance(a, tuple | list) for a in arguments):
+        if any(isinstance(a, (tuple, list)) for a in arguments):
             arguments = list(_flatten(tuple(arguments)))
         telling = [observer for observer in listening if not observer.knows_rotary(function, arguments)]
         tensors = [a for a in arguments if isinstance(a, Tensor)] if telling else []
@@ -99,7 +105,7 @@ def _versions(tensors: list[Tensor]) -> list[int]:
 
 def _flatten(values: tuple[Any, ...]) -> Iterator[Any]:
     for value in values:
-        if isinstance(value, tuple | list):
+        if isinstance(value, (tuple, list)):
             yield from _flatten(tuple(value))
         else:
             yield value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -36,6 +36,7 @@ class Rotation:
     offset: int
     inv_freq: Tensor
     scaling: float
+    _copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def planes(self) -> int:
@@ -59,7 +60,10 @@ class Rotation:
         The product is taken in float32 because models do: at position 100,000 the rounding of that product
         is visible, and the description must reproduce it.
         """
-        return positions.float()[..., None] * self.inv_freq.to(positions.device)
+        device = positions.device
+        if device not in self._copies:  # a copy to a GPU waits for all that it has to do
+            self._copies[device] = self.inv_freq.to(device)
+        return positions.float()[..., None] * self._copies[device]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate ``x`` ``(..., n, d)`` at ``positions`` ``(..., n)``; returns float32 (float64 if given)."""
