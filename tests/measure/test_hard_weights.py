@@ -91,7 +91,7 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
     yield from (name for name, curve in scores.curves.items() if not bool(curve.values.isfinite().all()))
 
 
-CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("llama", "gemma3_text", "gpt2")]
+CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("gemma3_text", "gpt2")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,10 +99,8 @@ CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in (
 def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
     if name in ONLY_ROTATED and family not in ROTATED:
         pytest.skip("nothing rotates")
-    if name == "perturb" and dtype == torch.bfloat16:
-        pytest.skip("slow where the CPU has no bfloat16")
-    if name == "perturb" and family == "bloom":
-        pytest.skip("takes no position_ids")
+    if name == "perturb" and (family, dtype) != ("llama", torch.float32):
+        pytest.skip("many passes, of which one family is enough; bloom takes no position_ids")
     with new_process_settings({dtype}):
         scores = measured(name, hard(family, dtype))
     assert list(lost(scores, family, dtype)) == []
