@@ -1,5 +1,6 @@
 """Identity: the proof passes for faithful models in every precision and fails closed, with numbers, for liars."""
 
+import dataclasses
 import re
 from types import FunctionType
 
@@ -12,8 +13,10 @@ from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 
 from capturing.tiny import Kept, run, tiny, tokens
-from wherewhat.capturing import capture, identify_rotation, prove
+from conformance.hard import harden
+from wherewhat.capturing import LayerAttention, capture, identify_rotation, prove
 from wherewhat.capturing.blocks import key_mixing
+from wherewhat.capturing.compare import _weights
 from wherewhat.errors import CaptureError
 
 NUMBER = re.compile(r"(\d\.?\d*(e[-+]?\d+)?|nan|inf)")
@@ -218,6 +221,45 @@ def test_single_precision_is_tight(kind):
     for layer in proof.layers:
         assert max(layer.rotation_error, layer.weights_error, layer.output_error) < 2e-6
         assert layer.drift < 1e-4
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
+def test_rounding_bounds_every_weight_and_is_reached(size):
+    """Brute force: logits off by at most δ, at random and in the worst way, against the bound on their weights."""
+    attention = run(tiny("llama"), tokens(12))[0]
+    attention = dataclasses.replace(attention, scale=attention.scale * size)
+    weights, bound = _weights(attention, slice(None), torch.bfloat16)
+    scores = attention.attn_scores().double().masked_fill(~attention.visible(), -torch.inf)
+    largest = scores.abs().masked_fill(scores.isinf(), 0).amax(-1, keepdim=True)
+    off = 1.5 * torch.finfo(torch.bfloat16).eps * largest
+    torch.testing.assert_close(weights.double(), scores.softmax(-1), rtol=1e-3, atol=1e-6)
+    signs = torch.randn(scores.shape, generator=torch.Generator().manual_seed(0)).sign()
+    for turned in (signs, -signs):
+        assert bool(((scores + off * turned).softmax(-1) - weights <= bound + 1e-6).all())
+    for key in range(attention.m):
+        for sign in (1, -1):
+            worst = torch.full_like(scores, -sign)
+            worst[..., key] = sign
+            change = ((scores + off * worst).softmax(-1)[..., key] - weights[..., key]).abs()
+            assert bool((change <= bound[..., key] + 1e-6).all())
+    first = torch.zeros_like(scores[..., 0])  # the larger of rise and fall is what the bound says
+    for sign in (1, -1):
+        worst = torch.full_like(scores, -sign)
+        worst[..., 0] = sign
+        first = torch.maximum(first, ((scores + off * worst).softmax(-1)[..., 0] - weights[..., 0]).abs())
+    torch.testing.assert_close(first, bound[..., 0].double(), rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "bloom", "gpt_oss"])
+def test_a_wrong_formula_is_refused_on_hard_weights_too(kind, dtype, monkeypatch):
+    model = tiny(kind)
+    harden(model, prove(model))
+    prove(model.to(dtype))
+    rightly = LayerAttention.attn_scores
+    monkeypatch.setattr(LayerAttention, "attn_scores", lambda self, *rows: 1.1 * rightly(self, *rows))
+    with pytest.raises(CaptureError, match=r"attention (weights|output) differ"):
+        prove(model)
 
 
 def test_unknown_dtype_is_said():

@@ -51,7 +51,13 @@ WITHOUT: dict[str, dict[str, str]] = {
     PLANES: {"zamba2": _ADAPTER, "zaya": _MIXED},
     HEADS: {"fuyu": _BIAS, "persimmon": _BIAS, "phi": _BIAS, "zamba2": _ADAPTER, "zaya": _MIXED},
     DIMENSIONS: {"dbrx": _CLIP, "mpt:clip": _CLIP, "olmo": _CLIP, "olmoe": _CLIP, "zaya": _MIXED},
-    ALIKE: {"hunyuan_v1_dense": _AFTER, "hunyuan_v1_moe": _AFTER, "zamba2": _ADAPTER, "zaya": _MIXED},
+    ALIKE: {
+        "hunyuan_v1_dense": _AFTER,
+        "hunyuan_v1_moe": _AFTER,
+        "olmoe": _CLIP,
+        "zamba2": _ADAPTER,
+        "zaya": _MIXED,
+    },
     DOMINANT: {
         "dbrx": _CLIP,
         "gemma2": _CAP,

@@ -91,7 +91,7 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
     yield from (name for name, curve in scores.curves.items() if not bool(curve.values.isfinite().all()))
 
 
-CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("llama", "gemma3_text", "gpt2")]
+CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("gemma3_text", "gpt2")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,10 +99,8 @@ CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in (
 def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
     if name in ONLY_ROTATED and family not in ROTATED:
         pytest.skip("nothing rotates")
-    if name == "perturb" and dtype == torch.bfloat16:
-        pytest.skip("slow where the CPU has no bfloat16")
-    if name == "perturb" and family == "bloom":
-        pytest.skip("takes no position_ids")
+    if name == "perturb" and (family, dtype) != ("llama", torch.float32):
+        pytest.skip("many passes, of which one family is enough; bloom takes no position_ids")
     with new_process_settings({dtype}):
         scores = measured(name, hard(family, dtype))
     assert list(lost(scores, family, dtype)) == []
@@ -134,9 +132,9 @@ def test_swap_scores_equal_swaps_made_for_real(family):
     model = tiny(family)
     harden(model, prove(model))
     model.double()
-    queries = [6, 11, 18]
-    with blocks(model, tokens(19), prove(model)) as again:
-        for layer in again.layers[:3]:
+    queries = [6, 13]
+    with blocks(model, tokens(14), prove(model)) as again:
+        for layer in again.layers[:2]:
             before = again.run(layer, again.hidden(layer))
             expected = reference_scores(before, lambda i, j, at=layer: again.swapped(at, i, j), queries, tau=1e-2)
             for column, query in enumerate(queries):

@@ -1,9 +1,8 @@
 """One token at every position: what then still depends on the position is rotation, and must be accounted for.
 
-All values of a layer are then equal, so attention returns that value whatever its weights, and, unless the model
-adds positions to its embeddings or is recurrent, the input of the next layer is again the same at every position.
-Queries and keys before rotation must be too. This asks nothing of the model's rotary function, so it also finds
-rotations that go by a name nobody knows.
+Each attention module is given the same hidden states at every position, whatever embeddings and other layers add to
+them. Queries and keys before rotation must then be the same too. This asks nothing of the model's rotary function, so
+it also finds rotations that go by a name nobody knows.
 """
 
 from __future__ import annotations
