@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ class RotationGuard:
     def start(self) -> None:
         """Forget the pass before, which may have broken off."""
         self._pending: list[_Glimpse] = []
-        self._mismatch: list[tuple[str, Tensor, float]] = []
+        self._open: list[tuple[str, Callable[[], Tensor], float]] = []
         self._compared: list[_Compared] = []
 
     def knows(self, function: Any, arguments: Sequence[Any]) -> bool:
@@ -107,7 +108,8 @@ class RotationGuard:
         used = [pending[index] for index in rotary.calls if pending[index].known is not rotary.found]
         for glimpse in used:
             if glimpse.known is not None:
-                self._mismatch.append((plan.name, _difference(glimpse.known, rotary.found, positions), 2e-3))
+                difference = functools.partial(_difference, glimpse.known, rotary.found, positions)
+                self._open.append((plan.name, difference, 2e-3))
         new = [glimpse for glimpse in used if glimpse.sample is not None]
         if new:
             self._look(plan, new, positions)
@@ -117,7 +119,10 @@ class RotationGuard:
                     self._compared = [*self._compared[-3:], _Compared(invocation, rotary.found)]
 
     def _look(self, plan: LayerPlan, glimpses: list[_Glimpse], positions: Tensor) -> None:
-        """Note how far samples are from a plan, all at once if they are alike: on a GPU each operation is a launch."""
+        """Have samples compared with a plan at the end of the pass, all at once if they are alike.
+
+        A GPU is given work faster than it is done, but for the first layers, when it has nothing to do yet.
+        """
         assert plan.rotary is not None
         samples = [glimpse.sample for glimpse in glimpses if glimpse.sample is not None]
         tokens = glimpses[0].tokens
@@ -126,11 +131,11 @@ class RotationGuard:
         at = positions[..., positions.shape[-1] - tokens :][..., _few(tokens)]
         for before, after in samples:
             limit = 2e-2 if after.dtype == torch.bfloat16 else 2e-3
-            self._mismatch.append((plan.name, plan.rotary.mismatch(before, after, at), limit))
+            self._open.append((plan.name, functools.partial(plan.rotary.mismatch, before, after, at), limit))
 
     def expect_numbers(self, output: Tensor) -> None:
         """Refuse, when the pass is checked, an output that holds NaN: some weight does, or a layer overflowed."""
-        self._mismatch.insert(0, ("", output.isnan().any(), 0.0))
+        self._open.insert(0, ("", lambda: output.isnan().any(), 0.0))
 
     def check(self) -> None:
         """Refuse if the model rotated differently from what was proved, or its output holds NaN.
@@ -138,8 +143,9 @@ class RotationGuard:
         Raises:
             CaptureError: With the layer and the numbers.
         """
-        mismatch, self._mismatch, self._compared = self._mismatch, [], []
-        for name, error, limit in mismatch:
+        found = [(name, error(), limit) for name, error, limit in self._open]
+        self.start()
+        for name, error, limit in found:
             if float(error) <= limit:
                 continue
             if not name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 import re
 import weakref
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ State = tuple[Any, ...]
 """What a proof depends on, to be compared with that of another time."""
 
 _serial = itertools.count()
+_TRAINING = operator.itemgetter("training")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class Structure:
         leaves: Dictionaries of children that are empty.
         weights: Dictionaries of weights that are not empty.
         weightless: Dictionaries of weights that are empty.
+        attributes: Attributes of all modules, the model's first.
         configs: Configurations of the modules.
         adapters: Attributes of modules that hold adapters.
     """
@@ -56,6 +59,7 @@ class Structure:
     leaves: tuple[dict[str, Any], ...]
     weights: tuple[dict[str, Any], ...]
     weightless: tuple[dict[str, Any], ...]
+    attributes: tuple[dict[str, Any], ...]
     configs: tuple[Any, ...]
     adapters: tuple[dict[str, Any], ...]
 
@@ -65,7 +69,7 @@ class Structure:
         named = dict(model.named_modules())
         modules = tuple(named.values())
         cross = {kind for kind in set(map(type, modules)) if re.search("cross", kind.__name__, re.IGNORECASE)}
-        own = [module.__dict__ for module in modules]
+        own = tuple(module.__dict__ for module in modules)
         children, weights = [x["_modules"] for x in own], [x["_parameters"] for x in own]
         configs = {id(x["config"]): x["config"] for x in own if "config" in x}
         return cls(
@@ -79,6 +83,7 @@ class Structure:
             leaves=tuple(x for x in children if not x),
             weights=tuple(x for x in weights if x),
             weightless=tuple(x for x in weights if not x),
+            attributes=own,
             configs=tuple(configs.values()),
             adapters=tuple(x for x in own if "_active_adapter" in x),
         )
@@ -116,14 +121,14 @@ def state_of(model: nn.Module) -> State:
     """
     structure = structure_of(model)
     check_mode(model, structure)
-    weights = [_weight_state(x) for held in structure.weights for x in held.values() if x is not None]
+    weights = [x for held in structure.weights for x in held.values() if x is not None]
     implementations = [getattr(config, "_attn_implementation", None) for config in structure.configs]
     adapters = [
         (str(own["_active_adapter"]), own.get("_disable_adapters"), str(own.get("merged_adapters")))
         for own in structure.adapters
     ]
     autocast = [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return (structure.serial, weights, implementations, adapters, autocast)
+    return (structure.serial, _places(weights), _versions(weights), implementations, adapters, autocast)
 
 
 def check_mode(model: nn.Module, structure: Structure) -> None:
@@ -132,16 +137,23 @@ def check_mode(model: nn.Module, structure: Structure) -> None:
     Raises:
         CaptureError: With the first such part.
     """
-    for module in (model, *structure.parts):
-        if module.training:
-            where = "the model" if module is model else structure.names.get(id(module), type(module).__name__)
-            raise CaptureError(f"{where} is in training mode, where dropout changes passes: call model.eval() first")
+    if any(map(_TRAINING, structure.attributes)):
+        found = next(module for module in (model, *structure.parts) if module.training)
+        where = "the model" if found is model else structure.names.get(id(found), type(found).__name__)
+        raise CaptureError(f"{where} is in training mode, where dropout changes passes: call model.eval() first")
 
 
-def _weight_state(weight: Tensor) -> tuple[int, int]:
-    """Where a weight is and how often it was written to, as far as it tells. Another dtype or device is elsewhere."""
-    version = -1 if weight.is_inference() else weight._version
+def _places(weights: list[Tensor]) -> list[int]:
+    """Where each weight is; one of another dtype or on another device is elsewhere."""
     try:
-        return weight.data_ptr(), version
+        return [weight.data_ptr() for weight in weights]
     except RuntimeError:  # quantised formats that are made of several tensors
-        return id(weight), version
+        return [id(weight) for weight in weights]
+
+
+def _versions(weights: list[Tensor]) -> list[int]:
+    """How often each weight was written to, as far as that is counted."""
+    try:
+        return [weight._version for weight in weights]
+    except RuntimeError:  # not in inference mode
+        return [-1 if weight.is_inference() else weight._version for weight in weights]

@@ -167,7 +167,7 @@ def _together(documents: Sequence[DocumentScores], config: HeadsConfig) -> Docum
 
 HEADS = Measurement(
     name="heads",
-    revision=2,
+    revision=3,
     summary="Whether every head is positional or symbolic, beside the other things that say what it does.",
     config=HeadsConfig,
     measure=_measure,
