@@ -9,6 +9,7 @@ import pytest
 
 from report.conftest import TOKENS
 from wherewhat.errors import MeasureError
+from wherewhat.pipeline import controls
 from wherewhat.pipeline.progress import Silent
 from wherewhat.pipeline.request import ModelRequest
 from wherewhat.report import make_report, making, measuring
@@ -88,7 +89,8 @@ def test_an_interrupted_report_goes_on(made, model, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(request, **options)
 
-    monkeypatch.setattr(measuring, "run", interrupted)
+    for module in (measuring, controls):
+        monkeypatch.setattr(module, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS)
     told = Told()
@@ -106,7 +108,8 @@ def test_a_finished_report_is_made_again_without_the_model(made, model, monkeypa
         raise AssertionError("nothing is to be loaded or measured")
 
     monkeypatch.setattr(making, "load_model", refuse)
-    monkeypatch.setattr(measuring, "run", refuse)
+    for module in (measuring, controls):
+        monkeypatch.setattr(module, "run", refuse)
     told = Told()
     request = ModelRequest(model=model, device="cpu")
     again = make_report(request, out=made.out, text=[str(made.text)], tokens=TOKENS, progress=told)
