@@ -26,11 +26,12 @@ def new_process_settings(dtypes: Iterable[torch.dtype] = ()) -> Iterator[None]:
     Args:
         dtypes: Dtypes of the products, such as those of a model's weights.
     """
-    before = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     with ExitStack() as stack:
         stack.enter_context(_onednn(_multiplies(dtypes)))
-        stack.callback(_set, *before)
-        _set("highest", torch.float32)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        stack.callback(*_precision())
+        torch.set_float32_matmul_precision("highest")
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         for device in ("cpu", "cuda"):
@@ -62,9 +63,19 @@ def _onednn(enabled: bool) -> Iterator[None]:
         _ONEDNN.enabled = before
 
 
-def _set(precision: str, dtype: torch.dtype) -> None:
-    torch.set_float32_matmul_precision(precision)
-    torch.set_default_dtype(dtype)
+def _precision() -> tuple[Any, ...]:
+    """What to call to restore the precision of float32 products."""
+    try:
+        return torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by device, in the way of torch 2.9 and later, which has no one name
+        holders: list[Any] = [torch.backends, torch.backends.cuda.matmul, _ONEDNN.matmul]
+        before = [holder.fp32_precision for holder in holders]
+
+        def restore() -> None:
+            for holder, precision in zip(holders, before, strict=True):
+                holder.fp32_precision = precision
+
+        return (restore,)
 
 
 def _multiplies(dtypes: Iterable[torch.dtype]) -> bool:

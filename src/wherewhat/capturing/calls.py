@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,6 +95,16 @@ class Observer(Protocol):
 
 observers: ContextVar[tuple[Any, ...]] = ContextVar("wherewhat_observers", default=())
 """Open captures of the current context, outermost first."""
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Let passes until the context ends not be seen by the captures that are open now."""
+    token = observers.set(())
+    try:
+        yield
+    finally:
+        observers.reset(token)
 
 
 class Repetition:

@@ -11,10 +11,8 @@ from torch import Tensor
 from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.calls import AttentionCall
 from wherewhat.capturing.learn import LayerPlan
+from wherewhat.capturing.rounding import output_excess, rounded_weights
 from wherewhat.capturing.session import describe
-
-_ROUNDINGS = 3
-"""How often a logit is rounded to the model's dtype: after the product, the scale and the bias."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
     dtype = call.query.dtype if again is None else torch.float32
 
     def error(given: LayerAttention) -> float:
-        parts = ((rows, *_weights(given, rows, dtype)) for rows in _blocks_of_rows(given.n))
+        parts = ((rows, *rounded_weights(given, rows, dtype)) for rows in _blocks_of_rows(given.n))
         return max(_largest((ours - weights[:, :, rows]).abs() - rounding) for rows, ours, rounding in parts)
 
     if attention.sinks is None:
@@ -104,19 +102,10 @@ def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
 
 def _output_error(attention: LayerAttention) -> float:
     """Our attention output against the model's, relative to the largest entry and likewise."""
-    dtype = torch.promote_types(attention.value.dtype, torch.float32)
-    value = attention.value.to(dtype).repeat_interleave(attention.heads // attention.value.shape[1], 1)
-    theirs = attention.output.to(dtype)
-    if theirs.numel() != value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
+    if attention.output.numel() != attention.value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
         return torch.inf
-    theirs = theirs.reshape(theirs.shape[0], attention.n, attention.heads, -1).transpose(1, 2)
-    largest = 0.0
-    for rows in _blocks_of_rows(attention.n):
-        weights, rounding = _weights(attention, rows, attention.rot_q.dtype)
-        weights, rounding = weights.to(dtype), rounding.to(dtype)
-        excess = (weights @ value - theirs[:, :, rows]).abs() - rounding @ value.abs()
-        largest = max(largest, _largest(excess))
-    return largest / float(theirs.abs().max().clamp_min(1e-30))
+    largest = max(_largest(output_excess(attention, rows)) for rows in _blocks_of_rows(attention.n))
+    return largest / float(attention.output.abs().max().clamp_min(1e-30))
 
 
 def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
@@ -126,27 +115,3 @@ def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
 def _largest(excess: Tensor) -> float:
     """The largest entry; zero if none is positive, and infinite if one is not a number."""
     return float(excess.nan_to_num(nan=torch.inf).max().clamp_min(0))
-
-
-def _weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Attention weights of some queries, and how far each may be off where logits are rounded to ``dtype``.
-
-    With every logit off by at most δ, the log-odds of a weight are off by at most 2δ: nothing where a query is sure of
-    its key, however large its logits and thus their rounding.
-    """
-    scores, visible = attention.attn_scores(rows), attention.visible(rows)
-    weights = attention.weigh(scores, rows)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    if attention.sinks is not None:
-        scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
-    precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # softmax is in float32 even in float64
-    off = precision * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
-    best = scores.argmax(-1, keepdim=True)
-    # Sum of the other keys: a difference loses all digits for the best key, and is exact enough for the others.
-    total = scores.logsumexp(-1, keepdim=True)
-    others = (total + torch.log1p(-(scores - total).exp().clamp_max(0.5))).scatter(
-        -1, best, scores.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
-    )
-    odds = (scores - others)[..., : attention.m]
-    rounding = torch.maximum((odds + off).sigmoid() - weights, weights - (odds - off).sigmoid())
-    return weights, torch.where(visible.any(-1, keepdim=True), rounding, 0.0)

@@ -10,10 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.calls import Invocation, RotaryCall
 from wherewhat.capturing.learn import LayerPlan, Plan, heads_first
 from wherewhat.capturing.rotation import Identified
+from wherewhat.capturing.rounding import output_excess
 from wherewhat.errors import CaptureError
+
+_NAN = "the model's logits hold NaN: weights hold NaN or a layer overflows; load it again, as float32"
+_ROTATION = (
+    "{name} rotates differently from the proof (relative error {error:.2g}): its frequencies depend on the length of "
+    "the text, or positions were changed; prove it at this length"
+)
+_OUTPUT = (
+    "the output of {name} is not its attention weights times its values (relative error {error:.2g}): its attention "
+    "function does something else at this length; load it with attn_implementation='eager'"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class RotationGuard:
     def start(self) -> None:
         """Forget the pass before, which may have broken off."""
         self._pending: list[_Glimpse] = []
-        self._open: list[tuple[str, Callable[[], Tensor], float]] = []
+        self._open: list[tuple[str, str, Callable[[], Tensor], float]] = []
         self._compared: list[_Compared] = []
 
     def knows(self, function: Any, arguments: Sequence[Any]) -> bool:
@@ -109,7 +121,7 @@ class RotationGuard:
         for glimpse in used:
             if glimpse.known is not None:
                 difference = functools.partial(_difference, glimpse.known, rotary.found, positions)
-                self._open.append((plan.name, difference, 2e-3))
+                self._open.append((_ROTATION, plan.name, difference, 2e-3))
         new = [glimpse for glimpse in used if glimpse.sample is not None]
         if new:
             self._look(plan, new, positions)
@@ -130,12 +142,24 @@ class RotationGuard:
             samples = [(torch.cat([before for before, _ in samples], 1), torch.cat([after for _, after in samples], 1))]
         at = positions[..., positions.shape[-1] - tokens :][..., _few(tokens)]
         for before, after in samples:
-            limit = 2e-2 if after.dtype == torch.bfloat16 else 2e-3
-            self._open.append((plan.name, functools.partial(plan.rotary.mismatch, before, after, at), limit))
+            mismatch = functools.partial(plan.rotary.mismatch, before, after, at)
+            self._open.append((_ROTATION, plan.name, mismatch, _allowed(after)))
+
+    def expect_output(self, attention: LayerAttention) -> None:
+        """Refuse, when the pass is checked, an output of the last query that its pattern and the values do not give.
+
+        This shows an attention function that does not do what it is told, such as a kernel with a window of its own.
+        """
+        row = slice(attention.n - 1, attention.n)
+        with torch.no_grad():
+            seen = attention.visible(row).any(-1, keepdim=True)
+            excess = torch.where(seen, output_excess(attention, row), 0.0).max()
+            error = excess / attention.output[:, row].abs().max().clamp_min(1e-30)
+        self._open.append((_OUTPUT, attention.name, lambda: error, _allowed(attention.rot_q)))
 
     def expect_numbers(self, output: Tensor) -> None:
         """Refuse, when the pass is checked, an output that holds NaN: some weight does, or a layer overflowed."""
-        self._open.insert(0, ("", lambda: output.isnan().any(), 0.0))
+        self._open.insert(0, (_NAN, "", lambda: output.isnan().any(), 0.0))
 
     def check(self) -> None:
         """Refuse if the model rotated differently from what was proved, or its output holds NaN.
@@ -143,19 +167,16 @@ class RotationGuard:
         Raises:
             CaptureError: With the layer and the numbers.
         """
-        found = [(name, error(), limit) for name, error, limit in self._open]
+        found = [(problem, name, error(), limit) for problem, name, error, limit in self._open]
         self.start()
-        for name, error, limit in found:
-            if float(error) <= limit:
-                continue
-            if not name:
-                raise CaptureError(
-                    "the model's logits hold NaN: weights hold NaN or a layer overflows; load it again, as float32"
-                )
-            raise CaptureError(
-                f"{name} rotates differently from the proof (relative error {float(error):.2g}): its "
-                "frequencies depend on the length of the text, or positions were changed; prove it at this length"
-            )
+        for problem, name, error, limit in found:
+            if not float(error) <= limit:
+                raise CaptureError(problem.format(name=name, error=float(error)))
+
+
+def _allowed(x: Tensor) -> float:
+    """Largest relative error of what is computed from a tensor."""
+    return 2e-2 if x.dtype == torch.bfloat16 else 2e-3
 
 
 def _few(n: int) -> slice:

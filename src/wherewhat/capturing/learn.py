@@ -177,7 +177,7 @@ def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
     errors = []
     for call in (rotations[index] for index in plan.calls):
         before, after = (heads_first(t, plan.token_axis).cpu() for t in (call.before, call.after))
-        errors.append(float(plan.mismatch(before, after, torch.arange(after.shape[2]))))
+        errors.append(float(plan.mismatch(before, after, torch.arange(after.shape[2], device="cpu"))))
     return replace(plan, error=max(errors))
 
 
@@ -228,7 +228,7 @@ def _layer_rotary(
     call: AttentionCall, rotations: list[RotaryCall], live: list[LiveFrequencies]
 ) -> tuple[RotaryPlan | None, str]:
     n = call.query.shape[2]
-    positions = torch.arange(n)
+    positions = torch.arange(n, device="cpu")
     placed: list[RotaryPlan] = []
     loose: tuple[RotaryPlan, Tensor] | None = None
     for index, rotary in enumerate(rotations):
@@ -265,7 +265,7 @@ def _layer_rotary(
 
 def _is_rescaled(call: AttentionCall, plan: RotaryPlan, before: Tensor) -> bool:
     """Whether the queries are those that were rotated but for a factor on each."""
-    unrotated = plan.rotation.unrotate(call.query.cpu(), torch.arange(call.query.shape[2]))
+    unrotated = plan.rotation.unrotate(call.query.cpu(), torch.arange(call.query.shape[2], device="cpu"))
     coarse = call.query.dtype in (torch.float16, torch.bfloat16)
     return _direction_error(unrotated, before) < (2e-2 if coarse else 1e-3)
 

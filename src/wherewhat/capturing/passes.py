@@ -29,7 +29,7 @@ def prompt(model: Any, length: int) -> Tensor:
     embedding = next(model.get_input_embeddings().parameters())
     special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, embedding.shape[0], (1, 4 * length), generator=generator)
+    ids = torch.randint(0, embedding.shape[0], (1, 4 * length), generator=generator, device="cpu")
     ordinary = [i for i in ids[0].tolist() if i not in special][:length]
     return torch.tensor([ordinary], device=input_device(model))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wherewhat.capturing.calls import unobserved
 from wherewhat.capturing.compare import LayerProof, layer_proof
 from wherewhat.capturing.learn import Plan
 from wherewhat.capturing.passes import eager_attention, largest_change, record_pass
@@ -130,7 +131,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
-    with torch.no_grad(), uncompiled(), onednn_for(weight_dtypes(model)):
+    with torch.no_grad(), uncompiled(), unobserved(), onednn_for(weight_dtypes(model)):
         plain = first_logits(model, ids)
         if bool(plain.isnan().any()):
             raise CaptureError(

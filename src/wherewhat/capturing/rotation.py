@@ -166,7 +166,7 @@ def identify_rotation(
     wide_before, wide_after = before.double(), after.double()
     live = tuple(live)
     best: Identified | None = None
-    for width, offset, source, target in _layouts(d, widths):
+    for width, offset, source, target in _layouts(d, widths, {2 * x.inv_freq.numel() for x in live}):
         z_before, z_after = _complex(wide_before, source, offset, width), _complex(wide_after, target, offset, width)
         scaling, inv_freq = _estimate(z_before, z_after, positions, live, coarse)
         trial = Identified(Rotation(target, offset, inv_freq, scaling), 0.0, source)
@@ -179,15 +179,20 @@ def identify_rotation(
     return best
 
 
-def _layouts(d: int, widths: Iterable[int]) -> Iterator[tuple[int, int, Pairing, Pairing]]:
-    """Possible rotated widths, offsets, and pairings before and after, the most common first."""
+def _layouts(d: int, widths: Iterable[int], live: set[int]) -> Iterator[tuple[int, int, Pairing, Pairing]]:
+    """Possible rotated widths, offsets, and pairings before and after, the most common first.
+
+    Widths of live frequencies come before others: in half precision planes too slow to be seen to turn are hardly told
+    from dimensions that do not rotate.
+    """
     pairings: tuple[tuple[Pairing, Pairing], ...] = (
         ("half", "half"),
         ("interleaved", "interleaved"),
         ("interleaved", "half"),
         ("half", "interleaved"),
     )
-    for width in sorted({d - d % 2, *(w for w in widths if 2 <= w < d and w % 2 == 0)}, reverse=True):
+    possible = {d - d % 2, *(w for w in (*widths, *live) if 2 <= w < d and w % 2 == 0)}
+    for width in sorted(possible, key=lambda width: (width not in live, -width)):
         for offset in dict.fromkeys((0, d - width)):
             for source, target in pairings:
                 yield width, offset, source, target

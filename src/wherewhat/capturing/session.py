@@ -12,6 +12,7 @@ from wherewhat.capturing.attention import LayerAttention
 from wherewhat.capturing.calls import AttentionCall, Repetition, RotaryCall, observers
 from wherewhat.capturing.guard import RotationGuard
 from wherewhat.capturing.learn import LayerPlan, Plan
+from wherewhat.capturing.structure import surroundings
 from wherewhat.capturing.watch import ModelWatch, observing
 from wherewhat.errors import CaptureError
 
@@ -35,14 +36,16 @@ class Capture:
         self._edits = edits
         self._plans = {(p.name, p.occurrence): p for p in plan.layers}
         self._occurrences: dict[str, int] = {}
+        self._in_pass = 0
         self._guard = RotationGuard(plan)
+        self._surroundings = surroundings(watch.structure)
         self._repeats = Repetition()
         watch.on_enter = self._start_pass
         watch.on_leave = self._end_pass
 
     def owns(self, module: nn.Module) -> bool:
-        """Whether the module is part of the captured model."""
-        return id(module) in self._watch.names
+        """Whether the module is part of the captured model; none is once the capture is closed."""
+        return id(module) in self._watch.names and self._watch.observer is self
 
     def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
         """Whether a rotation given the same was compared in this pass already."""
@@ -78,6 +81,9 @@ class Capture:
         self._guard.compare(plan, positions)
         self.layers_seen += 1
         attention = describe(plan, call, positions)
+        self._in_pass += 1
+        if self._in_pass == len(self._plans) and not self._edits:
+            self._guard.expect_output(attention)
         # What a reducer runs is its own affair, be it this very model.
         listening = observers.get()
         token = observers.set(() if len(listening) == 1 else tuple(o for o in listening if o is not self))
@@ -94,7 +100,12 @@ class Capture:
     def _start_pass(self) -> None:
         """Forget what a pass that broke off may have left, and refuse one in training mode."""
         self._watch.check_mode()
+        if surroundings(self._watch.structure) != self._surroundings:
+            raise CaptureError(
+                "the attention implementation or autocast changed inside an open capture: change it before the capture"
+            )
         self._occurrences = {}
+        self._in_pass = 0
         self._guard.start()
         self._repeats = Repetition()
 
@@ -110,8 +121,8 @@ class Capture:
                 f"{seen} attention layers were seen, {len(self._plans)} in the proof: the proof is of another model, "
                 "or the model took another path"
             )
-        logits = getattr(output, "logits", None)
-        if isinstance(logits, Tensor) and not self._edits:
+        logits = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
+        if isinstance(logits, Tensor) and logits.ndim > 1 and not self._edits:
             self._guard.expect_numbers(logits[:, -1])
         self._guard.check()
 

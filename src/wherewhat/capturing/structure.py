@@ -38,6 +38,7 @@ class Structure:
         parts: All modules below the model.
         names: Path of each module by its identity, cross-attention left out: distance and order mean nothing there.
         parameters: Names of the parameters of the model's forward function.
+        frequencies_change: Whether its rotary frequencies depend on the length of the text.
         rotary: Where to watch rotary functions.
         interface: Where to watch transformers' attention interface.
         branches: Dictionaries of children that are not empty, with the children they held.
@@ -53,6 +54,7 @@ class Structure:
     parts: tuple[nn.Module, ...]
     names: dict[int, str]
     parameters: tuple[str, ...]
+    frequencies_change: bool
     rotary: tuple[Target, ...]
     interface: tuple[Target, ...]
     branches: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...]
@@ -77,6 +79,7 @@ class Structure:
             parts=modules[1:],
             names={id(module): name for name, module in named.items() if type(module) not in cross},
             parameters=tuple(inspect.signature(model.forward).parameters),
+            frequencies_change=any(_by_length(config) for config in configs.values()),
             rotary=tuple(rotary_targets(modules)),
             interface=tuple(interface_targets(modules)),
             branches=tuple((x, tuple(x.values())) for x in children if x),
@@ -113,8 +116,8 @@ def structure_of(model: nn.Module) -> Structure:
 def state_of(model: nn.Module) -> State:
     """Everything a proof of the model depends on: a proof made in another state is not one of this model.
 
-    These are its modules, adapters and attention implementation, where its weights are and how often they were
-    written to, and autocast. Rotary frequencies and dtypes are compared in every pass.
+    These are its modules, their classes and forward functions, adapters and attention implementation, where its weights
+    are and how often they were written to, and autocast. Rotary frequencies and dtypes are compared in every pass.
 
     Raises:
         CaptureError: If it is in training mode.
@@ -122,13 +125,23 @@ def state_of(model: nn.Module) -> State:
     structure = structure_of(model)
     check_mode(model, structure)
     weights = [x for held in structure.weights for x in held.values() if x is not None]
-    implementations = [getattr(config, "_attn_implementation", None) for config in structure.configs]
+    own_parts = structure.attributes[1:]
+    code = [(id(type(part)), id(own.get("forward"))) for part, own in zip(structure.parts, own_parts, strict=True)]
     adapters = [
         (str(own["_active_adapter"]), own.get("_disable_adapters"), str(own.get("merged_adapters")))
         for own in structure.adapters
     ]
+    return (structure.serial, code, _places(weights), _versions(weights), adapters, *surroundings(structure))
+
+
+def surroundings(structure: Structure) -> State:
+    """What a proof depends on outside of the modules: attention functions and autocast."""
+    names = [getattr(config, "_attn_implementation", None) for config in structure.configs]
+    tables = [getattr(target.owner, target.name, None) for target in structure.interface]
+    functions = [_bare(table.get(name)) for table in tables for name in names if name is not None and table is not None]
+    functions += [_bare(getattr(target.owner, "eager_attention_forward", None)) for target in structure.interface]
     autocast = [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return (structure.serial, _places(weights), _versions(weights), implementations, adapters, autocast)
+    return (names, functions, autocast)
 
 
 def check_mode(model: nn.Module, structure: Structure) -> None:
@@ -157,3 +170,13 @@ def _versions(weights: list[Tensor]) -> list[int]:
         return [weight._version for weight in weights]
     except RuntimeError:  # not in inference mode
         return [-1 if weight.is_inference() else weight._version for weight in weights]
+
+
+def _bare(function: Any) -> int:
+    """Identity of a function, observed or not."""
+    return id(getattr(function, "__wrapped__", function))
+
+
+def _by_length(config: Any) -> bool:
+    """Whether a configuration asks for rotary frequencies that depend on the length of the text."""
+    return any(kind in str(getattr(config, "rope_parameters", "")) for kind in ("'dynamic'", "'longrope'"))

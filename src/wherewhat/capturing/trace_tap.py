@@ -54,7 +54,8 @@ def tracing(listener: Listener) -> Iterator[None]:
         yield
     finally:
         mode.listeners.remove(listener)
-        if not mode.listeners:
+        here = vars(_thread).get("mode") is mode  # and not in another thread, which may close it
+        if here and not mode.listeners:
             del _thread.mode
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -65,13 +66,18 @@ class TraceAttention(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Listener] = []
-        self._notes: MutableMapping[Tensor, Logits] = WeakIdKeyDictionary()
+        self._notes: MutableMapping[Tensor, tuple[int, Logits]] = WeakIdKeyDictionary()
+
+    def _note(self, x: Tensor) -> Logits | None:
+        """The note on a tensor, unless it was written to since, by its index or through a view."""
+        version, note = self._notes.get(x, (0, None))
+        return note if note is not None and version == _version(x) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then take note of what its result is."""
         kwargs = kwargs or {}
         # In-place operations return the tensor they changed, so its note must be read before it is replaced.
-        notes = [self._notes.get(a) if isinstance(a, Tensor) else None for a in (*args[:3], None, None, None)]
+        notes = [self._note(a) if isinstance(a, Tensor) else None for a in (*args[:3], None, None, None)]
         result = func(*args, **kwargs)
         at_work = [(who, module) for who in self.listeners if (module := who.current_module()) is not None]
         if not at_work or not isinstance(result, Tensor):
@@ -87,10 +93,15 @@ class TraceAttention(TorchFunctionMode):
         else:
             note = note_on(func, args, kwargs, notes)
             if note is not None:
-                self._notes[result] = note
+                self._notes[result] = (_version(result), note)
             elif result in self._notes:
                 del self._notes[result]
         return result
+
+
+def _version(x: Tensor) -> int:
+    """How often a tensor, or another view of it, was written to; inference mode does not count."""
+    return -1 if x.is_inference() else x._version
 
 
 def _report_sdpa(

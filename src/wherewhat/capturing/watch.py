@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -33,6 +35,9 @@ class ModelWatch:
         self._tokens = 0
         self._cached: int | None = None
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
+        self._mask: Tensor | None = None
+        self._before: Tensor | None = None
+        self._histories: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
         self._stack: list[nn.Module] = []
         self._model = model
 
@@ -61,11 +66,12 @@ class ModelWatch:
     def positions(self, keys: int, device: torch.device) -> Tensor:
         """Position of every key of the pass, ``(keys,)`` or ``(batch, keys)``.
 
-        Cached keys are taken to stand one by one before the first token of the pass. Layers with a window cache
-        fewer of them than there were tokens.
+        Those of cached keys are known from the passes that made them, where these were captured too. Others are taken
+        to stand one by one before the first token of the pass. Layers with a window cache fewer of them than there were
+        tokens.
 
         Raises:
-            CaptureError: If the cache has places for tokens that have not come yet.
+            CaptureError: If the cache has places for tokens that have not come yet, or its keys may stand elsewhere.
         """
         if self._cached is not None and keys > self._cached + self._tokens:
             raise CaptureError(
@@ -77,14 +83,75 @@ class ModelWatch:
         return self._positions[keys, device]
 
     def _key_positions(self, keys: int, device: torch.device) -> Tensor:
-        given = self._position_ids
-        if given is None or given.shape[-1] > keys:
+        new = self._new_positions(device)
+        known = self._before is not None and self._before.shape[-1] == self._cached
+        if self._cached and not known:
+            self._check_cached(new)
+        if new is None or new.shape[-1] > keys:
             first = self._cached + self._tokens - keys if self._cached else 0
             return torch.arange(first, first + keys, device=device)
-        given = given.reshape(-1, *given.shape[-2:])[0] if given.ndim > 2 else given
-        given = (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
-        earlier = given[..., :1] - torch.arange(keys - given.shape[-1], 0, -1, device=device)
-        return torch.cat([earlier, given], -1)
+        if known and self._before is not None:
+            before = self._before.to(device)
+            before = before.expand(*new.shape[:-1], -1) if before.ndim < new.ndim else before
+            return torch.cat([before, new.expand(*before.shape[:-1], -1)], -1)[..., -keys:]
+        earlier = new[..., :1] - torch.arange(keys - new.shape[-1], 0, -1, device=device)
+        return torch.cat([earlier, new], -1)
+
+    def _new_positions(self, device: torch.device) -> Tensor | None:
+        """Positions of the tokens of the pass, ``(n,)`` or ``(batch, n)``; None if they follow from what is cached."""
+        given = self._position_ids
+        if given is None:
+            # Those that were captured may stand elsewhere; what comes after them does not say so.
+            known = self._before is not None and self._before.shape[-1] == self._cached
+            first = self._cached or 0
+            return torch.arange(first, first + self._tokens, device=device) if known else None
+        if given.ndim > 2:  # one row for each axis of images, after one for the text in some families
+            rows = given[-3:] if given.shape[0] > 3 else given
+            if bool((rows != rows[:1]).any()):
+                raise CaptureError(
+                    "position_ids differ between their rows, as for images: tokens have no single position"
+                )
+            given = rows[0]
+        return (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
+
+    def _check_cached(self, new: Tensor | None) -> None:
+        """Refuse cached keys that were not captured and may not stand one by one before the first new token.
+
+        Raises:
+            CaptureError: If so.
+        """
+        cached = self._cached or 0
+        if self.structure.frequencies_change:
+            raise CaptureError(
+                f"{cached} cached keys were made before the capture, maybe with other frequencies, which depend on the "
+                "length here: open the capture before the first pass, or use use_cache=False"
+            )
+        if new is None:
+            return
+        visible = torch.full((1,), cached, device=new.device)
+        last = True
+        if self._mask is not None and self._mask.ndim == 2 and self._mask.shape[1] >= cached:
+            seen = self._mask[:, :cached].to(new.device).bool()
+            visible = seen.sum(-1)
+            last = bool((seen[:, 1:] | ~seen[:, :-1]).all())  # none is hidden behind one that is seen
+        if not last or not bool((new.reshape(-1, new.shape[-1])[:, 0] == visible).all()):
+            raise CaptureError(
+                f"{cached} cached keys were made before the capture and may stand at any position: open the capture "
+                "before the first pass, or use use_cache=False"
+            )
+
+    def _remember(self, output: Any) -> None:
+        """Note the positions of all keys in the cache that a pass returns, for the pass that goes on from it."""
+        cache = getattr(output, "past_key_values", None)
+        if cache is None or not hasattr(cache, "get_seq_length"):
+            return
+        total = (self._cached or 0) + self._tokens
+        whole = next((x for (keys, _), x in self._positions.items() if keys == total), None)
+        if whole is None and self._positions:  # layers with a window hold fewer keys
+            whole = self._key_positions(total, next(iter(self._positions.values())).device)
+        if whole is not None:
+            with contextlib.suppress(TypeError):  # a cache that cannot be referred to weakly
+                self._histories[cache] = whole
 
     @contextmanager
     def watching(self, *, modules: bool) -> Iterator[None]:
@@ -119,6 +186,11 @@ class ModelWatch:
         self.batch, self._tokens = inputs.shape[:2] if isinstance(inputs, Tensor) and inputs.ndim > 1 else (1, 0)
         self._cached = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else None
         self._position_ids = given.get("position_ids")
+        self._mask = given.get("attention_mask")
+        self._before = None
+        if self._cached:
+            with contextlib.suppress(TypeError):
+                self._before = self._histories.get(cache)
         self._positions = {}
         self._stack.clear()
         self.running = True
@@ -128,6 +200,7 @@ class ModelWatch:
         if self._listening():
             self.running = False
             if output is not None:  # a pass that broke off has an error of its own to show
+                self._remember(output)
                 self.on_leave(output)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
