@@ -173,3 +173,64 @@ def test_a_cache_with_empty_places_is_refused(kind):
     cache = StaticCache(config=model.config, max_cache_len=40)
     with torch.no_grad(), pytest.raises(CaptureError, match="empty places"), capture(model, lambda a: None):
         model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+
+def continued(model, ids, first, *, inside, **given):
+    """Layers of the pass that goes on from a cache of ``first`` tokens, made inside the same capture or before it."""
+    kept = Kept([])
+    before = {name: value[:, :first] for name, value in given.items()}
+    after = given | {"position_ids": given["position_ids"][:, first:]} if "position_ids" in given else given
+    with torch.no_grad():
+        if not inside:
+            cache = model(input_ids=ids[:, :first], use_cache=True, **before).past_key_values
+        with capture(model, kept):
+            if inside:
+                cache = model(input_ids=ids[:, :first], use_cache=True, **before).past_key_values
+            kept.layers.clear()
+            model(input_ids=ids[:, first:], past_key_values=cache, use_cache=True, **after)
+    return kept.layers
+
+
+@pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2"])
+def test_cached_keys_stand_where_their_own_pass_put_them(kind):
+    model, ids = tiny(kind), tokens(12)
+    gaps = torch.tensor([[0, 1, 2, 5, 6, 9, 10, 11, 12, 13, 14, 15]])
+    mask = torch.ones_like(ids)
+    whole = run(model, ids, position_ids=gaps, attention_mask=mask)
+    found = continued(model, ids, 8, inside=True, position_ids=gaps, attention_mask=mask)
+    for one, other in zip(whole, found, strict=True):
+        assert other.positions.tolist() == gaps[0, -other.m :].tolist()
+        close(other.k, one.k[:, :, -other.m :])
+    with pytest.raises(CaptureError, match="8 cached keys were made before the capture"):
+        continued(model, ids, 8, inside=False, position_ids=gaps, attention_mask=mask)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_in_the_cache(side):
+    model, ids = tiny("llama"), tokens(12)
+    mask = torch.ones_like(ids)
+    mask[:, slice(0, 3) if side == "left" else slice(5, 8)] = 0
+    places = (mask.cumsum(-1) - 1).clamp_min(0)
+    inside = continued(model, ids, 8, inside=True, position_ids=places, attention_mask=mask)
+    assert inside[0].positions.reshape(-1).tolist() == places[0].tolist()
+    if side == "left":
+        outside = continued(model, ids, 8, inside=False, position_ids=places, attention_mask=mask)
+        close(outside[0].k[:, :, 3:], inside[0].k[:, :, 3:])
+        return
+    with pytest.raises(CaptureError, match="may stand at any position"):
+        continued(model, ids, 8, inside=False, position_ids=places, attention_mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["llama:longrope", "llama:dynamic"])
+def test_cached_keys_of_models_whose_frequencies_change(kind):
+    with pytest.raises(CaptureError, match="maybe with other frequencies"):
+        continued(tiny(kind), tokens(12), 8, inside=False)
+
+
+def test_positions_that_differ_between_rows():
+    model, ids = tiny("qwen3_5_text"), tokens(12)
+    places = torch.arange(12).expand(3, 1, -1).clone()
+    run(model, ids, position_ids=places)
+    places[1, 0, 5] = 2
+    with pytest.raises(CaptureError, match="differ between their rows"):
+        run(model, ids, position_ids=places)

@@ -16,7 +16,7 @@ from capturing.tiny import Kept, run, tiny, tokens
 from conformance.hard import harden
 from wherewhat.capturing import LayerAttention, capture, identify_rotation, prove
 from wherewhat.capturing.blocks import key_mixing
-from wherewhat.capturing.compare import _weights
+from wherewhat.capturing.rounding import rounded_weights
 from wherewhat.errors import CaptureError
 
 NUMBER = re.compile(r"(\d\.?\d*(e[-+]?\d+)?|nan|inf)")
@@ -228,7 +228,7 @@ def test_rounding_bounds_every_weight_and_is_reached(size):
     """Brute force: logits off by at most δ, at random and in the worst way, against the bound on their weights."""
     attention = run(tiny("llama"), tokens(12))[0]
     attention = dataclasses.replace(attention, scale=attention.scale * size)
-    weights, bound = _weights(attention, slice(None), torch.bfloat16)
+    weights, bound = rounded_weights(attention, slice(None), torch.bfloat16)
     scores = attention.attn_scores().double().masked_fill(~attention.visible(), -torch.inf)
     largest = scores.abs().masked_fill(scores.isinf(), 0).amax(-1, keepdim=True)
     off = 1.5 * torch.finfo(torch.bfloat16).eps * largest
@@ -324,7 +324,7 @@ def test_rotation_of_one_layer_changed_after_the_proof(monkeypatch):
     monkeypatch.setattr(attention, "forward", late)
     with (
         torch.no_grad(),
-        pytest.raises(CaptureError, match=r"layers.2.*error \d"),
+        pytest.raises(CaptureError, match=r"layers.2.*rotation differ by \d"),
         capture(model, lambda a: None),
     ):
         model(input_ids=tokens(), use_cache=False)

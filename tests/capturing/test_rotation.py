@@ -330,3 +330,14 @@ def test_an_outlier_hides_no_wrong_plane():
     y = right.rotate(x, torch.arange(N))
     y[..., 3] *= 1.01
     assert identify_rotation(x, y, torch.arange(N)).error > 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dimensions_that_do_not_rotate_are_no_slow_planes(dtype):
+    """Interleaved pairs on the first half of a head, as GLM has them: a wider rotation by the same law looks alike."""
+    inv_freq = geometric(32).float()
+    x = normal(1, 2, N, 128, dtype=dtype)
+    y = x.clone()
+    y[..., :64] = Rotation("interleaved", 0, inv_freq, 1.0).rotate(x[..., :64], torch.arange(N)).to(dtype)
+    found = identify_rotation(x, y, torch.arange(N), live=[LiveFrequencies(inv_freq, 1.0)])
+    assert torch.equal(found.rotation.inv_freq, inv_freq)

@@ -195,3 +195,61 @@ def test_the_check_costs_less_than_a_millisecond_for_32_layers():
         took.append(time.process_time() - started)
     assert min(took) < 1e-3
     assert structure_of(model) is structure_of(model)
+
+
+def test_code_that_was_replaced_is_proved_again(proofs, monkeypatch):
+    model = tiny("llama")
+    look(model)
+    attention = model.model.layers[2].self_attn
+    forward = attention.forward
+    monkeypatch.setattr(attention, "forward", lambda *args, **kwargs: forward(*args, **kwargs))
+    check_faithful(model)
+    assert len(proofs) == 2
+
+
+@pytest.mark.parametrize("change", ["implementation", "autocast"])
+def test_what_surrounds_the_model_changed_inside_an_open_capture(change):
+    model = tiny("llama", attn_implementation="sdpa")
+    with torch.no_grad(), capture(model, lambda a: None):
+        if change == "implementation":
+            model.set_attn_implementation("eager")
+        with torch.autocast("cpu", enabled=change == "autocast"), pytest.raises(CaptureError, match="open capture"):
+            model(input_ids=tokens(), use_cache=False)
+
+
+def test_a_kernel_with_a_window_of_its_own_is_refused_at_every_use():
+    """The proof's prompt is shorter than the window."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def windowed(module, query, key, value, mask, **rest):
+        n = query.shape[2]
+        near = torch.ones(n, n, dtype=torch.bool).tril().triu(-31)
+        return sdpa_attention_forward(module, query, key, value, near[None, None], **rest)
+
+    AttentionInterface.register("windowed", windowed)
+    AttentionMaskInterface.register("windowed", sdpa_mask)
+    try:
+        model = tiny("llama")
+        model.set_attn_implementation("windowed")
+        look(model)
+        for _ in range(2):
+            with pytest.raises(CaptureError, match="is not its attention weights times its values"):
+                look(model, tokens(60))
+    finally:
+        AttentionInterface._global_mapping.pop("windowed")
+        AttentionMaskInterface._global_mapping.pop("windowed")
+
+
+def test_a_capture_closed_in_another_thread_leaves_no_trace():
+    import threading
+
+    for kind in ("llama", "gptj"):
+        model = tiny(kind)
+        open_one = capture(model, lambda a: None)
+        open_one.__enter__()
+        thread = threading.Thread(target=open_one.__exit__, args=(None, None, None))
+        thread.start()
+        thread.join()
+        assert len(look(model)) == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -117,10 +117,17 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to capture one model."""
+    """How to capture one model.
+
+    Attributes:
+        route: How attention is seen.
+        layers: What is known of every attention call.
+        seen: Sizes of passes in which the last layer's output was compared.
+    """
 
     route: Route
     layers: tuple[LayerPlan, ...]
+    seen: set[tuple[int, int]] = field(default_factory=set, repr=False, compare=False)
 
 
 def plan_from(model: nn.Module, watch: ModelWatch, record: Recorder, route: Route) -> Plan:
