@@ -79,21 +79,27 @@ def test_check_prints_every_layer_if_asked(cli, model, monkeypatch):
         (
             "jamba",
             [["1, 3", "4 / 2 kv", "none", ""], ["0, 2", "", "not measured", ""]],
-            ["Layer 0, 2: no softmax self-attention: mamba (JambaMambaMixer)."],
+            ["Layers 0, 2: no softmax self-attention: mamba (JambaMambaMixer)."],
         ),
         (
             "gemma4_text",
-            [["0, 2", "4 / 2 kv", "half, 8 planes", "window"], ["1, 3", "4 / 2 kv", "half, 4 of 16 planes turn", ""]],
+            [
+                ["0, 2", "4 / 2 kv", "half, 8 planes", "window 8, base 10,000"],
+                ["1, 3", "4 / 2 kv", "half, 4 of 16 planes turn", "full, base 1,000,000"],
+            ],
             [],
         ),
         (
             "hunyuan_v1_dense",
             [["0-3", "4 / 2 kv", "none", ""]],
-            ["Layer 0-3: a norm with weights follows the rotation: there is no pre-rotation tensor."],
+            ["Layers 0-3: a norm with weights follows the rotation: there is no pre-rotation tensor."],
         ),
         (
             "gpt_oss",
-            [["0, 2", "4 / 2 kv", "half, 8 planes", "sinks, window"], ["1, 3", "4 / 2 kv", "half, 8 planes", "sinks"]],
+            [
+                ["0, 2", "4 / 2 kv", "half, 8 planes", "window 8, sinks"],
+                ["1, 3", "4 / 2 kv", "half, 8 planes", "full, sinks"],
+            ],
             [],
         ),
     ],

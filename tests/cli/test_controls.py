@@ -35,7 +35,7 @@ def test_measuring_command(cli, model, text):
     shown = cli("axes", model, "--text", text, "--tokens", 24)
     assert shown.code == 0, shown.err
     assert "Traceback" not in shown.err
-    assert f"Left out: shuffled control: {REASON}" in " ".join(shown.out.split())
+    assert f"No shuffled control: {REASON}" in " ".join(shown.out.split())
     weights = [json.loads((Path(line) / "config.json").read_text())["weights"] for line in shown.out.splitlines()[-2:]]
     assert weights == ["trained", "random"]
 

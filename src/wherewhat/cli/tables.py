@@ -13,6 +13,7 @@ from wherewhat.capturing import LayerProof, Proof, Unmeasured
 from wherewhat.cli.folding import Table
 from wherewhat.measure.base import Measurement
 from wherewhat.measure.comparing import Comparison, Estimate
+from wherewhat.pipeline.kinds import layer_kinds
 from wherewhat.pipeline.summary import Interval, MetricSummary
 
 
@@ -31,7 +32,7 @@ def headline(
     """
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
     for weights, reason in left_out.items():
-        table.caption = f"Left out: {weights} control: {escape(reason)}\n{table.caption}"
+        table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
     over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
     over = "mean over items" if measurement.items else over
     table.add_column(over, max_width=24)
@@ -54,7 +55,7 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     shown = by_head[: max(1, (width - 9) // 19)]
     table = Table(title=f"by layer ({weights}): mean over heads ± 95 % over documents", title_justify="left")
     if len(shown) < len(by_head):
-        table.caption = f"{len(by_head) - len(shown)} more in scores.parquet, or in a wider terminal"
+        table.caption = f"{len(by_head) - len(shown)} more metrics in scores.parquet, or in a wider terminal"
         table.caption_justify = "left"
     table.add_column("layer", justify="right")
     for summary in shown:
@@ -79,7 +80,7 @@ def by_kind(
     for kind, layers in kinds.items():
         found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
         cells = ("\n".join("" if value is None else _interval(value) for value in column) for column in found)
-        table.add_row(f"{len(layers)}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
+        table.add_row(f"{len(layers)} layers: {kind}", "\n".join(weights for weights, _ in runs), *cells)
         table.add_section()
     return table
 
@@ -123,16 +124,18 @@ def proof_table(proof: Proof, *, each: bool = False) -> Table:
         f"errors up to {proof.tolerance:g} are allowed",
         title_justify="left",
     )
-    errors = ("rot. err", "wts. err", "out. err") if each else ("largest error",)
+    errors = ("rot. err", "wts. err", "out. err") if each else ("error",)
     for name in ("layer", "heads", "rotation", "also", *errors):
         table.add_column(name, justify="right" if name in errors else "left")
+    kinds = {layer: kind for kind, layers in layer_kinds(proof.layers).items() for layer in layers}
+    looks = {id(layer): _looks(layer, kinds.get(layer.plan.layer, "")) for layer in proof.layers}
     groups: dict[Any, list[LayerProof]] = {}
     for layer in proof.layers:
-        groups.setdefault(layer.plan.layer if each else _looks(layer), []).append(layer)
+        groups.setdefault(layer.plan.layer if each else looks[id(layer)], []).append(layer)
     for layers in groups.values():
         numbers = [[x.rotation_error, x.weights_error, x.output_error] for x in layers]
         shown = [max(column) for column in zip(*numbers, strict=True)] if each else [max(map(max, numbers))]
-        table.add_row(_ranges([x.plan.layer for x in layers]), *_looks(layers[0]), *(f"{x:.0e}" for x in shown))
+        table.add_row(_ranges([x.plan.layer for x in layers]), *looks[id(layers[0])], *(f"{x:.0e}" for x in shown))
     for places in _unmeasured(proof).values():
         table.add_row(places, "", "not measured")
     return table
@@ -145,8 +148,8 @@ def proof_remarks(proof: Proof) -> list[str]:
         noted.setdefault(layer.plan.note, []).append(layer.plan.layer)
     noted.pop("", None)
     return [
-        *(f"Layer {_ranges(layers)}: {note}." for note, layers in noted.items()),
-        *(f"Layer {places}: no softmax self-attention: {reason}." for reason, places in _unmeasured(proof).items()),
+        *(f"Layers {_ranges(layers)}: {note}." for note, layers in noted.items()),
+        *(f"Layers {places}: no softmax self-attention: {reason}." for reason, places in _unmeasured(proof).items()),
     ]
 
 
@@ -165,8 +168,8 @@ def _unmeasured(proof: Proof) -> dict[str, str]:
     }
 
 
-def _looks(layer: LayerProof) -> tuple[str, str, str]:
-    """Heads, rotation and further features of a layer."""
+def _looks(layer: LayerProof, kind: str) -> tuple[str, str, str]:
+    """Heads, rotation, and kind and further features of a layer."""
     rotation = layer.plan.rotation
     turned = "none"
     if rotation is not None:
@@ -174,7 +177,9 @@ def _looks(layer: LayerProof) -> tuple[str, str, str]:
         all_turn = rotation.turning == rotation.planes
         turned = f"{rotation.pairing}, {planes if all_turn else f'{rotation.turning} of {planes} turn'}"
     heads = str(layer.heads) if layer.heads == layer.kv_heads else f"{layer.heads} / {layer.kv_heads} kv"
-    return heads, turned, ", ".join(layer.features)
+    kind = kind.replace("RoPE base", "base")
+    features = [feature for feature in layer.features if feature != "window" or "window" not in kind]
+    return heads, turned, ", ".join([kind, *features] if kind else features)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
