@@ -117,8 +117,8 @@ def test_the_command_shows_the_kinds_beside_their_controls(cli, folder, text):  
     assert "by kind of layer" in done.out
     below = done.out.split("by kind of layer")[1].split("mean over")[1]
     assert below.count("trained") == below.count("shuffled") == 2
-    assert "3 layers: window 8" in " ".join(below.split())
-    assert "1 layers: full" in " ".join(below.split())
+    assert "3 layers: window" in below
+    assert "1 layer: full" in below
     assert "pooled r" in below
 
 

@@ -80,7 +80,9 @@ def by_kind(
     for kind, layers in kinds.items():
         found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
         cells = ("\n".join("" if value is None else _interval(value) for value in column) for column in found)
-        table.add_row(f"{len(layers)} layers: {kind}", "\n".join(weights for weights, _ in runs), *cells)
+        table.add_row(
+            f"{len(layers)} layer{'s' * (len(layers) > 1)}: {kind}", "\n".join(weights for weights, _ in runs), *cells
+        )
         table.add_section()
     return table
 
