@@ -15,13 +15,13 @@ PYTEST_WORKERS ?= 2
 .PHONY: report test real check format lint types docs models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
-	@OMP_NUM_THREADS= $(BIN)/wherewhat report
+	@env -u OMP_NUM_THREADS $(BIN)/wherewhat report
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
-	@OMP_NUM_THREADS= $(BIN)/python tools/real.py $(MODELS)
+	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)
 
 docs: $(READY)  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
