@@ -107,6 +107,11 @@ def unobserved() -> Iterator[None]:
         observers.reset(token)
 
 
+def version_of(x: Tensor) -> int:
+    """How often a tensor, or another view of it, was written to; -1 in inference mode, which does not count."""
+    return -1 if x.is_inference() else x._version
+
+
 class Repetition:
     """Tells whether a call only applies the previous call's attention to other values, as DiffLlama does.
 

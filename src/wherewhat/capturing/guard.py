@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.capturing.attention import LayerAttention
-from wherewhat.capturing.calls import Invocation, RotaryCall
+from wherewhat.capturing.calls import Invocation, RotaryCall, version_of
 from wherewhat.capturing.learn import LayerPlan, Plan, heads_first
 from wherewhat.capturing.rotation import Identified
 from wherewhat.capturing.rounding import output_excess
@@ -51,7 +51,9 @@ class _Compared:
     def __init__(self, invocation: Invocation, found: Identified) -> None:
         self.glimpses = [_Glimpse(found)] * invocation.rotated
         self._invocation = invocation
-        self._given = [(index, value, _version(value)) for index, value in invocation.given]
+        self._given = [
+            (index, value, version_of(value) if isinstance(value, Tensor) else -1) for index, value in invocation.given
+        ]
 
     def equals(self, function: Any, arguments: Sequence[Any]) -> bool:
         """Whether another call is given the very same besides what it rotates."""
@@ -183,11 +185,6 @@ def _few(n: int) -> slice:
     """The last of n tokens, the middle one and one of the first. A slice: indices would have to go to the device."""
     step = max(1, (n - 2) // 2)
     return slice(max(0, n - 1 - 2 * step), None, step)
-
-
-def _version(value: Any) -> int:
-    """How often a tensor was written to; -1 where that is not counted, and for anything else."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else -1
 
 
 def _difference(one: Identified, other: Identified, positions: Tensor) -> Tensor:

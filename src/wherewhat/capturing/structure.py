@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wherewhat.capturing.calls import version_of
 from wherewhat.capturing.interface_tap import interface_targets
 from wherewhat.capturing.rotary_tap import rotary_targets
 from wherewhat.capturing.swaps import Target
@@ -169,7 +170,7 @@ def _versions(weights: list[Tensor]) -> list[int]:
     try:
         return [weight._version for weight in weights]
     except RuntimeError:  # not in inference mode
-        return [-1 if weight.is_inference() else weight._version for weight in weights]
+        return [version_of(weight) for weight in weights]
 
 
 def _bare(function: Any) -> int:

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812 - the name the whole field us
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from wherewhat.capturing.calls import AttentionCall
+from wherewhat.capturing.calls import AttentionCall, version_of
 from wherewhat.capturing.logit_notes import PRODUCTS, Logits, note_on
 from wherewhat.capturing.masking import Mask
 
@@ -71,7 +71,7 @@ class TraceAttention(TorchFunctionMode):
     def _note(self, x: Tensor) -> Logits | None:
         """The note on a tensor, unless it was written to since, by its index or through a view."""
         version, note = self._notes.get(x, (0, None))
-        return note if note is not None and version == _version(x) else None
+        return note if note is not None and version == version_of(x) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then take note of what its result is."""
@@ -93,15 +93,10 @@ class TraceAttention(TorchFunctionMode):
         else:
             note = note_on(func, args, kwargs, notes)
             if note is not None:
-                self._notes[result] = (_version(result), note)
+                self._notes[result] = (version_of(result), note)
             elif result in self._notes:
                 del self._notes[result]
         return result
-
-
-def _version(x: Tensor) -> int:
-    """How often a tensor, or another view of it, was written to; inference mode does not count."""
-    return -1 if x.is_inference() else x._version
 
 
 def _report_sdpa(

@@ -90,7 +90,7 @@ def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tu
 def _check(model: str) -> None:
     """Refuse a local model that is not there, before anything runs."""
     path = Path(model).expanduser()
-    if is_adapter(path, model):  # its base model may have to be fetched, which is for whoever runs it
+    if is_adapter(path, model):  # the cell that runs it downloads its base model
         adapter_base(path, model)
         return
     source = resolve(model)
