@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from wherewhat.measure.axes import AxesFit, fit_axes
-from wherewhat.measure.axes.fit import fit_margins
-from wherewhat.measure.axes.region import Band
-from wherewhat.measure.axes.solve import Margins
+from wherewhat.measures.axes.fit import AxesFit, fit_axes, fit_margins
+from wherewhat.measures.axes.solver import Band, Margins
 
 
 def main() -> None:
@@ -94,11 +92,11 @@ def blocked_float32(q: Tensor, k: Tensor, block: int = 512) -> tuple[Tensor, ...
 
 def whole_model(repeat: int, tokens: int = 2048) -> None:
     """Decomposition of all heads of SmolLM2 on top of its own forward pass."""
-    from wherewhat.capturing import capture, prove
-    from wherewhat.measure.axes.layer import fit_layer
-    from wherewhat.models import load
+    from wherewhat.captures.proof import capture, prove
+    from wherewhat.measures.axes.measurement import fit_layer
+    from wherewhat.models.loader import read_model
 
-    model = load("smollm2").model
+    model = read_model("smollm2").model
     proof = prove(model)
     ids = torch.randint(0, 40_000, (1, tokens), generator=torch.Generator().manual_seed(0))
 

@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from wherewhat.capturing import LayerAttention, capture, prove
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.proof import capture, prove
 
 RATIO_ALLOWED = 1.08
 SLACK_BYTES = 64 * 2**20
@@ -61,9 +62,9 @@ def _arguments() -> argparse.Namespace:
 
 def _model(options: argparse.Namespace) -> Any:
     if not options.random_llama:
-        from wherewhat.models import load
+        from wherewhat.models.loader import read_model
 
-        return load(options.model, device=options.device, dtype=options.dtype).model
+        return read_model(options.model, device=options.device, dtype=options.dtype).model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

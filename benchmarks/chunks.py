@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from wherewhat.capturing import prove
-from wherewhat.pipeline.subject import ModelSubject
+from wherewhat.captures.proof import prove
+from wherewhat.runs.subject import ModelSubject
 
 
 def main() -> None:

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from wherewhat.capturing import LayerAttention, Mask, Rotation
-from wherewhat.extend import LengthMethod, LMInfinite, SlidingWindow, StreamingLLM
-from wherewhat.extend.band import Kernel, band_attention
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
+from wherewhat.extend.kernels import Kernel, band_attention
+from wherewhat.extend.method import LengthMethod
+from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
 
 SPEED_UP_WANTED = 5.0
 GROWTH_ALLOWED = 1.15

@@ -18,13 +18,12 @@ from dataclasses import replace
 
 import torch
 
-from wherewhat.multihop.config import LabConfig
-from wherewhat.multihop.encodings import ENCODINGS
-from wherewhat.multihop.gpu_steps import GpuSteps
-from wherewhat.multihop.language import VOCABULARY, LanguageConfig, batch_starts
-from wherewhat.multihop.language.trainer import windows
-from wherewhat.multihop.model import LabModel
-from wherewhat.multihop.steps import CpuSteps, Steps
+from wherewhat.lab.config import LabConfig
+from wherewhat.lab.encodings import ENCODINGS
+from wherewhat.lab.gpu_steps import GpuSteps
+from wherewhat.lab.language import VOCABULARY, LanguageConfig, batch_starts, windows
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.steps import CpuSteps, Steps
 
 MODEL = LabConfig(
     vocabulary=VOCABULARY, layers=6, heads=6, width=384, block="sequential", biases="none", dropout=0.0, positions=512

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import WherewhatError
-from wherewhat.measure.base import DocumentScores
-from wherewhat.measure.lengths import EXTEND
-from wherewhat.measure.lengths.config import ExtendConfig
-from wherewhat.measure.lengths.verdicts import compare
-from wherewhat.models import LoadedModel, load
-from wherewhat.pipeline.subject import ModelSubject
-from wherewhat.text import read_documents
+from wherewhat.measures.extend.measurement import EXTEND
+from wherewhat.measures.extend.metrics import ExtendConfig, compare
+from wherewhat.measures.measurement import DocumentScores
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loader import read_model
+from wherewhat.runs.subject import ModelSubject
+from wherewhat.text.files import read_documents
 
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's 97.5 % points for 1 to 15 degrees of freedom."""
@@ -51,7 +51,7 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        loaded = load(options.model, device=options.device, dtype=options.dtype)
+        loaded = read_model(options.model, device=options.device, dtype=options.dtype)
         subject = ModelSubject(loaded)
         trained = options.trained or subject.trained_length()
         config = ExtendConfig(trained=trained, **({"methods": tuple(options.methods)} if options.methods else {}))

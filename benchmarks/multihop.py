@@ -19,14 +19,14 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional
 
-from wherewhat.multihop.config import LabConfig, Precision, TrainConfig
-from wherewhat.multihop.gpu_steps import GpuSteps
-from wherewhat.multihop.hugging_face import to_hugging_face
-from wherewhat.multihop.model import LabModel
-from wherewhat.multihop.schedule import batch_order
-from wherewhat.multihop.steps import CpuSteps, Steps
-from wherewhat.multihop.tasks import LetterTask, NumberTask, Sequences
-from wherewhat.multihop.trainer import train
+from wherewhat.lab.config import LabConfig, Precision, TrainConfig
+from wherewhat.lab.gpu_steps import GpuSteps
+from wherewhat.lab.hugging_face.gptj import to_hugging_face
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.multihop.study import train
+from wherewhat.lab.steps import CpuSteps, Steps, batch_order
+from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat.lab.tasks.task import Sequences
 
 
 def main() -> None:

@@ -70,11 +70,11 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
     """Load the model and run one part on the first tokens of the embedded prose."""
     import torch
 
-    from wherewhat.models import load
-    from wherewhat.text import embedded_documents
+    from wherewhat.models.loader import read_model
+    from wherewhat.text.documents import embedded_documents
 
     torch.set_num_threads(options.threads)
-    loaded = load("smollm2", device="cpu")
+    loaded = read_model("smollm2", device="cpu")
     ids = loaded.encode(embedded_documents()[0].text, tokens=options.tokens)[None]
     with torch.no_grad():
         return PARTS[options.part](loaded, ids, options.heads)
@@ -82,7 +82,7 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
 
 def check(loaded: Any, ids: Tensor, _: int) -> dict[str, Any]:
     """Largest difference between the scores of both ways, over all heads and causal pairs."""
-    from wherewhat.capturing import capture
+    from wherewhat.captures.proof import capture
 
     layers = []
     with capture(loaded.model, layers.append):
@@ -126,8 +126,8 @@ def by_lsqr(loaded: Any, ids: Tensor, count: int) -> dict[str, Any]:
 
 def by_wherewhat(loaded: Any, ids: Tensor, _: int) -> dict[str, Any]:
     """Every head of every layer while the model runs."""
-    from wherewhat.capturing import capture, prove
-    from wherewhat.measure.axes.layer import fit_layer
+    from wherewhat.captures.proof import capture, prove
+    from wherewhat.measures.axes.measurement import fit_layer
 
     fits = {}
     costs = Costs()

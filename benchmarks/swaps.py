@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.capturing import LayerAttention, Proof, capture, prove
-from wherewhat.capturing.blocks import Blocks, blocks
-from wherewhat.measure.swaps.layer import layer_swaps
-from wherewhat.measure.swaps.placing import choose_queries
-from wherewhat.measure.swaps.reference import reference_scores
-from wherewhat.models import load
-from wherewhat.text import read_documents
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.blocks import Blocks, blocks
+from wherewhat.captures.proof import Proof, capture, prove
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.placement import choose_queries, reference_scores
+from wherewhat.models.loader import read_model
+from wherewhat.text.files import read_documents
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="make all of the layer's swaps for real")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    loaded = load("smollm2")
+    loaded = read_model("smollm2")
     ids = loaded.encode(read_documents(None, count=1)[0].text, tokens=options.tokens)[None]
     proof = prove(loaded.model)
     with blocks(loaded.model, ids, proof) as again:

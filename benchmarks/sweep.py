@@ -17,12 +17,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from wherewhat.runs.storage import Folder, open_place
 from wherewhat.sweep.engine import Resources, Task
-from wherewhat.sweep.local import run_locally
-from wherewhat.sweep.on_ray import run_on_ray
-from wherewhat.sweep.place import Folder, open_place
-from wherewhat.sweep.records import Record, SweepFolder
-from wherewhat.sweep.status import statuses
+from wherewhat.sweep.local_engine import run_locally
+from wherewhat.sweep.ray_engine import run_on_ray
+from wherewhat.sweep.records import Record, SweepFolder, statuses
 
 SECONDS = 0.5
 

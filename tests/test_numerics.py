@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from models.conftest import save_model
-from wherewhat.capturing import prove
+from wherewhat.captures.proof import prove
 from wherewhat.numerics import new_process_settings, onednn_for
 
 
@@ -69,7 +69,7 @@ def test_half_precision_leaves_no_trace_and_no_change():
 
 
 def test_a_proof_in_half_precision_leaves_no_trace_and_no_change():
-    from capturing.tiny import tiny
+    from captures.tiny import tiny
 
     before = torch.backends.mkldnn.enabled
     with warnings.catch_warnings():
@@ -82,9 +82,10 @@ _SCRIPT = """
     import sys, warnings
     from pathlib import Path
     import torch
-    from wherewhat import ModelRequest, Request, run
-    from wherewhat.multihop.config import LabConfig
-    from wherewhat.multihop.language import LanguageConfig, train_language
+    from wherewhat.runs.request import ModelRequest, Request
+    from wherewhat.report.result import run
+    from wherewhat.lab.config import LabConfig
+    from wherewhat.lab.language import LanguageConfig, train_language
 
     folder, text, out, first = sys.argv[1:]
     out = Path(out)

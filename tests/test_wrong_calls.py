@@ -23,8 +23,12 @@ from transformers import (
 
 import wherewhat
 from models.conftest import save_model
-from wherewhat import Document, ModelRequest, Request, Result, RunDirectory, WherewhatError
-from wherewhat.report import make_report
+from wherewhat.errors import WherewhatError
+from wherewhat.report.report import make_report
+from wherewhat.report.result import Result
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.text.documents import Document
 
 IDS = torch.arange(16)[None] % 13
 
@@ -270,7 +274,7 @@ def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):
         asked.append(request)
         raise WherewhatError("enough")
 
-    monkeypatch.setattr("wherewhat.figures.result.run_request", run)
+    monkeypatch.setattr("wherewhat.report.result.run", run)
     with pytest.raises(WherewhatError, match="enough"):
         wherewhat.run("axes", out=tmp_path)
     assert asked == [Request(measurement="axes")]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from wherewhat.models.quiet import quiet
+from wherewhat.imports import quiet
 
 
 def convert(source: Path, folder: Path) -> None:

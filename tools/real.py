@@ -21,21 +21,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from real_models import NAMES, UnavailableError, fetch
-from wherewhat.cli.folding import Table
-from wherewhat.cli.progress import TerminalProgress
+from wherewhat.cli.terminal import Table, TerminalProgress
 from wherewhat.errors import WherewhatError
-from wherewhat.measure.intervals import Interval, interval
-from wherewhat.measure.registry import find
-from wherewhat.models import Weights
-from wherewhat.pipeline.keeping import LastModel
-from wherewhat.pipeline.kinds import stored_kinds
-from wherewhat.pipeline.request import ModelRequest, Request
-from wherewhat.pipeline.running import load_model, run
-from wherewhat.pipeline.summary import MetricSummary, summarise
-from wherewhat.positions import max_positions
-from wherewhat.report import make_report
+from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.statistics import Interval, interval
+from wherewhat.models.loaded import Weights
+from wherewhat.models.positions import max_positions
 from wherewhat.report.plan import STEPS, Step
-from wherewhat.store import RunDirectory
+from wherewhat.report.report import make_report
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.execution import LastModel, load_model, run
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.results import MetricSummary, stored_kinds, summarise
 
 COLUMNS = ("layers × heads", "r", "pooled r", "pure heads", "slow planes", "frequency ID", "additive cost", "report")
 _AXES_TOKENS = 512
@@ -179,7 +176,7 @@ class Trial:
             options=options or step.options,
         )
         directory = run(request, out=self._options.out, progress=self._progress, models=self._models)
-        return directory, {summary.metric.name: summary for summary in summarise(find(name), directory)}
+        return directory, {summary.metric.name: summary for summary in summarise(find_measurement(name), directory)}
 
 
 def _line(weights: Weights, kind: str = "", layers: Sequence[int] = ()) -> str:

@@ -25,7 +25,7 @@ from typing import IO
 
 import filelock
 
-from wherewhat.models.paths import cache_root
+from wherewhat.models.source import cache_root
 
 Say = Callable[[str], None]
 _TIMEOUT = 900

@@ -8,32 +8,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import WherewhatError
-from wherewhat.lazily import lazy_names
+from wherewhat.imports import lazy_names
 
 if TYPE_CHECKING:
-    from wherewhat.capturing import LayerAttention, Proof, capture, intervene, prove
-    from wherewhat.figures import Result, run
-    from wherewhat.loading import load
-    from wherewhat.pipeline import ModelRequest, Request
-    from wherewhat.store import RunDirectory
-    from wherewhat.text import Document, embedded_documents, read_documents
+    from wherewhat.captures.attention import LayerAttention
+    from wherewhat.captures.proof import Proof, capture, intervene, prove
+    from wherewhat.report.result import Result, run
+    from wherewhat.runs.directory import RunDirectory
+    from wherewhat.runs.execution import load
+    from wherewhat.runs.request import ModelRequest, Request
+    from wherewhat.text.documents import Document, embedded_documents
+    from wherewhat.text.files import read_documents
 
 _HOMES = {
-    "Document": "wherewhat.text",
-    "LayerAttention": "wherewhat.capturing",
-    "ModelRequest": "wherewhat.pipeline",
-    "Proof": "wherewhat.capturing",
-    "Request": "wherewhat.pipeline",
-    "Result": "wherewhat.figures",
-    "RunDirectory": "wherewhat.store",
+    "Document": "wherewhat.text.documents",
+    "LayerAttention": "wherewhat.captures.attention",
+    "ModelRequest": "wherewhat.runs.request",
+    "Proof": "wherewhat.captures.proof",
+    "Request": "wherewhat.runs.request",
+    "Result": "wherewhat.report.result",
+    "RunDirectory": "wherewhat.runs.directory",
     "WherewhatError": "wherewhat.errors",
-    "capture": "wherewhat.capturing",
-    "embedded_documents": "wherewhat.text",
-    "intervene": "wherewhat.capturing",
-    "load": "wherewhat.loading",
-    "prove": "wherewhat.capturing",
-    "read_documents": "wherewhat.text",
-    "run": "wherewhat.figures",
+    "capture": "wherewhat.captures.proof",
+    "embedded_documents": "wherewhat.text.documents",
+    "intervene": "wherewhat.captures.proof",
+    "load": "wherewhat.runs.execution",
+    "prove": "wherewhat.captures.proof",
+    "read_documents": "wherewhat.text.files",
+    "run": "wherewhat.report.result",
 }
 
 __all__ = [

@@ -1,11 +1,8 @@
-"""Torch's numerical settings, as a new process has them, for as long as a result is computed.
-
-A process can change them for all that follows, and does so unasked: a bfloat16 product on a CPU without bfloat16
-makes torch switch oneDNN off, after which float32 products differ in their last bits from those of a new process.
-"""
+"""PyTorch's numerical settings, reset to those of a new process while a result is computed."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -85,3 +82,8 @@ def _multiplies(dtypes: Iterable[torch.dtype]) -> bool:
     supported: Any = torch.ops.mkldnn
     checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     return all(dtype not in checks or bool(getattr(supported, checks[dtype])()) for dtype in dtypes)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton is there to write kernels for the device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None

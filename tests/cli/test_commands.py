@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from conformance.tiny_models import build
-from wherewhat.capturing import prove
+from wherewhat.captures.proof import prove
 from wherewhat.cli.tables import proof_remarks, proof_table
-from wherewhat.measure import MEASUREMENTS
+from wherewhat.measures.registry import MEASUREMENTS
 
 
 def test_help_names_every_measurement(cli):
@@ -142,7 +142,7 @@ def test_second_run_computes_nothing_and_changes_nothing(cli, model, text, monke
     def fail(*_):
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr("wherewhat.pipeline.running.ModelSubject", fail)
+    monkeypatch.setattr("wherewhat.runs.execution.ModelSubject", fail)
     again = cli(*arguments)
     assert again.code == 0, again.err
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

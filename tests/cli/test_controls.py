@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import wherewhat.models.loading
+import wherewhat.models.loader
 from wherewhat.errors import LoadError
-from wherewhat.models import shuffle_query_key
-from wherewhat.pipeline.controls import run_with_controls
-from wherewhat.pipeline.request import ModelRequest, Request
-from wherewhat.report import make_report
+from wherewhat.models.controls import shuffle_query_key
+from wherewhat.report.report import make_report
+from wherewhat.runs.execution import run_with_controls
+from wherewhat.runs.request import ModelRequest, Request
 
 REASON = "cannot shuffle model.layers.0.self_attn: its weights are quantised or offloaded; load it without either"
 
@@ -28,7 +28,7 @@ def quantised(monkeypatch):
             layer.self_attn.q_proj.weight = nn.Parameter(torch.zeros(16, 16, dtype=torch.uint8), requires_grad=False)
         shuffle_query_key(model, seed=seed)
 
-    monkeypatch.setattr(wherewhat.models.loading, "shuffle_query_key", shuffle)
+    monkeypatch.setattr(wherewhat.models.loader, "shuffle_query_key", shuffle)
 
 
 def test_measuring_command(cli, model, text):
@@ -70,6 +70,6 @@ def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeyp
 
     first = made()
     assert f"axes (shuffled): {REASON}" in first.data["models"][0]["left_out"]
-    monkeypatch.setattr(wherewhat.models.loading, "shuffle_query_key", shuffle_query_key)
+    monkeypatch.setattr(wherewhat.models.loader, "shuffle_query_key", shuffle_query_key)
     again = made()
     assert not [line for line in again.data["models"][0]["left_out"] if "shuffled" in line]

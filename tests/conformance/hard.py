@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from conformance.tiny_config import HIDDEN, VOCAB
-from wherewhat.capturing import Proof, capture
-from wherewhat.capturing.attention import LayerAttention
-from wherewhat.capturing.compare import LayerProof
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.comparison import LayerProof
+from wherewhat.captures.proof import Proof, capture
 from wherewhat.errors import LoadError
-from wherewhat.models.qk_layout import Part, query_key_parts
+from wherewhat.models.projections import Part, query_key_parts
 
 PLANES, HEADS, NORMS = "dead planes", "dead heads", "zero norms"
 TOKENS, DIMENSIONS = "outlier tokens", "outlier dimensions"

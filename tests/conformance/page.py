@@ -16,7 +16,7 @@ import transformers
 
 from conformance.hard import KINDS, NO_NORM, NORMS, WITHOUT, harden, shown
 from conformance.tiny_models import NotBuildable, Tiny, build, causal_lm_types, variants
-from wherewhat.capturing import Proof, prove
+from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import CaptureError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -15,7 +15,7 @@ from filelock import FileLock
 from conformance.hard import KINDS, NORMS, WITHOUT
 from conformance.page import NOT_APPLICABLE, PAGE, PROVED, Row, examine, render
 from conformance.tiny_models import causal_lm_types, variants
-from wherewhat.capturing.proof import TOLERANCE
+from wherewhat.captures.proof import TOLERANCE
 
 MUST_BE_PROVED = [
     "llama",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wherewhat.measure.registry import MEASUREMENTS
+from wherewhat.measures.registry import MEASUREMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from wherewhat.figures import FIGURES
+from wherewhat.report.figures import FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "wherewhat"

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from wherewhat.capturing import LayerAttention, Mask, Rotation
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
 
 
 def random_layer(

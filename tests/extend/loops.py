@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wherewhat.capturing import LayerAttention
+from wherewhat.captures.attention import LayerAttention
 
 Distances = Callable[[int, int], float | None]
 """Distance of query i to key j <= i by a rule; None where the key is not seen."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from extend.layers import random_layer
-from wherewhat.capturing import LayerAttention
-from wherewhat.extend import LMInfinite, SlidingWindow, StreamingLLM
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available():

@@ -5,25 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capturing.tiny import run, tiny, tokens
+from captures.tiny import run, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend import (
-    METHODS,
-    DynamicNTK,
-    InfLLM,
-    LMInfinite,
-    NTKAware,
-    ReRoPE,
-    SelfExtend,
-    SlidingWindow,
-    StreamingLLM,
-    Untouched,
-    YaRN,
-    extended,
-    find,
-    generate,
-    trained_length,
-)
+from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
+from wherewhat.extend.infllm import InfLLM
+from wherewhat.extend.method import extended
+from wherewhat.extend.methods import METHODS, find_method, generate
+from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
+from wherewhat.models.positions import trained_length
 
 
 @pytest.mark.parametrize("method", [SlidingWindow, StreamingLLM, LMInfinite, InfLLM, SelfExtend, ReRoPE])
@@ -44,8 +33,8 @@ def test_windows_that_hold_nothing(method, window):
         (lambda: SelfExtend(window=9, trained=9), "leaves no distance"),
         (lambda: InfLLM(block=2, representatives=3), "more than a block of 2"),
         (lambda: DynamicNTK(step=0), "step=0"),
-        (lambda: find("lm-infinit"), "did you mean 'lm-infinite'"),
-        (lambda: find("zzz"), "known: none, sliding-window"),
+        (lambda: find_method("lm-infinit"), "did you mean 'lm-infinite'"),
+        (lambda: find_method("zzz"), "known: none, sliding-window"),
     ],
 )
 def test_parameters(make, message):

@@ -7,7 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from extend.layers import random_layer
-from wherewhat.extend import InfLLM, LMInfinite, NTKAware, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
+from wherewhat.extend.frequencies import NTKAware
+from wherewhat.extend.infllm import InfLLM
+from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
 
 HEADS, D = 4, 8
 

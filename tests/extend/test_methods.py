@@ -9,22 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from capturing.tiny import run, tiny, tokens
+from captures.tiny import run, tiny, tokens
 from extend.loops import dense, infllm_blocks
-from wherewhat.capturing import LayerAttention
-from wherewhat.extend import (
-    DynamicNTK,
-    InfLLM,
-    LengthMethod,
-    LMInfinite,
-    NTKAware,
-    PositionInterpolation,
-    ReRoPE,
-    SelfExtend,
-    SlidingWindow,
-    StreamingLLM,
-    YaRN,
-)
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
+from wherewhat.extend.infllm import InfLLM
+from wherewhat.extend.method import LengthMethod
+from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
 
 N = 29
 FAMILIES = ["llama", "gptj", "gpt_neox", "gemma3_text"]

@@ -7,9 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from wherewhat.capturing import Rotation
-from wherewhat.extend import NTKAware, PositionInterpolation, YaRN
-from wherewhat.extend.ntk import ntk_rotation
+from wherewhat.captures.rotation import Rotation
+from wherewhat.extend.frequencies import NTKAware, PositionInterpolation, YaRN, ntk_rotation
 
 
 def theirs(kind: str, *, trained: int, theta: float, length: int | None = None, **more):

@@ -7,27 +7,16 @@ import dataclasses
 import pytest
 import torch
 
-from capturing.tiny import run, tiny, tokens
-from wherewhat.capturing import Mask, intervene, prove
-from wherewhat.extend import (
-    METHODS,
-    DynamicNTK,
-    InfLLM,
-    LengthMethod,
-    LMInfinite,
-    NTKAware,
-    PositionInterpolation,
-    ReRoPE,
-    SelfExtend,
-    SlidingWindow,
-    StreamingLLM,
-    Untouched,
-    YaRN,
-    extended,
-    generate,
-)
-from wherewhat.extend.far import capped
-from wherewhat.extend.windowed import attend_windowed
+from captures.tiny import run, tiny, tokens
+from wherewhat.captures.attention import Mask
+from wherewhat.captures.proof import intervene, prove
+from wherewhat.extend.attention import capped
+from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
+from wherewhat.extend.infllm import InfLLM
+from wherewhat.extend.method import LengthMethod, extended
+from wherewhat.extend.methods import METHODS, generate
+from wherewhat.extend.visibility import attend_windowed
+from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 
 SMALL: list[LengthMethod] = [
     Untouched(),
@@ -117,7 +106,7 @@ def test_texts_of_a_batch_may_stand_at_different_positions(method):
 def test_blocks_change_nothing(family, method, monkeypatch):
     layer = run(tiny(family), tokens(31, batch=2))[-1]
     whole = method.attend(layer)
-    monkeypatch.setattr("wherewhat.extend.windowed.runs_here", lambda *_: False)
+    monkeypatch.setattr("wherewhat.extend.visibility.runs_here", lambda *_: False)
     sizes = []
 
     def of_three(attention, keys, *, block_mib, most=None):
@@ -149,7 +138,7 @@ def test_kernels_agree_with_blocks(n, method, monkeypatch):
     layer = run(tiny("llama"), tokens(n, batch=2))[0]
     assert layer.mask == Mask(causal=True)
     by_kernel = method.attend(layer)
-    monkeypatch.setattr("wherewhat.extend.windowed.runs_here", lambda *_: False)
+    monkeypatch.setattr("wherewhat.extend.visibility.runs_here", lambda *_: False)
     torch.testing.assert_close(by_kernel, method.attend(layer), atol=2e-6, rtol=0)
 
 

@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 
-from capturing.tiny import run, tiny, tokens
+from captures.tiny import run, tiny, tokens
 from extend.test_running import BY_NAME
 from wherewhat.errors import ConfigError
-from wherewhat.extend import SlidingWindow
+from wherewhat.extend.windows import SlidingWindow
 
 N = 31
 

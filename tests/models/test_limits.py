@@ -16,10 +16,11 @@ from transformers import (
     RobertaConfig,
 )
 
-from capturing.tiny import tiny, tokens
+from captures.tiny import tiny, tokens
 from wherewhat.errors import ConfigError
-from wherewhat.extend import SlidingWindow, extended, trained_length
-from wherewhat.models import max_positions
+from wherewhat.extend.method import extended
+from wherewhat.extend.windows import SlidingWindow
+from wherewhat.models.positions import max_positions, trained_length
 
 GPT = {"vocab_size": 16, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 20}
 HARD = {

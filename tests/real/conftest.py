@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from real_models import GEMMA, SMOLLM2, UnavailableError, fetch
-from wherewhat.capturing import Proof
-from wherewhat.figures.result import Result
-from wherewhat.models import LoadedModel
-from wherewhat.pipeline.keeping import LastModel
-from wherewhat.pipeline.request import ModelRequest, Request
-from wherewhat.pipeline.running import load_model, run
+from wherewhat.captures.proof import Proof
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.report.result import Result
+from wherewhat.runs.execution import LastModel, load_model, run
+from wherewhat.runs.request import ModelRequest, Request
 
 
 class Kept:

@@ -7,7 +7,7 @@ import torch
 
 import wherewhat
 from wherewhat.cli.main import run_cli
-from wherewhat.pipeline.kinds import layer_kinds, stored_kinds
+from wherewhat.runs.results import layer_kinds, stored_kinds
 
 SHAPES = {"smollm2": (30, 9), "gemma": (18, 4)}
 LOCAL, GLOBAL = "window 512, RoPE base 10,000", "full, RoPE base 1,000,000"

@@ -10,8 +10,9 @@ import pytest
 
 from cli.conftest import cli  # noqa: F401 - a fixture
 from models.conftest import save_model
-from wherewhat.pipeline.request import ModelRequest
-from wherewhat.report import Report, make_report
+from wherewhat.report.page import Report
+from wherewhat.report.report import make_report
+from wherewhat.runs.request import ModelRequest
 
 HOSTILE = (
     "the cat <script>alert(1)</script> sat </script><img src=x onerror=alert(2)> on a {{DATA}} mat & dog "

@@ -15,7 +15,7 @@ import pytest
 
 from report.test_learning import study  # noqa: F401 - a fixture
 from report.test_side_by_side import beside  # noqa: F401 - a fixture
-from wherewhat.report.learning import learning
+from wherewhat.lab.multihop.learning import learning
 
 pytestmark = pytest.mark.browser
 

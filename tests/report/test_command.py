@@ -11,9 +11,9 @@ import pytest
 import wherewhat.report
 from wherewhat.cli.main import run_cli
 from wherewhat.errors import ConfigError
-from wherewhat.pipeline.request import ModelRequest
-from wherewhat.report.given_text import GivenText
-from wherewhat.report.making import _command
+from wherewhat.report.plan import GivenText
+from wherewhat.report.report import _command
+from wherewhat.runs.request import ModelRequest
 
 EVERYTHING = {
     "seed": 3,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from wherewhat.report.encoding import packed, rounded, script_json
+from wherewhat.report.data import packed, rounded, script_json
 
 
 def unpacked(given):

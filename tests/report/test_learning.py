@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.multihop.dynamics import find_purity
-from wherewhat.multihop.study import Setup, train_and_watch
-from wherewhat.report.learning import find_studies, learning
+from wherewhat.lab.multihop.learning import find_studies, learning
+from wherewhat.lab.multihop.purity import find_purity
+from wherewhat.lab.multihop.study import Setup, train_and_watch
 
 TINY = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
 

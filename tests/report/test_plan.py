@@ -9,11 +9,13 @@ import pytest
 
 from report.conftest import TOKENS
 from wherewhat.errors import MeasureError
-from wherewhat.pipeline import controls
-from wherewhat.pipeline.progress import Silent
-from wherewhat.pipeline.request import ModelRequest
-from wherewhat.report import make_report, making, measuring
+from wherewhat.progress import Silent
+from wherewhat.report import measurements as measuring
+from wherewhat.report import report as making
 from wherewhat.report.plan import Room, plan
+from wherewhat.report.report import make_report
+from wherewhat.runs import execution as controls
+from wherewhat.runs.request import ModelRequest
 
 ROOM = Room(trained=8192, wall=False, planes=32, shortest=2000)
 

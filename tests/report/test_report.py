@@ -18,8 +18,8 @@ from transformers import GPT2Config
 from models.conftest import save_model
 from report.conftest import HOSTILE, TOKENS
 from report.test_encoding import unpacked
-from wherewhat.pipeline.request import ModelRequest
-from wherewhat.report import make_report
+from wherewhat.report.report import make_report
+from wherewhat.runs.request import ModelRequest
 
 MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend"}
 

@@ -11,10 +11,10 @@ from transformers import GPT2Config
 
 from models.conftest import save_model
 from report.conftest import TOKENS
-from wherewhat.cli.reporting import _side_by_side
-from wherewhat.pipeline.request import ModelRequest
-from wherewhat.report import make_report
+from wherewhat.cli.report import _side_by_side
 from wherewhat.report.page import Profiled
+from wherewhat.report.report import make_report
+from wherewhat.runs.request import ModelRequest
 
 
 @pytest.fixture(scope="session")

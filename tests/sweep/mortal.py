@@ -7,8 +7,8 @@ import signal
 import zlib
 from pathlib import Path
 
-from wherewhat.store import RunDirectory
-from wherewhat.sweep import working
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.sweep import execution as working
 from wherewhat.sweep.records import SweepFolder
 
 MOMENTS = ("before", "part written", "run finished", "record written", "never")

@@ -10,11 +10,10 @@ import pytest
 from rich.console import Console
 
 from cli.test_bad_input import assert_one_line
-from wherewhat.cli.sweep_view import SweepView
+from wherewhat.cli.sweep import SweepView
+from wherewhat.runs.storage import Folder
 from wherewhat.sweep.engine import Task
-from wherewhat.sweep.place import Folder
-from wherewhat.sweep.records import Record, SweepFolder
-from wherewhat.sweep.status import statuses
+from wherewhat.sweep.records import Record, SweepFolder, statuses
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wherewhat.sweep.devices import free_memory
+from wherewhat.sweep.resources import free_memory
 
 _GIB = 1 << 30
 _V1 = "4:memory:/jobs/one\n0::/\n"

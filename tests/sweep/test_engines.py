@@ -12,14 +12,13 @@ import torch
 from sweep import light, mortal
 from sweep.watching import Told
 from wherewhat.errors import StoreError
-from wherewhat.store import RunDirectory
-from wherewhat.sweep import working
-from wherewhat.sweep.cell import located, request_json
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.storage import Remote, open_place
+from wherewhat.sweep import execution as working
+from wherewhat.sweep.cells import expand, located, request_json
 from wherewhat.sweep.engine import EngineError, Task
-from wherewhat.sweep.expanding import expand
-from wherewhat.sweep.local import run_locally
-from wherewhat.sweep.place import Remote, open_place
-from wherewhat.sweep.running import sweep
+from wherewhat.sweep.execution import sweep
+from wherewhat.sweep.local_engine import run_locally
 
 # Every axis with two values, and a cell for every moment of ``mortal``: each death costs a process that imports torch.
 SWEEP = {
@@ -156,7 +155,7 @@ def test_a_store_that_cannot_be_written_ends_the_sweep(engine, sweep_file, tmp_p
 
 
 def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
-    from wherewhat.sweep import on_ray
+    from wherewhat.sweep import ray_engine as on_ray
 
     monkeypatch.setattr(on_ray, "_SILENCE", 0.0)
     head = on_ray._Head("127.0.0.1:9")
@@ -166,7 +165,7 @@ def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
 
 def test_a_cluster_that_does_not_answer(sweep_file, tmp_path):
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    from wherewhat.sweep.on_ray import _knock
+    from wherewhat.sweep.ray_engine import _knock
 
     _knock("auto")
     with pytest.raises(EngineError, match=r"the Ray cluster at ray://127.0.0.1:9 cannot be reached"):

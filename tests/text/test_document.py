@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import wherewhat.text
-from wherewhat.text import Document, text_hash
-from wherewhat.text.document import with_unique_names
+from wherewhat.text.documents import Document, text_hash, with_unique_names
 
 
 def documents(*pairs):
@@ -63,5 +62,5 @@ def test_imports_are_the_standard_library_alone():
             for name in names:
                 top = name.split(".")[0]
                 assert top in sys.stdlib_module_names or name.startswith(
-                    ("wherewhat.text", "wherewhat.errors", "wherewhat.checking")
+                    ("wherewhat.text", "wherewhat.errors", "wherewhat.options")
                 )

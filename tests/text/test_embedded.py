@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 
 from wherewhat.errors import TextError
-from wherewhat.text import embedded_documents, text_hash
+from wherewhat.text.documents import embedded_documents, text_hash
 
 DATA = files("wherewhat.text") / "data"
 MANIFEST = json.loads((DATA / "documents.json").read_bytes())["documents"]
@@ -82,7 +82,7 @@ def test_damaged_installation(tmp_path, monkeypatch, damage):
     for entry in MANIFEST:
         (folder / entry["file"]).write_bytes((DATA / entry["file"]).read_bytes())
     (folder / "documents.json").write_bytes((DATA / "documents.json").read_bytes())
-    monkeypatch.setattr("wherewhat.text.embedded.files", lambda package: tmp_path)
+    monkeypatch.setattr("wherewhat.text.documents.files", lambda package: tmp_path)
     assert len(embedded_documents()) == 16
     if damage == "altered":
         (folder / "emma-01.txt").write_bytes(b"x")

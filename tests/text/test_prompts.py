@@ -13,11 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 import wherewhat.text.prompts
 from wherewhat.errors import ConfigError, TextError, WherewhatError
-from wherewhat.text.prompts import KINDS, Item, Prompt, Speller, make
-from wherewhat.text.prompts.filler import SENTENCES
-from wherewhat.text.prompts.fitting import balanced, generator
-from wherewhat.text.prompts.speller import plain
-from wherewhat.text.prompts.words import NAMES, THINGS
+from wherewhat.text.prompts.fit import balanced, generator
+from wherewhat.text.prompts.kinds import KINDS, make
+from wherewhat.text.prompts.prompt import SENTENCES, Item, Prompt
+from wherewhat.text.prompts.vocabulary import NAMES, THINGS, Speller, plain
 
 LINES = [
     "Here is what everybody likes: Anna likes apples. Bob likes music.",
@@ -395,15 +394,15 @@ def test_imports_are_the_standard_library_alone():
             for name in names:
                 top = name.split(".")[0]
                 assert top in sys.stdlib_module_names or name.startswith(
-                    ("wherewhat.text", "wherewhat.errors", "wherewhat.checking")
+                    ("wherewhat.text", "wherewhat.errors", "wherewhat.options")
                 )
 
 
 @pytest.mark.slow
 def test_smollm2_would_spell_the_same_text_the_same_way():
-    from wherewhat.models import load
+    from wherewhat.models.loader import read_model
 
-    loaded = load("smollm2", device="cpu", offline=True)
+    loaded = read_model("smollm2", device="cpu", offline=True)
     speller = Speller.of(loaded.tokenizer, loaded.prefix)
     for kind in ASKING:
         for prompt in make(kind, speller, tokens=512, count=5):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from wherewhat.errors import TextError
-from wherewhat.text import embedded_documents, read_documents
-from wherewhat.text import reading as reading_module
+from wherewhat.text import files as reading_module
+from wherewhat.text.documents import embedded_documents
+from wherewhat.text.files import read_documents
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def build(first: str = "") -> typer.Typer:
     Args:
         first: The command that will be called. The state of a sweep is told without waiting for torch and the others.
     """
-    from wherewhat.cli.sweeping import sweep
+    from wherewhat.cli.sweep import sweep
 
     app = typer.Typer(
         name="wherewhat",
@@ -46,14 +46,13 @@ def build(first: str = "") -> typer.Typer:
 
 
 def _add_others(app: typer.Typer) -> None:
-    from wherewhat.cli.checking import check
-    from wherewhat.cli.comparing import compare
-    from wherewhat.cli.encodings import app as encodings
-    from wherewhat.cli.exporting import export
-    from wherewhat.cli.measuring import command_for
-    from wherewhat.cli.multihop import app as multihop
-    from wherewhat.cli.reporting import report
-    from wherewhat.measure.registry import MEASUREMENTS
+    from wherewhat.cli.check import check
+    from wherewhat.cli.compare import compare
+    from wherewhat.cli.measurements import command_for
+    from wherewhat.cli.report import export, report
+    from wherewhat.lab.encoding_study.commands import app as encodings
+    from wherewhat.lab.multihop.commands import app as multihop
+    from wherewhat.measures.registry import MEASUREMENTS
 
     app.command("report")(report)
     app.command("check")(check)
@@ -67,7 +66,7 @@ def _add_others(app: typer.Typer) -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from wherewhat.store.provenance import package_version
+        from wherewhat.runs.provenance import package_version
 
         typer.echo(f"wherewhat {package_version('wherewhat') or '(not installed)'}")
         raise typer.Exit

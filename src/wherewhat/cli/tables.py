@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.markup import escape
 
-from wherewhat.capturing import LayerProof, Proof, Unmeasured
-from wherewhat.cli.folding import Table
-from wherewhat.measure.base import Measurement
-from wherewhat.measure.comparing import Comparison, Estimate
-from wherewhat.pipeline.kinds import layer_kinds
-from wherewhat.pipeline.summary import Interval, MetricSummary
+from wherewhat.captures.comparison import LayerProof
+from wherewhat.captures.plan import Unmeasured
+from wherewhat.captures.proof import Proof
+from wherewhat.cli.terminal import Table
+from wherewhat.measures.measurement import Comparison, Estimate, Measurement
+from wherewhat.measures.statistics import Interval
+from wherewhat.runs.results import MetricSummary, layer_kinds
 
 
 def headline(

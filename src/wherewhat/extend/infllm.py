@@ -8,12 +8,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from wherewhat.capturing import LayerAttention
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend.base import LengthMethod, positive, settled
-from wherewhat.extend.far import Far
-from wherewhat.extend.parts import placed
-from wherewhat.extend.sight import Sight, Windowed
+from wherewhat.extend.attention import Far, placed
+from wherewhat.extend.method import LengthMethod, positive, settled
+from wherewhat.extend.visibility import Sight, Windowed
 
 _LOCAL = 4096
 

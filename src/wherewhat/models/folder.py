@@ -1,10 +1,15 @@
-"""A model folder in Hugging Face layout: which files it must have, and that none is cut short."""
+"""Model folders in Hugging Face layout, and PEFT adapter folders on top of them."""
+
+from __future__ import annotations
 
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, one_line
+from wherewhat.hashes import sha256_file, sha256_json
+from wherewhat.imports import require
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = (
@@ -93,3 +98,93 @@ def check_whole(file: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
         reason = (str(error).splitlines() or [""])[0][:100]
         raise LoadError(f"weights file {str(file)!r} is truncated or corrupted ({reason}): get it again") from None
+
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_MERGED = ("LORA", "LOHA", "LOKR", "IA3")
+_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
+# Where the base model lies is no part of what the adapter is.
+_PLACE = ("base_model_name_or_path", "revision")
+
+
+def is_adapter(folder: Path, spec: str) -> bool:
+    """Whether a folder holds an adapter.
+
+    Raises:
+        LoadError: It holds a whole model as well.
+    """
+    if not (folder / CONFIG).is_file():
+        return False
+    if holds_weights(folder):
+        raise LoadError(f"{spec!r} holds both a model and an adapter ({CONFIG}): put the adapter into its own folder")
+    return True
+
+
+def adapter_base(folder: Path, spec: str) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter changes.
+
+    Raises:
+        LoadError: The configuration cannot be read, names no model, or is of a kind that cannot be measured.
+    """
+    raw = _read(folder, spec)
+    kind = raw.get("peft_type")
+    if kind in _PROMPTS:
+        raise LoadError(
+            f"{spec!r} is a {kind} adapter, which adds virtual tokens or keys that have no place in the text: only "
+            f"adapters of weights can be loaded ({', '.join(_MERGED)})"
+        )
+    if kind not in _MERGED:
+        raise LoadError(f"{spec!r} is an adapter of type {kind!r}: only {', '.join(_MERGED)} can be loaded")
+    base, revision = (raw.get(name) for name in _PLACE)
+    if not isinstance(base, str) or not base:
+        raise LoadError(f"{CONFIG} of {spec!r} names no base model: write its id or path into base_model_name_or_path")
+    return base, revision if isinstance(revision, str) else None
+
+
+def adapter_identity(folder: Path, spec: str, *, memo: Path) -> dict[str, str]:
+    """What identifies an adapter: its weights, and its configuration without the place of the base model.
+
+    Raises:
+        LoadError: The weights are missing, pickled or not whole.
+    """
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        why = "only pickled weights (adapter_model.bin), which can run code when read" if pickled else "no weights"
+        raise LoadError(f"the adapter {spec!r} has {why}: {WEIGHTS} is missing")
+    check_whole(weights)
+    config = {name: value for name, value in _read(folder, spec).items() if name not in _PLACE}
+    return {CONFIG: sha256_json(config), WEIGHTS: sha256_file(weights, memo=memo)}
+
+
+def apply_adapter(model: Any, folder: Path, spec: str) -> Any:
+    """Return the model with an adapter merged into its weights.
+
+    Quantised weights would be rounded by that: there the adapter stays beside them.
+
+    Raises:
+        LoadError: PEFT is not installed, or the adapter does not fit the model.
+    """
+    peft = require("peft", why="an adapter folder", install="'wherewhat[peft]'")
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = True
+    adapted = peft.PeftModel(model, config)
+    report = adapted.load_adapter(str(folder), "default", torch_device="cpu")
+    for names, verb in ((report.missing_keys, "has no weights for"), (report.unexpected_keys, "has weights for")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise LoadError(f"the adapter {spec!r} {verb} {names[0]}{more}: it does not fit its base model")
+    if getattr(model, "hf_quantizer", None) is not None:
+        return adapted.get_base_model()
+    return adapted.merge_and_unload()
+
+
+def _read(folder: Path, spec: str) -> dict[str, Any]:
+    try:
+        raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{CONFIG} of {spec!r} cannot be read: {one_line(error)}") from None
+    if not isinstance(raw, dict):
+        raise LoadError(f"{CONFIG} of {spec!r} is no table of settings: get it again")
+    return raw

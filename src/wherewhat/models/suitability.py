@@ -1,5 +1,7 @@
 """Which models can be measured at all: causal, with softmax attention, and read completely."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import ConfigError
-from wherewhat.report.encoding import script_json
-from wherewhat.report.headline import Number
-from wherewhat.store.atomic import make_folder, write_file
+from wherewhat.files import make_folder, write_file
+from wherewhat.report.data import Number, script_json
 
 _SCRIPTS = (
     "tools",

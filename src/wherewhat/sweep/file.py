@@ -1,17 +1,23 @@
-"""The sweep file: TOML, YAML or JSON with one key for each axis and for what all cells share."""
+"""The sweep file: TOML, YAML or JSON with models, texts, measurements and shared options."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import ConfigError
-from wherewhat.models.optional import require
-from wherewhat.store.hashing import text_sha256
+from wherewhat.hashes import text_sha256
+from wherewhat.imports import require
+from wherewhat.measures.registry import find_measurement
+from wherewhat.models.loaded import Weights
+from wherewhat.options import build_config, nearest
+from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_STORE = "runs"
 _YAML = (".yaml", ".yml")
@@ -86,3 +92,204 @@ def _yaml(content: str) -> Any:
         return yaml.safe_load(content)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+EMBEDDED_TEXT = "embedded"
+
+
+def _fields(kind: type[Any], without: tuple[str, ...]) -> type[Any]:
+    """A dataclass of those fields of a request that a sweep file may set, none of them required."""
+    hints = typing.get_type_hints(kind, localns={"Weights": Weights})
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in without]
+    return dataclasses.make_dataclass(kind.__name__, [(n, hints[n], field(default=None)) for n in names])
+
+
+ON_MODELS = _fields(ModelRequest, without=("model", "weights", "seed", "revision"))
+"""What can be said of all models, or of one."""
+ON_TEXTS = _fields(Request, without=("measurement", "model", "text", "prompts", "options"))
+"""What can be said of all texts and measurements, or of one."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Lists that can stand at the top of the file, and again in the table of a model."""
+
+    weights: tuple[Weights, ...] = ("trained",)
+    seeds: tuple[int, ...] = (0,)
+    revisions: tuple[str, ...] | None = None
+    checkpoints: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One model: its name, the axes that vary it, and how it is loaded."""
+
+    model: str
+    axes: Axes
+    shared: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TextEntry:
+    """One text: files that are read together, the embedded prose, or prompts of a kind."""
+
+    name: str
+    text: tuple[str, ...] | None = None
+    prompts: str | None = None
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeasurementEntry:
+    """One measurement with its options."""
+
+    measurement: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+
+def names_of(kind: type[Any]) -> list[str]:
+    """Names of a dataclass's fields."""
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Refuse a key that is not known, with the nearest that is.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    allowed = list(known)
+    for key in values:
+        if key not in allowed:
+            raise ConfigError(f"{where}: there is no key '{key}': {nearest(str(key), allowed)}")
+
+
+def typed(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Those of ``values`` that are fields of ``kind``, in the field's type.
+
+    Raises:
+        ConfigError: If one has another type.
+    """
+    given = {key: value for key, value in values.items() if key in names_of(kind)}
+    try:
+        made = build_config(kind, given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return {key: getattr(made, key) for key in given}
+
+
+def axes_of(values: Mapping[str, Any], where: str, default: Axes | None = None) -> Axes:
+    """The lists in ``values``; a single value is a list of one, and what is missing is as in ``default``.
+
+    Raises:
+        ConfigError: If a list is empty or holds something else than it should.
+    """
+    lists = {key: listed(values[key], f"{where}: {key}") for key in values if key in names_of(Axes)}
+    for weights in lists.get("weights", ()):
+        if weights not in (known := typing.get_args(Weights)):
+            raise ConfigError(f"{where}: there are no weights '{weights}': {nearest(str(weights), known)}")
+    found = typed(Axes, lists, where)
+    for seed in found.get("seeds", ()):
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"{where}: the seed {seed} is not between 0 and 2^63 - 1")
+    return dataclasses.replace(default or Axes(), **found)
+
+
+def listed(value: Any, where: str) -> list[Any]:
+    """A list as it is, anything else as a list of one.
+
+    Raises:
+        ConfigError: If it is empty.
+    """
+    found = list(value) if isinstance(value, list | tuple) else [value]
+    if not found or found == [None]:
+        raise ConfigError(f"{where} is empty: give at least one, or leave the key out")
+    return found
+
+
+def model_entry(value: Any, where: str, axes: Axes) -> ModelEntry:
+    """One entry of ``models``: a name, or a table.
+
+    Raises:
+        ConfigError: If it is neither, or has an unknown key.
+    """
+    table = {"model": value} if isinstance(value, str) else value
+    if not isinstance(table, dict) or not isinstance(table.get("model"), str):
+        raise ConfigError(f"{where}: {value!r} is neither the name of a model nor a table with the key 'model'")
+    check_keys(table, ["model", *names_of(Axes), *names_of(ON_MODELS)], where)
+    return ModelEntry(table["model"], axes_of(table, where, axes), typed(ON_MODELS, table, where))
+
+
+def text_entries(value: Any, where: str) -> list[TextEntry]:
+    """The entries of ``texts``: a list, or a table by name; of files, lists of files and tables.
+
+    Raises:
+        ConfigError: If one is something else, or has an unknown key.
+    """
+    named = list(value.items()) if isinstance(value, dict) else [(None, entry) for entry in listed(value, where)]
+    return [_text_entry(name, entry, _at(where, name, i)) for i, (name, entry) in enumerate(named)]
+
+
+def _text_entry(name: str | None, entry: Any, where: str) -> TextEntry:
+    table = dict(entry) if isinstance(entry, dict) else {} if entry == EMBEDDED_TEXT else {"text": entry}
+    check_keys(table, ["name", "text", "prompts", *names_of(ON_TEXTS)], where)
+    files = listed(table["text"], f"{where}: text") if "text" in table else None
+    if files is not None and not all(isinstance(file, str) for file in files):
+        raise ConfigError(f"{where}: {entry!r} is no file, folder, list of them, or table")
+    if files is not None and "-" in files:
+        raise ConfigError(f"{where}: standard input can be read only once, but a sweep reads texts often: give a file")
+    prompts = table.get("prompts")
+    if prompts is not None and not isinstance(prompts, str):
+        raise ConfigError(f"{where}: prompts={prompts!r} is no kind of prompt")
+    name = name or table.get("name")
+    if name is None:
+        name = f"{prompts} prompts" if prompts else EMBEDDED_TEXT if files is None else _file_names(files)
+    return TextEntry(str(name), None if files is None else tuple(files), prompts, typed(ON_TEXTS, table, where))
+
+
+def _file_names(files: list[str]) -> str:
+    first = Path(files[0]).stem or files[0]
+    return first if len(files) == 1 else f"{first} and {len(files) - 1} more"
+
+
+def measurement_entries(value: Any, where: str) -> list[MeasurementEntry]:
+    """The entries of ``measurements``: a list of names and tables, or a table by name.
+
+    Raises:
+        ConfigError: If a measurement or a key is unknown, with the nearest that is.
+    """
+    named = list(value.items()) if isinstance(value, dict) else [(None, entry) for entry in listed(value, where)]
+    if not named:
+        raise ConfigError(f"{where} is empty: give at least one")
+    return [_measurement_entry(name, entry, _at(where, name, i)) for i, (name, entry) in enumerate(named)]
+
+
+def _measurement_entry(name: str | None, entry: Any, where: str) -> MeasurementEntry:
+
+    table = {"measurement": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, dict) else {}
+    if name is not None:
+        table = {} if entry is None else table
+        table.setdefault("measurement", name)
+    if not isinstance(table.get("measurement"), str):
+        raise ConfigError(f"{where}: {entry!r} is neither the name of a measurement nor a table with it")
+    try:
+        measurement = find_measurement(table["measurement"])
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    options = table.get("set", {})
+    if not isinstance(options, dict):
+        raise ConfigError(f"{where}: 'set' must be a table of names and values")
+    misplaced = [key for key in table if key in names_of(measurement.config) and key not in names_of(ON_TEXTS)]
+    if misplaced:
+        raise ConfigError(f"{where}: '{misplaced[0]}' is an option of {measurement.name}: put it under 'set'")
+    check_keys(table, ["measurement", "set", *names_of(ON_TEXTS)], where)
+    try:
+        build_config(measurement.config, options)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.set: {error}") from error
+    return MeasurementEntry(measurement.name, options, typed(ON_TEXTS, table, where))
+
+
+def _at(where: str, name: str | None, index: int) -> str:
+    return f"{where}[{index}]" if name is None else f"{where}.{name}"

@@ -1,4 +1,4 @@
-"""What a store knows of a sweep: its cells in ``sweep.json``, and one small file for each that is done or failed."""
+"""Records of a sweep in its store, and its status."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from wherewhat.errors import StoreError
-from wherewhat.store.hashing import canonical_json, parse_object, readable_json, text_sha256
-from wherewhat.store.naming import HASH_DIGITS
-from wherewhat.sweep.place import Place
+from wherewhat.hashes import HASH_DIGITS, canonical_json, parse_object, readable_json, text_sha256
+from wherewhat.runs.storage import Place
 
 SWEEPS = "sweeps"
 SWEEP = "sweep.json"
@@ -147,3 +146,53 @@ def _record(content: bytes) -> Record | None:
         return Record(**values)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a sweep is.
+
+    Attributes:
+        name: What the sweep is called: the name of its file.
+        folder: Name of its folder in the store.
+        cells: Its cells, as in ``sweep.json``.
+        records: How those ended that did.
+        file_sha256: Hash of the sweep file it was started from.
+    """
+
+    name: str
+    folder: str
+    cells: Mapping[str, Mapping[str, Any]]
+    records: Mapping[str, Record]
+    file_sha256: str
+
+    @property
+    def done(self) -> int:
+        """Cells whose numbers are in the store."""
+        return sum(record.done for record in self.records.values())
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """Cells that failed, in words, and why; cells that differ only in options have the same words."""
+        failed = [(cell, record) for cell, record in self.records.items() if not record.done]
+        return [(str(self.cells[cell].get("described", cell)), record.reason or "") for cell, record in failed]
+
+
+def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
+    """How far the sweeps of a store are.
+
+    Args:
+        place: The store.
+        file_sha256: Only those that were started from the sweep file with this hash.
+
+    Raises:
+        StoreError: If the store cannot be read.
+    """
+    found = []
+    for folder in sweep_folders(place):
+        content = folder.content()
+        if file_sha256 in (None, content["file_sha256"]):
+            cells = content["cells"]
+            records = folder.records(cells)
+            found.append(Status(content["name"], folder.name, cells, records, content["file_sha256"]))
+    return found

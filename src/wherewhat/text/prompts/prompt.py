@@ -1,11 +1,13 @@
-"""A prompt: token ids, where its key items are, and which answer is right."""
+"""A prompt: token ids, the positions of its key items, and the correct answer."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wherewhat.errors import TextError
+from wherewhat.text.prompts.vocabulary import Pool, Speller, Word
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,102 @@ class Prompt:
 
     def _wrong(self, reason: str) -> TextError:
         return TextError(f"prompt '{self.name}' does not fit together: {reason}")
+
+
+SENTENCES = "The day was quiet and nothing much was happening. Nobody was in a hurry to be anywhere else."
+"""What the filler repeats; it shares no word with what prompts ask for."""
+
+
+def filler(speller: Speller, tokens: int) -> Word:
+    """The last ``tokens`` tokens of the sentences above, repeated, and a line end.
+
+    Cutting at the front leaves the seam to the prompt clean; at most the first word is incomplete.
+    """
+    words = [f" {word}" for word in SENTENCES.split()]
+    # The full stop goes with the line end: many tokenizers have a token for both.
+    last = [words[-1].removesuffix("."), ".\n"]
+    backwards = itertools.chain(reversed(last), reversed(words[:-1]), itertools.cycle(reversed(words)))
+    texts: list[str] = []
+    pieces: list[tuple[int, ...]] = []
+    while tokens > 0:
+        text = next(backwards)
+        ids = speller.piece(text)
+        if len(ids) > tokens:
+            ids = ids[-tokens:]
+            text = speller.decode(ids)
+        texts.append(text)
+        pieces.append(ids)
+        tokens -= len(ids)
+    return Word("".join(reversed(texts)), tuple(itertools.chain.from_iterable(reversed(pieces))))
+
+
+class Draft:
+    """A prompt in the making, without the model's prefix and without filler."""
+
+    def __init__(self, speller: Speller) -> None:
+        self.speller = speller
+        self.ids: list[int] = []
+        self.items: list[Item] = []
+        self._texts: list[str] = []
+        self._candidates: tuple[tuple[int, ...], ...] = ()
+        self._correct = self._answer_item = -1
+
+    def say(self, text: str) -> None:
+        """Add text that is no item."""
+        self.add(Word(text, self.speller.piece(text) if self.ids else self.speller.start(text)))
+
+    def add(self, word: Word) -> None:
+        """Add text whose ids are known."""
+        self.ids += word.ids
+        self._texts.append(word.text)
+
+    def item(self, word: Word, role: str, group: int, *, pool: Pool) -> int:
+        """Add a word as an item, white space in front of it left out, and return the item's index."""
+        self.add(pool.lead)
+        start = len(self.ids) + self.speller.blanks(word.ids)
+        self.add(word)
+        return self.mark(role, group, start)
+
+    def say_item(self, text: str, role: str, group: int) -> int:
+        """Add text as an item, white space in front of it left out, and return the item's index."""
+        ids = self.speller.piece(text)
+        start = len(self.ids) + self.speller.blanks(ids)
+        self.add(Word(text, ids))
+        return self.mark(role, group, start)
+
+    def mark(self, role: str, group: int, start: int) -> int:
+        """Make an item of everything since ``start``, and return its index."""
+        self.items.append(Item(role, group, start, len(self.ids)))
+        return len(self.items) - 1
+
+    def example(self, group: int, start: int) -> None:
+        """Make one item of everything since ``start``, in place of the items in it."""
+        self.items = [item for item in self.items if item.start < start]
+        self.mark("example", group, start)
+
+    def ask(self, words: Sequence[Word], *, correct: int, answer_item: int, pool: Pool) -> None:
+        """End with a question: the next token begins one of ``words``."""
+        self.add(pool.lead)
+        self._candidates = tuple(word.ids for word in words)
+        self._correct, self._answer_item = correct, answer_item
+
+    def prompt(self, *, name: str, kind: str, seed: int, tokens: int | None = None) -> Prompt:
+        """The finished prompt, filled up in front to ``tokens`` tokens."""
+        prefix = self.speller.prefix
+        wanted = 0 if tokens is None else tokens - len(prefix) - len(self.ids)
+        front = filler(self.speller, wanted)
+        shift = len(prefix) + len(front.ids)
+        ids = (*prefix, *front.ids, *self.ids)
+        return Prompt(
+            name=name,
+            kind=kind,
+            ids=ids,
+            text=front.text + "".join(self._texts),
+            items=tuple(Item(item.role, item.group, item.start + shift, item.end + shift) for item in self.items),
+            query=len(ids) - 1,
+            answer=self._candidates[self._correct] if self._candidates else (),
+            candidates=self._candidates,
+            correct=self._correct,
+            answer_item=self._answer_item,
+            seed=seed,
+        )

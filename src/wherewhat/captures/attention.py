@@ -1,0 +1,218 @@
+"""One layer's attention: queries, keys, values, mask and bias, without an n x n tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.rotation import Rotation
+
+_HIDDEN_BELOW = -9e3
+"""Under the row's best key by more than this, a key is hidden: models write -inf, the dtype's minimum or -1e4."""
+
+Rows = slice | Tensor
+"""Some queries: a stretch of them, or their indices."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The mask and additive bias of one attention call.
+
+    Models mix the two: a float mask may carry ALiBi, a bias may come apart from the mask. Here each additive
+    term is kept as the model made it and their sum is split row by row: entries far below the row's best one
+    hide a key, the others are bias. Not below zero: in a long text ALiBi takes whole rows that low.
+
+    Attributes:
+        causal: The kernel itself hides keys after the query (SDPA's ``is_causal``).
+        added: Terms added to the logits, each broadcastable to ``(batch, heads, n, m)``.
+        hidden: Boolean terms, True where the key is hidden.
+        visible_only: Boolean terms, True where the key may be seen.
+        window: Keys at distance ``window`` and more are hidden by the kernel itself (flash attention).
+    """
+
+    causal: bool = False
+    added: tuple[Tensor, ...] = ()
+    hidden: tuple[Tensor, ...] = ()
+    visible_only: tuple[Tensor, ...] = ()
+    window: int | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def only_causal(self) -> bool:
+        """Whether it hides later keys and does nothing else, which no tensor has to be looked at for."""
+        return self.causal and self.window is None and not (self.added or self.hidden or self.visible_only)
+
+    def visible(self, rows: Rows, n: int, m: int) -> Tensor:
+        """True where query may see key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
+        shown, total = self._shown(rows, n, m), self._total(rows, n, m)
+        return shown if total is None else shown & (total > self._floor(total, shown))
+
+    def bias(self, rows: Rows, n: int, m: int) -> Tensor | None:
+        """Finite part of the additive terms, broadcastable to ``(batch, heads, rows, m)``; None if there is none."""
+        total = self._total(rows, n, m)
+        if total is None:
+            return None
+        return torch.where(total > self._floor(total, self._shown(rows, n, m)), total, 0.0)
+
+    def _shown(self, rows: Rows, n: int, m: int) -> Tensor:
+        """What everything but the additive terms lets be seen."""
+        i = torch.arange(n, device=self.device)[rows, None] + (m - n)
+        j = torch.arange(m, device=self.device)[None, :]
+        out = torch.ones(1, 1, i.shape[0], m, dtype=torch.bool, device=self.device)
+        if self.causal:
+            out = out & (j <= i)
+        if self.window is not None:
+            out = out & (i - j < self.window)
+        for term in self.hidden:
+            out = out & ~_rows(term, rows, m)
+        for term in self.visible_only:
+            out = out & _rows(term, rows, m)
+        return out
+
+    def _total(self, rows: Rows, n: int, m: int) -> Tensor | None:
+        """Sum of the additive terms, in float32 at least."""
+        total: Tensor | None = None
+        for term in self.added:
+            part = _rows(term, rows, m)
+            part = part.to(torch.promote_types(part.dtype, torch.float32))
+            total = part if total is None else total + part
+        return total
+
+    def _floor(self, total: Tensor, shown: Tensor) -> Tensor:
+        """At or below this the summed terms hide a key, ``(batch or 1, heads or 1, rows, 1)``."""
+        best = total.masked_fill(~shown, -torch.inf).amax(-1, keepdim=True)
+        nothing = max(-1e30, *(0.99 * torch.finfo(term.dtype).min for term in self.added))
+        return torch.where(best > nothing, best + _HIDDEN_BELOW, best)
+
+
+def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
+    """The rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
+    while term.ndim < 4:
+        term = term.unsqueeze(0)
+    if term.shape[-1] > m:
+        term = term[..., :m]
+    return term if term.shape[-2] == 1 else term[..., rows, :]
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What one attention layer did with one forward pass.
+
+    Names follow TransformerLens: ``q`` and ``k`` are before rotation, ``rot_q`` and ``rot_k`` after it,
+    ``attn_scores`` the logits, ``pattern`` the attention weights. The tensors belong to the running forward
+    pass: a reducer that wants to keep one must copy it.
+
+    The logits are ``softcap(scale · rot_q · rot_kᵀ) + bias``, hidden by the mask, with ``sinks`` as one more
+    column in the softmax.
+
+    Attributes:
+        layer: Index of the block in the model.
+        name: Path of the attention module in the model.
+        rot_q: Queries after rotation (and any norm), ``(batch, heads, n, d)``.
+        rot_k: Keys after rotation, cached ones included, ``(batch, kv_heads, m, d)``.
+        value: Values, ``(batch, kv_heads, m, d_v)``.
+        output: Attention output per head before the output projection, ``(batch, n, heads, d_v)``.
+        scale: Factor on the dot product.
+        mask: Mask and additive bias.
+        rotation: How queries and keys were rotated; None for layers without rotation.
+        positions: Position of every key, ``(m,)`` or ``(batch, m)``; the last n are the queries'.
+        softcap: ``softcap · tanh(logit / softcap)`` is applied before the mask, if given.
+        sinks: Logit of the extra column each head may attend to, ``(heads,)``.
+        declared_window: Sliding window the model declares for this layer, if any.
+    """
+
+    layer: int
+    name: str
+    rot_q: Tensor
+    rot_k: Tensor
+    value: Tensor
+    output: Tensor
+    scale: float
+    mask: Mask
+    rotation: Rotation | None
+    positions: Tensor
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    declared_window: int | None = None
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads."""
+        return self.rot_q.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key heads; query head h reads key head ``h // (heads // kv_heads)``."""
+        return self.rot_k.shape[1]
+
+    @property
+    def n(self) -> int:
+        """Number of queries."""
+        return self.rot_q.shape[2]
+
+    @property
+    def m(self) -> int:
+        """Number of keys."""
+        return self.rot_k.shape[2]
+
+    @cached_property
+    def q(self) -> Tensor:
+        """Queries before rotation in the layout of ``rot_q``, ``(batch, heads, n, d)``.
+
+        In float32 at least; ``rot_q`` itself, in the model's dtype, where the layer does not rotate.
+        """
+        if self.rotation is None:
+            return self.rot_q
+        return self.rotation.unrotate(self.rot_q, self._broadcast(self.positions[..., self.m - self.n :]))
+
+    @cached_property
+    def k(self) -> Tensor:
+        """Keys before rotation in the layout of ``rot_k``, ``(batch, kv_heads, m, d)``; their dtype as for ``q``."""
+        if self.rotation is None:
+            return self.rot_k
+        return self.rotation.unrotate(self.rot_k, self._broadcast(self.positions))
+
+    def attn_scores(self, rows: Rows = slice(None)) -> Tensor:
+        """Logits of some queries, scale, soft-cap and bias included, unmasked: ``(batch, heads, rows, m)``."""
+        dtype = torch.promote_types(self.rot_q.dtype, torch.float32)
+        q = self.rot_q[:, :, rows].to(dtype)
+        k = self.rot_k.to(dtype)
+        groups = self.heads // self.kv_heads
+        batch, _, count, d = q.shape
+        # One batched product per key head instead of a repeated copy of the keys.
+        grouped = q.reshape(batch, self.kv_heads, groups * count, d) @ k.transpose(-1, -2)
+        scores = grouped.view(batch, self.heads, count, self.m) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        bias = self.bias(rows)
+        return scores if bias is None else scores + bias.to(dtype)
+
+    def bias(self, rows: Rows = slice(None)) -> Tensor | None:
+        """Additive bias (ALiBi and the like) of some queries, broadcastable to ``(batch, heads, rows, m)``."""
+        return self.mask.bias(rows, self.n, self.m)
+
+    def visible(self, rows: Rows = slice(None)) -> Tensor:
+        """True where a query may see a key, broadcastable to ``(batch, heads, rows, m)``."""
+        return self.mask.visible(rows, self.n, self.m)
+
+    def pattern(self, rows: Rows = slice(None)) -> Tensor:
+        """Attention weights of some queries, ``(batch, heads, rows, m)``; rows that see nothing are zero."""
+        return self.weigh(self.attn_scores(rows), rows)
+
+    def weigh(self, scores: Tensor, rows: Rows = slice(None)) -> Tensor:
+        """Attention weights that logits ``(batch, heads, rows, m)`` of some queries give under the layer's mask."""
+        visible = self.visible(rows)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sinks is not None:
+            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], -1)
+        weights = torch.softmax(scores, -1)[..., : self.m]
+        return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
+
+    @staticmethod
+    def _broadcast(positions: Tensor) -> Tensor:
+        """Positions ``(n,)`` or ``(batch, n)`` as something that broadcasts over heads."""
+        return positions if positions.ndim == 1 else positions[:, None]

@@ -1,0 +1,241 @@
+"""Verification passes: a recorded layer compared with what is rebuilt from its capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.calls import AttentionCall
+from wherewhat.captures.guard import output_excess, rounded_weights
+from wherewhat.captures.plan import LayerPlan, Plan, Recorder, plan_from
+from wherewhat.captures.session import capture_with, describe
+from wherewhat.captures.watch import ModelWatch, Route, observing
+from wherewhat.errors import CaptureError
+from wherewhat.models.positions import hard_limit
+
+
+def input_device(model: Any) -> torch.device:
+    """Where tokens go: to the embedding, or to the CPU where that is offloaded and tokens are moved on by a hook."""
+    device = next(model.get_input_embeddings().parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def prompt(model: Any, length: int) -> Tensor:
+    """Random tokens ``(1, length)``, none of them special; fewer where the model has fewer positions."""
+    length = min(length, hard_limit(model) or length)
+    config = model.config.get_text_config()
+    embedding = next(model.get_input_embeddings().parameters())
+    special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, embedding.shape[0], (1, 4 * length), generator=generator, device="cpu")
+    ordinary = [i for i in ids[0].tolist() if i not in special][:length]
+    return torch.tensor([ordinary], device=input_device(model))
+
+
+def logits_of(model: Any, ids: Tensor) -> Tensor:
+    """Logits of one pass, ``(1, n, vocabulary)``."""
+    logits = getattr(model(input_ids=ids, use_cache=False), "logits", None)
+    if not isinstance(logits, Tensor):
+        raise CaptureError(f"{type(model).__name__} returns no logits: it is not a causal language model")
+    return logits
+
+
+def record_pass(model: Any, ids: Tensor) -> tuple[Plan, list[AttentionCall], Tensor]:
+    """Run once with everything recorded; tries the attention interface first, then tracing."""
+    routes: tuple[Route, ...] = ("interface", "trace")
+    for route in routes:
+        watch = ModelWatch(model)
+        record = Recorder(watch)
+        with observing(watch, record, route=route):
+            logits = logits_of(model, ids)
+        if record.attention:
+            return plan_from(model, watch, record, route), record.attention, logits
+    raise CaptureError(f"{type(model).__name__} shows no softmax attention: there is nothing to measure")
+
+
+def largest_change(model: Any, ids: Tensor, plain: Tensor, captured: Tensor) -> float:
+    """Change of the logits by capturing, beyond what the model itself varies between two plain passes."""
+    change = float((plain.float() - captured.float()).abs().max())
+    if change == 0:
+        return 0.0
+    own = float((plain.float() - logits_of(model, ids).float()).abs().max())
+    return 0.0 if 0 < change <= own else change
+
+
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
+    """Run the model's own eager attention until the context ends."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = {key: getattr(c, "_attn_implementation_internal", None) for key, c in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+
+
+@dataclass(frozen=True)
+class LayerProof:
+    """How well one layer was reproduced.
+
+    Attributes:
+        plan: The layer and its rotation.
+        heads: Query heads.
+        kv_heads: Key heads.
+        head_dim: Dimension of queries and keys.
+        rotation_error: Our rotation of the model's pre-rotation tensors against its post-rotation ones, relative.
+        weights_error: Softmax of our logits under the model's mask against its own eager attention weights.
+        output_error: Our attention output against the model's in its normal implementation, relative.
+        drift: How far queries or keys before rotation turn with the position alone, see
+            :func:`~wherewhat.captures.comparison.position_drift`.
+        features: What else shapes its logits: ``bias``, ``soft-cap``, ``sinks``, ``window`` (or chunk), ``not causal``.
+        window: Sliding window the model declares for it, also where the proof's prompt does not reach it.
+    """
+
+    plan: LayerPlan
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotation_error: float
+    weights_error: float
+    output_error: float
+    drift: float
+    features: tuple[str, ...]
+    window: int | None = None
+
+
+def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
+    """Compare one layer's attention, in its normal and in its eager implementation, with ours."""
+    positions = torch.arange(native.key.shape[2], device=native.key.device)
+    normal, slow = describe(plan, native, positions), describe(plan, eager, positions)
+    return LayerProof(
+        plan=plan,
+        heads=normal.heads,
+        kv_heads=normal.kv_heads,
+        head_dim=normal.rot_q.shape[-1],
+        rotation_error=0.0 if plan.rotary is None else plan.rotary.error,
+        weights_error=_weights_error(slow, eager),
+        output_error=_output_error(normal),
+        drift=drift,
+        features=tuple(_features(normal)),
+        window=normal.declared_window,
+    )
+
+
+def _features(attention: LayerAttention) -> Iterator[str]:
+    visible = attention.visible()
+    bias = attention.bias()
+    if bias is not None and bool((bias * visible).any()):
+        yield "bias"
+    if attention.softcap is not None:
+        yield "soft-cap"
+    if attention.sinks is not None:
+        yield "sinks"
+    causal = torch.ones(attention.n, attention.m, dtype=torch.bool, device=visible.device).tril(
+        attention.m - attention.n
+    )
+    if bool((causal & ~visible).any()):
+        yield "window"
+    if bool((visible & ~causal).any()):
+        yield "not causal"
+
+
+def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
+    """Our attention weights against the model's, beyond what rounding of its logits explains."""
+    half = call.query.dtype in (torch.float16, torch.bfloat16)
+    again = call.reweigh if half else None
+    weights = call.weights if again is None else again()
+    if weights is None or weights.shape != (attention.rot_q.shape[0], attention.heads, attention.n, attention.m):
+        return torch.inf
+    dtype = call.query.dtype if again is None else torch.float32
+
+    def error(given: LayerAttention) -> float:
+        parts = ((rows, *rounded_weights(given, rows, dtype)) for rows in _blocks_of_rows(given.n))
+        return max(_largest((ours - weights[:, :, rows]).abs() - rounding) for rows, ours, rounding in parts)
+
+    if attention.sinks is None:
+        return error(attention)
+    # Some families return the weights before the sink takes its share; the output shows it is taken.
+    return min(error(attention), error(replace(attention, sinks=None)))
+
+
+def _output_error(attention: LayerAttention) -> float:
+    """Our attention output against the model's, relative to the largest entry and likewise."""
+    if attention.output.numel() != attention.value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
+        return torch.inf
+    largest = max(_largest(output_excess(attention, rows)) for rows in _blocks_of_rows(attention.n))
+    return largest / float(attention.output.abs().max().clamp_min(1e-30))
+
+
+def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _largest(excess: Tensor) -> float:
+    """The largest entry; zero if none is positive, and infinite if one is not a number."""
+    return float(excess.nan_to_num(nan=torch.inf).max().clamp_min(0))
+
+
+_STEP = 8
+"""Positions apart at which tokens are compared: further than a convolution reaches."""
+
+
+def position_drift(model: Any, plan: Plan, ids: Tensor) -> list[float]:
+    """Change of queries or keys before rotation from one position to another, where nothing else changed.
+
+    Args:
+        model: The model.
+        plan: How to capture it.
+        ids: Tokens ``(1, n)``; the last one is used at every position.
+
+    Returns:
+        Per attention call the norm of the difference of the two directions, between 0 and 2; 0 where there is no
+        tensor before rotation.
+    """
+    n = ids.shape[1]
+    now, earlier = n - 1, n - 1 - min(_STEP, n // 2)
+    drifts: list[float] = []
+    undefined = {layer.name for layer in plan.layers if layer.rotary is None and layer.note}
+
+    def look(attention: LayerAttention) -> None:
+        both = (_turned(x, now, earlier) for x in (attention.q, attention.k))
+        drifts.append(0.0 if attention.name in undefined else max(both))
+
+    with ExitStack() as stack:
+        for name in {layer.name for layer in plan.layers}:
+            module = model.get_submodule(name)
+            stack.callback(module.register_forward_pre_hook(_repeat_last_token, with_kwargs=True).remove)
+        stack.enter_context(capture_with(model, plan, look))
+        model(input_ids=ids[:, -1:].expand(-1, n).contiguous(), use_cache=False)
+    return drifts
+
+
+def _repeat_last_token(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hook that gives a module the last token's hidden states ``(1, n, width)`` at every position.
+
+    They differ between positions where embeddings or other layers know of positions, in ways that cannot be told from
+    rounding: next to one channel a thousand times larger, those of a learned position are as small.
+    """
+
+    def repeated(x: Any) -> Any:
+        hidden = isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
+        return x[:, -1:].expand_as(x).contiguous() if hidden else x
+
+    return tuple(map(repeated, args)), {name: repeated(x) for name, x in kwargs.items()}
+
+
+def _turned(x: Tensor, now: int, earlier: int) -> float:
+    """How far the direction of ``x`` ``(batch, heads, n, d)`` turned between two tokens, over heads at most."""
+    x = x.double()
+    x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    return float((x[:, :, now] - x[:, :, earlier]).norm(dim=-1).max())

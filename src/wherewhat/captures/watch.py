@@ -1,0 +1,233 @@
+"""Puts the taps on a model for the time of a context and keeps track of where its forward pass is."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.captures.calls import Observer, observers, swapped
+from wherewhat.captures.structure import check_mode, structure_of
+from wherewhat.captures.trace import Listener, tracing
+from wherewhat.errors import CaptureError
+
+Route = Literal["interface", "trace"]
+"""``interface`` (transformers' attention interface) or ``trace`` (the model's own code)."""
+
+
+class ModelWatch:
+    """Keeps track of where a running forward pass is: batch, positions and the attention module at work."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.structure = structure_of(model)
+        self.names = self.structure.names
+        self.batch = 1
+        self.running = False
+        self.forget()
+        self._position_ids: Tensor | None = None
+        self._tokens = 0
+        self._cached: int | None = None
+        self._positions: dict[tuple[int, torch.device], Tensor] = {}
+        self._mask: Tensor | None = None
+        self._before: Tensor | None = None
+        self._histories: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
+        self._stack: list[nn.Module] = []
+        self._model = model
+
+    def forget(self) -> None:
+        """Let go of who is told: observers hold their watch, and a circle would hold the model until collected."""
+        self.observer: Observer | None = None
+        self.on_enter: Callable[[], None] = _nothing
+        self.on_leave: Callable[[Any], None] = _nothing
+
+    def check_mode(self) -> None:
+        """Refuse training mode.
+
+        Raises:
+            CaptureError: If any part of the model is in it.
+        """
+        check_mode(self._model, self.structure)
+
+    def layer_name(self, module: nn.Module) -> str:
+        """Path of the module in the model."""
+        return self.names[id(module)]
+
+    def current(self) -> nn.Module | None:
+        """The innermost attention module now running."""
+        return self._stack[-1] if self._stack else None
+
+    def positions(self, keys: int, device: torch.device) -> Tensor:
+        """Position of every key of the pass, ``(keys,)`` or ``(batch, keys)``.
+
+        Those of cached keys are known from the passes that made them, where these were captured too. Others are taken
+        to stand one by one before the first token of the pass. Layers with a window cache fewer of them than there were
+        tokens.
+
+        Raises:
+            CaptureError: If the cache has places for tokens that have not come yet, or its keys may stand elsewhere.
+        """
+        if self._cached is not None and keys > self._cached + self._tokens:
+            raise CaptureError(
+                f"{keys} keys for {self._cached} cached and {self._tokens} new tokens: the cache has empty places, "
+                "whose positions are unknown; use the default (dynamic) cache or use_cache=False"
+            )
+        if (keys, device) not in self._positions:
+            self._positions[keys, device] = self._key_positions(keys, device)
+        return self._positions[keys, device]
+
+    def _key_positions(self, keys: int, device: torch.device) -> Tensor:
+        new = self._new_positions(device)
+        known = self._before is not None and self._before.shape[-1] == self._cached
+        if self._cached and not known:
+            self._check_cached(new)
+        if new is None or new.shape[-1] > keys:
+            first = self._cached + self._tokens - keys if self._cached else 0
+            return torch.arange(first, first + keys, device=device)
+        if known and self._before is not None:
+            before = self._before.to(device)
+            before = before.expand(*new.shape[:-1], -1) if before.ndim < new.ndim else before
+            return torch.cat([before, new.expand(*before.shape[:-1], -1)], -1)[..., -keys:]
+        earlier = new[..., :1] - torch.arange(keys - new.shape[-1], 0, -1, device=device)
+        return torch.cat([earlier, new], -1)
+
+    def _new_positions(self, device: torch.device) -> Tensor | None:
+        """Positions of the tokens of the pass, ``(n,)`` or ``(batch, n)``; None if they follow from what is cached."""
+        given = self._position_ids
+        if given is None:
+            # Those that were captured may stand elsewhere; what comes after them does not say so.
+            known = self._before is not None and self._before.shape[-1] == self._cached
+            first = self._cached or 0
+            return torch.arange(first, first + self._tokens, device=device) if known else None
+        if given.ndim > 2:  # one row for each axis of images, after one for the text in some families
+            rows = given[-3:] if given.shape[0] > 3 else given
+            if bool((rows != rows[:1]).any()):
+                raise CaptureError(
+                    "position_ids differ between their rows, as for images: tokens have no single position"
+                )
+            given = rows[0]
+        return (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
+
+    def _check_cached(self, new: Tensor | None) -> None:
+        """Refuse cached keys that were not captured and may not stand one by one before the first new token.
+
+        Raises:
+            CaptureError: If so.
+        """
+        cached = self._cached or 0
+        if self.structure.frequencies_change:
+            raise CaptureError(
+                f"{cached} cached keys were made before the capture, maybe with other frequencies, which depend on the "
+                "length here: open the capture before the first pass, or use use_cache=False"
+            )
+        if new is None:
+            return
+        visible = torch.full((1,), cached, device=new.device)
+        last = True
+        if self._mask is not None and self._mask.ndim == 2 and self._mask.shape[1] >= cached:
+            seen = self._mask[:, :cached].to(new.device).bool()
+            visible = seen.sum(-1)
+            last = bool((seen[:, 1:] | ~seen[:, :-1]).all())  # none is hidden behind one that is seen
+        if not last or not bool((new.reshape(-1, new.shape[-1])[:, 0] == visible).all()):
+            raise CaptureError(
+                f"{cached} cached keys were made before the capture and may stand at any position: open the capture "
+                "before the first pass, or use use_cache=False"
+            )
+
+    def _remember(self, output: Any) -> None:
+        """Note the positions of all keys in the cache that a pass returns, for the pass that goes on from it."""
+        cache = getattr(output, "past_key_values", None)
+        if cache is None or not hasattr(cache, "get_seq_length"):
+            return
+        total = (self._cached or 0) + self._tokens
+        whole = next((x for (keys, _), x in self._positions.items() if keys == total), None)
+        if whole is None and self._positions:  # layers with a window hold fewer keys
+            whole = self._key_positions(total, next(iter(self._positions.values())).device)
+        if whole is not None:
+            with contextlib.suppress(TypeError):  # a cache that cannot be referred to weakly
+                self._histories[cache] = whole
+
+    @contextmanager
+    def watching(self, *, modules: bool) -> Iterator[None]:
+        """Hook the model (and its attention modules, if asked) until the context ends."""
+        handles = [
+            self._model.register_forward_pre_hook(self._enter_model, with_kwargs=True),
+            self._model.register_forward_hook(self._leave_model, always_call=True),
+        ]
+        if modules:
+            for module in (self._model, *self.structure.parts):
+                if re.search("att(entio)?n", type(module).__name__, re.IGNORECASE):
+                    handles.append(module.register_forward_pre_hook(self._enter))
+                    handles.append(module.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+    def _listening(self) -> bool:
+        """Hooks belong to the model, a capture to its context: other threads may run the same model meanwhile."""
+        return self.observer in observers.get()
+
+    def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._listening():
+            return
+        given = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
+        inputs = given.get("input_ids")
+        inputs = given.get("inputs_embeds") if inputs is None else inputs
+        cache = given.get("past_key_values")
+        self.batch, self._tokens = inputs.shape[:2] if isinstance(inputs, Tensor) and inputs.ndim > 1 else (1, 0)
+        self._cached = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else None
+        self._position_ids = given.get("position_ids")
+        self._mask = given.get("attention_mask")
+        self._before = None
+        if self._cached:
+            with contextlib.suppress(TypeError):
+                self._before = self._histories.get(cache)
+        self._positions = {}
+        self._stack.clear()
+        self.running = True
+        self.on_enter()
+
+    def _leave_model(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self._listening():
+            self.running = False
+            if output is not None:  # a pass that broke off has an error of its own to show
+                self._remember(output)
+                self.on_leave(output)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if self._listening():
+            self._stack.append(module)
+
+    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        while self._listening() and self._stack and self._stack.pop() is not module:
+            pass
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody is told."""
+
+
+@contextmanager
+def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
+    """Let ``observer`` see the watched model's rotations and attention until the context ends."""
+    targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
+    with ExitStack() as stack:
+        stack.callback(watch.forget)
+        watch.observer = observer
+        observers.set((*observers.get(), observer))
+        # Not by a token, which would also undo or revive what overlapping captures did meanwhile.
+        stack.callback(lambda: observers.set(tuple(o for o in observers.get() if o is not observer)))
+        stack.enter_context(watch.watching(modules=route == "trace"))
+        stack.enter_context(swapped(targets))
+        if route == "trace":
+            listener = Listener(observer.on_attention, current_module=watch.current, batch=lambda: watch.batch)
+            stack.enter_context(tracing(listener))
+        yield

@@ -1,0 +1,203 @@
+"""``wherewhat sweep``, and its live view."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wherewhat.cli.terminal import Table
+
+if TYPE_CHECKING:
+    from wherewhat.sweep.engine import Task
+    from wherewhat.sweep.execution import Engine
+    from wherewhat.sweep.records import Record, Status
+
+
+_RUNNING_SHOWN, _FAILED_SHOWN = 8, 3
+
+
+class SweepView:
+    """Shows a sweep to a person; keeps quiet where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._shown = console.is_terminal
+        self._total = self._done = self._failed = self._ended = 0
+        self._started = time.monotonic()
+        self._workers = ""
+        self._dashboard: str | None = None
+        self._running: Sequence[str] = ()
+        self._failures: list[str] = []
+        # It asks for what to show at once, so it comes last.
+        self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self.render)
+
+    def __enter__(self) -> SweepView:
+        """Begin to show."""
+        if self._shown:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the view away."""
+        if self._shown:
+            self._live.stop()
+
+    def planned(self, *, left: int, done: int, failed: int) -> None:
+        """So many cells will be run; so many ended earlier."""
+        self._total, self._done, self._failed = left + done + failed, done, failed
+
+    def begin(self, *, workers: str, dashboard: str | None) -> None:
+        """The workers are there."""
+        self._workers, self._dashboard, self._started = workers, dashboard, time.monotonic()
+
+    def running(self, cells: Sequence[str]) -> None:
+        """These cells are under way."""
+        self._running = cells
+
+    def finished(self, task: Task, record: Record) -> None:
+        """A cell has ended."""
+        self._ended += 1
+        self._done += record.done
+        self._failed += not record.done
+        if not record.done:
+            self._failures.append(f"{task.described}: {record.reason}")
+
+    def time_left(self) -> float | None:
+        """Seconds until the last cell ends, at the pace so far; None before the first one has."""
+        if not self._ended:
+            return None
+        left = self._total - self._done - self._failed
+        return left * (time.monotonic() - self._started) / self._ended
+
+    def render(self) -> Group:
+        """The view as it is now."""
+        from wherewhat.runs.execution import duration
+
+        left = self.time_left()
+        numbers = Grid.grid(padding=(0, 2))
+        numbers.add_row(
+            Text(f"{self._done:,} of {self._total:,} done", style="green"),
+            Text(f"{len(self._running):,} running", style="cyan"),
+            Text(f"{self._failed:,} failed", style="red" if self._failed else "dim"),
+            Text("time left unknown" if left is None else f"about {duration(left)} left"),
+            Text(self._workers, style="dim"),
+        )
+        lines: list[ProgressBar | Grid | Text] = [
+            ProgressBar(total=max(1, self._total), completed=self._done + self._failed),
+            numbers,
+        ]
+        for cell in self._running[:_RUNNING_SHOWN]:
+            if cell:
+                lines.append(Text(f"  {cell}", style="cyan", overflow="ellipsis", no_wrap=True))
+        for line in self._failures[-_FAILED_SHOWN:]:
+            lines.append(Text(f"  failed: {line}", style="red", overflow="ellipsis", no_wrap=True))
+        if self._dashboard:
+            lines.append(Text(f"  Ray's dashboard: {self._dashboard}", style="dim"))
+        return Group(*lines)
+
+
+_SHOWN = 20
+
+_File = Annotated[Path | None, typer.Argument(metavar="FILE", help="The sweep file: TOML, YAML or JSON.")]
+_Engine = Annotated[str, typer.Option(help="local (this machine's devices) or ray (a Ray cluster).")]
+_Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster that is running; else one is started here.")
+]
+_Workers = Annotated[
+    int | None, typer.Option(help="Local worker processes (default: one per GPU, or what CPU and memory allow).")
+]
+_Store = Annotated[
+    str | None, typer.Option("--store", metavar="DIR", help="Folder or fsspec address of the results (default: runs).")
+]
+_ShowStatus = Annotated[bool, typer.Option("--status", help="Show how far the sweep is, or all sweeps of the store.")]
+_RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also run cells that failed before.")]
+
+
+def sweep(
+    file: _File = None,
+    engine: _Engine = "local",
+    address: _Address = None,
+    workers: _Workers = None,
+    store: _Store = None,
+    status: _ShowStatus = False,
+    retry_failed: _RetryFailed = False,
+) -> int:
+    """Measure every combination of models, weights, checkpoints, texts, measurements and seeds of a sweep file.
+
+    Everything in the file is checked before the first cell runs. Cells that are in the store already are skipped; a
+    cell that fails is recorded with its reason and does not stop the others. The same command goes on with what is
+    missing. Exit code 1 says that cells failed.
+    """
+    console = Console()
+    if status:
+        _show_status(console, file, store)
+        return 0
+    if file is None:
+        raise typer.BadParameter("FILE is missing: give a sweep file, or --status")
+    from wherewhat.sweep.execution import sweep as run_sweep
+    from wherewhat.sweep.file import read_sweep_file
+
+    with SweepView(Console(stderr=True)) as view:
+        outcome = run_sweep(
+            read_sweep_file(file),
+            watch=view,
+            store=store,
+            engine=cast("Engine", engine),
+            address=address,
+            workers=workers,
+            retry_failed=retry_failed,
+        )
+    failed = [(outcome.cells[cell].described, record.reason or "") for cell, record in outcome.failed.items()]
+    _show_failed(console, failed)
+    done = sum(record.done for record in outcome.records.values())
+    console.print(f"{done} of {len(outcome.cells)} cells done, {len(failed)} failed", highlight=False)
+    console.print(outcome.folder.place.address, soft_wrap=True, markup=False, highlight=False)
+    return 1 if failed else 0
+
+
+def _show_status(console: Console, file: Path | None, store: str | None) -> None:
+    from wherewhat.errors import StoreError
+    from wherewhat.runs.storage import open_place
+    from wherewhat.sweep.file import DEFAULT_STORE, read_sweep_file
+    from wherewhat.sweep.records import statuses
+
+    read = None if file is None else read_sweep_file(file)
+    place = open_place(store or (read.store if read else DEFAULT_STORE))
+    found = statuses(place, file_sha256=read.sha256 if read else None)
+    if not found:
+        of = f"of {file} as it is now" if file else "at all"
+        raise StoreError(f"the store {place.address} has no sweep {of}: start it with wherewhat sweep FILE")
+    console.print(_table(found))
+    for one in found:
+        _show_failed(console, one.failed)
+
+
+def _table(found: list[Status]) -> Table:
+    table = Table()
+    for column in ("sweep", "folder"):
+        table.add_column(column)
+    for column in ("cells", "done", "failed", "left"):
+        table.add_column(column, justify="right")
+    for one in found:
+        numbers = (len(one.cells), one.done, len(one.failed), len(one.cells) - len(one.records))
+        table.add_row(escape(one.name), escape(one.folder), *(f"{number:,}" for number in numbers))
+    return table
+
+
+def _show_failed(console: Console, failed: Sequence[tuple[str, str]]) -> None:
+    for described, reason in failed[:_SHOWN]:
+        console.print(f"failed: {described}: {reason}", soft_wrap=True, markup=False, highlight=False)
+    if len(failed) > _SHOWN:
+        console.print(f"… and {len(failed) - _SHOWN} more failed", highlight=False)

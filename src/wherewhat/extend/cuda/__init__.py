@@ -1,1 +1,0 @@
-"""Triton kernels of length methods; imported only where there is a GPU."""

@@ -1,0 +1,1 @@
+"""The laboratory: small models, tasks, training, and two studies."""

@@ -1,0 +1,131 @@
+"""Models and unfinished trainings as files: safetensors with the configs in the header, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from wherewhat.errors import LoadError, WherewhatError
+from wherewhat.files import write_file
+from wherewhat.lab.config import LabConfig
+from wherewhat.lab.model import LabModel
+from wherewhat.options import build_config, config_values
+
+_MODEL = "wherewhat laboratory model 1"
+_STATE = "wherewhat training state 1"
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """All that the rest of a training depends on, besides its configs and data.
+
+    Attributes:
+        step: Steps done.
+        threads: Parts that a batch is divided into.
+        identity: What is trained, on what and how; see :mod:`wherewhat.lab.multihop.study`.
+        weights: Weights by name.
+        mean: AdamW's mean of each gradient.
+        square: AdamW's mean of its square.
+    """
+
+    step: int
+    threads: int
+    identity: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    mean: Mapping[str, Tensor]
+    square: Mapping[str, Tensor]
+
+
+def save_model(model: LabModel, path: Path, *, identity: Mapping[str, Any] | None = None) -> None:
+    """Write a model to a file.
+
+    Args:
+        model: The model.
+        path: The file; its folder must be there.
+        identity: What it was trained on and how, to be read again with :func:`read_identity`.
+
+    Raises:
+        StoreError: If the file cannot be written.
+    """
+    header = {"config": config_values(model.config), "identity": identity}
+    _write(path, model.state_dict(), _MODEL, header)
+
+
+def load_model(path: Path, *, device: str = "cpu") -> LabModel:
+    """A model from its file.
+
+    Raises:
+        LoadError: If the file is not there, is damaged or holds something else.
+    """
+    tensors, header = _read(path, _MODEL)
+    try:
+        model = LabModel(build_config(LabConfig, header["config"]))
+        model.load_state_dict(tensors)
+    except (WherewhatError, RuntimeError, KeyError) as error:
+        raise LoadError(f"{path} does not hold the weights its header promises: write it again") from error
+    return model.to(device)
+
+
+def read_identity(path: Path) -> Mapping[str, Any] | None:
+    """What a model's file says about its training.
+
+    Raises:
+        LoadError: If the file is not there, is damaged or holds something else.
+    """
+    identity: Mapping[str, Any] | None = _read(path, _MODEL)[1].get("identity")
+    return identity
+
+
+def save_state(state: TrainState, path: Path) -> None:
+    """Write an unfinished training to a file.
+
+    Raises:
+        StoreError: If the file cannot be written.
+    """
+    groups = {"weights": state.weights, "mean": state.mean, "square": state.square}
+    tensors = {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+    _write(path, tensors, _STATE, {"step": state.step, "threads": state.threads, "identity": state.identity})
+
+
+def load_state(path: Path) -> TrainState:
+    """An unfinished training from its file.
+
+    Raises:
+        LoadError: If the file is not there, is damaged or holds something else.
+    """
+    tensors, header = _read(path, _STATE)
+    groups: dict[str, dict[str, Tensor]] = {"weights": {}, "mean": {}, "square": {}}
+    try:
+        for key, value in tensors.items():
+            group, _, name = key.partition("/")
+            groups[group][name] = value
+        return TrainState(int(header["step"]), int(header["threads"]), header["identity"], **groups)
+    except (KeyError, ValueError, TypeError) as error:
+        raise LoadError(f"{path} is no complete training state: remove it to train from the start") from error
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
+    from safetensors.torch import save
+
+    contents = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_file(path, save(contents, {"kind": kind, "header": json.dumps(header, sort_keys=True)}))
+
+
+def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("kind") != kind:
+                raise LoadError(f"{path} is no {kind[:-2]}: it says {metadata.get('kind', 'nothing')!r}")
+            header: dict[str, Any] = json.loads(metadata["header"])
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - no dictionary
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is damaged"
+        raise LoadError(f"cannot read {path}: {reason}") from error

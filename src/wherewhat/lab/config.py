@@ -1,0 +1,186 @@
+"""The options of a laboratory model and of its training; the defaults are the recipe of arXiv 2605.31558."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wherewhat.errors import ConfigError
+from wherewhat.measures.measurement import option
+from wherewhat.options import check_seed
+
+EncodingName = Literal["rope", "p-rope", "partial", "alibi", "learned", "nope", "pope"]
+BlockName = Literal["parallel", "sequential", "llama"]
+"""GPT-J's: attention and MLP side by side; GPT-2's: one after the other; Llama's: so too, RMSNorm and SwiGLU."""
+Biases = Literal["all", "inner", "none"]
+Precision = Literal["highest", "high", "medium"]
+"""As torch names them: float32; TF32 products on a GPU; those, and bfloat16 products on CPUs that have them."""
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """A small GPT-J; ``norm``, ``mlp``, ``residual``, ``scale`` and ``angles`` are for weights written by hand."""
+
+    vocabulary: int = option(136, "number of tokens; the task says how many it has")
+    layers: int = option(12, "number of layers")
+    heads: int = option(1, "attention heads of each layer")
+    width: int = option(128, "dimensions of the residual stream, shared out among the heads")
+    encoding: EncodingName = option("rope", "how positions enter: rope, p-rope, partial, alibi, learned, nope or pope")
+    base: float = option(10_000.0, "RoPE's base: the frequencies are base^(-2i/d), of PoPE base^(-i/d)")
+    rotary_share: float | None = option(
+        None, "share of frequencies (p-rope, 0.75) or of dimensions (partial, 0.25) that rotate"
+    )
+    frequencies: tuple[str, ...] = option(
+        (), "planes that heads may use, as layer.head:planes, such as *.*:0-15 or 2.0:0+4-7; all if not given"
+    )
+    positions: int = option(512, "positions of the learned encoding, and of the table written for Hugging Face")
+    dropout: float = option(0.1, "dropout of embeddings, attention weights and what is added to the residual stream")
+    seed: int = option(0, "seed of the initial weights")
+    norm: bool = option(True, "LayerNorm before each layer and before the output")
+    mlp: bool = option(True, "an MLP beside each layer's attention")
+    residual: bool = option(True, "add what a layer gives to its input, in place of handing on that alone")
+    scale: float | None = option(None, "factor on the dot products; 1/√d if not given")
+    angles: tuple[float, ...] = option((), "RoPE's angles per position, for the first planes, in place of base's")
+    block: BlockName = option("parallel", "layers: parallel (GPT-J), sequential (GPT-2) or llama (RMSNorm and SwiGLU)")
+    biases: Biases = option(
+        "all", "all (GPT-J), inner (norms and MLPs, not the output) or none; llama has no inner ones"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no model.
+
+        Raises:
+            ConfigError: If one is out of range, or two do not fit.
+        """
+        for name in ("vocabulary", "layers", "heads", "width", "positions"):
+            at_least(name, getattr(self, name), 1)
+        if self.width % (2 * self.heads):
+            raise ConfigError(
+                f"width {self.width} does not give each of {self.heads} heads an even number of dimensions"
+            )
+        check_seed(self.seed)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is {self.dropout}: give a number from 0 to below 1")
+        if not self.base > 0:
+            raise ConfigError(f"base is {self.base}: give a positive number")
+        if self.rotary_share is not None:
+            if self.encoding not in ("p-rope", "partial"):
+                raise ConfigError(f"rotary_share is for the encodings p-rope and partial, not for {self.encoding}")
+            if not 0 < self.rotary_share <= 1:
+                raise ConfigError(f"rotary_share is {self.rotary_share}: give a number above 0, up to 1")
+        if self.angles and (self.encoding != "rope" or len(self.angles) > self.head_width // 2):
+            raise ConfigError(
+                f"{len(self.angles)} angles do not fit {self.encoding} with {self.head_width // 2} planes: give rope, "
+                "and up to as many as there are planes"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Dimensions of a head."""
+        return self.width // self.heads
+
+    @property
+    def inner_bias(self) -> bool:
+        """Whether norms and MLPs have biases."""
+        return self.biases != "none" and self.block != "llama"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What every training of a laboratory model needs to be told; see its subclasses."""
+
+    steps: int = option(6750, "training steps; 6,750 are one epoch of 432,000 sequences")
+    batch: int = option(64, "sequences of a step")
+    learning_rate: float = option(1e-4, "learning rate after the warm-up")
+    warmup: int = option(750, "steps over which the learning rate rises from 0; afterwards it falls to 0")
+    beta1: float = option(0.95, "AdamW's decay of the gradient's mean")
+    beta2: float = option(0.999, "AdamW's decay of the gradient's square")
+    epsilon: float = option(1e-8, "AdamW's term against division by zero")
+    weight_decay: float = option(1e-4, "AdamW's weight decay, of all weights")
+    data_seed: int = option(0, "seed of the sequences")
+    seed: int = option(0, "seed of the order of the sequences and of dropout")
+    save_every: int = option(500, "steps between two states that training can be resumed from")
+    threads: int | None = option(
+        None, "CPU threads, each with a part of the batch: decides the order of sums; torch's number if not given"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that train nothing.
+
+        Raises:
+            ConfigError: If one is out of range.
+        """
+        for name in ("steps", "batch", "save_every"):
+            at_least(name, getattr(self, name), 1)
+        at_least("warmup", self.warmup, 0)
+        for name in ("data_seed", "seed"):
+            check_seed(getattr(self, name), name)
+        if self.threads is not None:
+            at_least("threads", self.threads, 1)
+        for name in ("learning_rate", "epsilon"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}: give a positive number")
+        for name in ("beta1", "beta2", "weight_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give a number from 0 to below 1")
+
+    @property
+    def products(self) -> Precision:
+        """How precise products of float32 matrices are."""
+        return "highest"
+
+    @property
+    def cosine(self) -> bool:
+        """Whether the learning rate falls along a cosine, in place of a line."""
+        return False
+
+    @property
+    def half(self) -> bool:
+        """Whether products, though not weights and sums, are bfloat16."""
+        return False
+
+    @property
+    def fused(self) -> bool:
+        """Whether small GPU kernels are fused by ``torch.compile``."""
+        return False
+
+    @property
+    def longest_gradient(self) -> float | None:
+        """Length that the gradient of all weights together is cut down to; None for any."""
+        return None
+
+
+@dataclass(frozen=True)
+class TrainConfig(Training):
+    """How a laboratory model is trained on a task."""
+
+    sequences: int = option(480_000, "sequences drawn from the task: 90 % for training, 0.5 % and 9.5 % held out")
+    record_every: int = option(50, "steps between two records of the model")
+    precision: Precision = option(
+        "high", "products: highest (float32), high (TF32 on a GPU) or medium (bfloat16 on a CPU); sums are float32"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that train nothing.
+
+        Raises:
+            ConfigError: If one is out of range.
+        """
+        super().__post_init__()
+        for name in ("sequences", "record_every"):
+            at_least(name, getattr(self, name), 1)
+
+    @property
+    def products(self) -> Precision:
+        """How precise products of float32 matrices are."""
+        return self.precision
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Refuse a value that is too small.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    if value < least:
+        raise ConfigError(f"{name} is {value}: give {least} or more")

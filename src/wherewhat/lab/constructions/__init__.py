@@ -1,0 +1,1 @@
+"""Transformers with explicit weights, and their geometry."""

@@ -1,0 +1,176 @@
+"""The length at which a head fails: where softmax leaves its right key half of the mass or less.
+
+A head's logits are ``scale · Re Σ_f z_f e^{iθ_f d}``, with z_f the product of query and conjugate key in plane f,
+before rotation, and d their distance. The right key, ahead of key j by g_j, has the mass ``1 / (1 + Σ_j exp(-g_j))``;
+it is above 1/2 while ``Σ_j exp(-g_j) < 1``. The smallest g is the discrepancy times the scale: above log(n - 1) it is
+enough, below 0 it is not, and in between all keys decide, which is why all are summed. Longer inputs add keys in front,
+at distances n and more, whose contents are like others that the head has seen: so frequencies and magnitudes tell the
+length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.planes.layout import Planes
+
+_ENTRIES = 2**23
+
+
+def predicted_failure_length(
+    right: Tensor,
+    others: Tensor,
+    angles: Tensor,
+    *,
+    distance: int,
+    scale: float = 1.0,
+    longest: int = 5000,
+    share: float = 0.5,
+) -> int | None:
+    """The smallest number of tokens at which the right key has ``share`` of the mass or less; None up to ``longest``.
+
+    Every distance but the right key's has a key whose content is each of ``others`` equally often. An Index head has
+    one kind of content, that of the right key itself; Retrieval has other letters.
+
+    Args:
+        right: Products of query and conjugate right key per plane, before rotation, ``(planes,)`` complex.
+        others: The same for contents of other keys, ``(contents, planes)`` complex.
+        angles: Angle per position of each plane, ``(planes,)``.
+        distance: Distance of the right key.
+        scale: Factor on the sum over planes.
+        longest: Largest number of tokens to look at.
+        share: Share of the mass.
+
+    Raises:
+        ConfigError: If shapes do not fit, or a number is out of range.
+    """
+    if right.ndim != 1 or others.shape != (len(others), *right.shape) or angles.shape != right.shape or not len(others):
+        raise ConfigError(
+            f"right {tuple(right.shape)}, others {tuple(others.shape)} and angles {tuple(angles.shape)} must be "
+            "(planes,), (contents, planes) and (planes,)"
+        )
+    _check(share, longest)
+    if not 0 <= distance < longest:
+        raise ConfigError(f"distance is {distance}: give a distance from 0 to {longest - 1}")
+    turns = _turns(angles.double(), torch.arange(longest, dtype=torch.float64))
+    at_right = scale * (right.to(turns) * turns[distance]).real.sum()
+    mass = (scale * (others.to(turns) @ turns.T).real - at_right).exp().mean(0)
+    mass[distance] = 0
+    over = (mass.cumsum(0) >= _limit(share)).nonzero()
+    # Fewer tokens than reach the right key are no input.
+    return max(int(over[0]) + 1, distance + 1) if len(over) else None
+
+
+@dataclass(frozen=True, eq=False)
+class FailureLengths:
+    """Predicted lengths at which heads fail.
+
+    Attributes:
+        lengths: Number of tokens per head and input, ``(heads, inputs)`` float64; infinite where none was found.
+        longest: Largest number of tokens that was looked at.
+    """
+
+    lengths: Tensor
+    longest: int
+
+    @property
+    def median(self) -> Tensor:
+        """Median over inputs, ``(heads,)``; infinite where most inputs do not fail."""
+        return self.lengths.median(-1).values
+
+    def surviving(self, n: int) -> Tensor:
+        """Share of inputs on which each head is predicted not to have failed at ``n`` tokens, ``(heads,)``."""
+        return (self.lengths > n).double().mean(-1)
+
+
+@torch.no_grad()
+def head_failure_lengths(
+    attention: LayerAttention,
+    right: Tensor,
+    *,
+    like: slice = slice(None, -1),
+    longest: int = 5000,
+    share: float = 0.5,
+) -> FailureLengths:
+    """Predict for every head and input at which length the last query's right key is left with ``share`` of the mass.
+
+    The input's own keys count as they are; each key that a longer input has in front counts as the mean over the keys
+    at ``like`` but the right one, moved to its distance.
+
+    Args:
+        attention: One layer of a pass over inputs of one length.
+        right: Positions of the keys that should get the mass, ``(inputs,)``.
+        like: Positions of the input whose keys are like those of added tokens; a few dozen tell more than a few, so
+            give inputs that have some added already.
+        longest: Largest number of tokens to look at.
+        share: Share of the mass.
+
+    Raises:
+        ConfigError: If a number is out of range.
+        MeasureError: If the layer has a bias, a soft-cap, sinks or a window, or right keys do not fit.
+    """
+    _check(share, longest)
+    n, row = attention.n, slice(attention.n - 1, attention.n)
+    plain = attention.bias(row) is None and attention.softcap is None and attention.sinks is None
+    if not plain or n != attention.m or not bool(attention.visible(row).all()):
+        raise MeasureError(f"layer {attention.layer} is not plain causal attention: its logits are not planes alone")
+    inputs = attention.rot_q.shape[0]
+    if right.shape != (inputs,) or int(right.min()) < 0 or int(right.max()) >= n:
+        raise MeasureError(
+            f"right keys {tuple(right.shape)} must be one position from 0 to {n - 1} for each of {inputs}"
+        )
+    scores = attention.attn_scores(row).double()[:, :, 0]  # (inputs, heads, n)
+    moved = torch.arange(n)[like]
+    counted = (moved != right.cpu()[:, None]).double()  # (inputs, like)
+    if not bool(counted.sum(-1).all()) or longest < n:
+        raise ConfigError(f"like={like} must name keys that are not right, and longest={longest} be {n} or more")
+    counted = (counted / counted.sum(-1, keepdim=True)).to(scores.device)
+    index = right.to(scores.device)[:, None, None].expand(-1, scores.shape[1], 1)
+    at_right = scores.gather(-1, index)
+    own = (scores - at_right).exp().scatter(-1, index, 0.0).sum(-1)  # (inputs, heads)
+
+    planes = Planes.of(attention.rotation, attention.rot_q.shape[-1], device=scores.device)
+    angles = torch.nn.functional.pad(planes.turning, (0, planes.rest))
+    away = torch.arange(n, longest, dtype=torch.float64, device=scores.device)
+    from_here = (n - 1 - moved).double().to(scores.device)
+    groups = attention.heads // attention.kv_heads
+    step = max(1, _ENTRIES // max(1, len(moved) * len(away)))
+    lengths = torch.full((attention.heads, inputs), math.inf, dtype=torch.float64)
+    for head in range(attention.heads):
+        q = planes.to_complex(planes.arrange(attention.rot_q[:, head, -1]))
+        k = planes.to_complex(planes.arrange(attention.rot_k[:, head // groups][:, moved.to(scores.device)]))
+        # Turned back by the distance that they have, so that any other can be put in its place.
+        z = q[:, None] * k.conj() * _turns(angles, -from_here)
+        for start in range(0, inputs, step):
+            some = slice(start, start + step)
+            logits = attention.scale * (z[some] @ _turns(angles, away).T).real  # (inputs, like, away)
+            mass = (logits - at_right[some, head, :, None]).exp_().mul_(counted[some, :, None]).sum(1)
+            total = own[some, head, None] + torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
+            over = total >= _limit(share)
+            first = n + over.double().argmax(-1).double()
+            lengths[head, some] = torch.where(over.any(-1), first, math.inf).cpu()
+    return FailureLengths(lengths, longest)
+
+
+def _turns(angles: Tensor, distances: Tensor) -> Tensor:
+    """``e^{iθd}``, ``(distances, planes)`` complex128."""
+    turn = distances[:, None] * angles
+    return torch.polar(torch.ones_like(turn), turn)
+
+
+def _limit(share: float) -> float:
+    """What other keys together may weigh, in units of the right one."""
+    return (1 - share) / share
+
+
+def _check(share: float, longest: int) -> None:
+    if not 0 < share < 1:
+        raise ConfigError(f"share is {share}: give a number between 0 and 1")
+    if longest < 2:
+        raise ConfigError(f"longest is {longest}: give 2 tokens or more")

@@ -1,0 +1,212 @@
+"""Keys and queries of a head as points in the plane that it uses most.
+
+In an Index head keys are bundled in one direction and queries fanned out by number; in a Retrieval head both are fanned
+out by letter (arXiv 2605.31558). Points are taken before rotation, where position has not entered yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.lab.constructions.transformers import pair_letters
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
+from wherewhat.lab.tasks.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """Points of one label each, as directions.
+
+    Attributes:
+        labels: The labels, ``(labels,)`` int64.
+        means: Mean direction of each label's points, of length 1, ``(labels, 2)``.
+        resultants: How far they agree, ``(labels,)``: 1 if all have the same direction, 0 if they cancel.
+        counts: Number of points, ``(labels,)``.
+    """
+
+    labels: Tensor
+    means: Tensor
+    resultants: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneGeometry:
+    """One head's keys and queries in one plane, before rotation.
+
+    Attributes:
+        layer: Index of the layer.
+        head: Index of the head.
+        plane: Index of the plane.
+        angle: The angle it turns by per position.
+        share: Its share of the head's use of planes: of the sum of the largest contributions to logits.
+        keys: Points ``(keys, 2)``.
+        key_labels: Their labels ``(keys,)``.
+        queries: Points ``(queries, 2)``.
+        query_labels: Their labels ``(queries,)``.
+    """
+
+    layer: int
+    head: int
+    plane: int
+    angle: float
+    share: float
+    keys: Tensor
+    key_labels: Tensor
+    queries: Tensor
+    query_labels: Tensor
+
+    @property
+    def key_resultant(self) -> float:
+        """Resultant length of the keys' phases: 1 where keys are bundled, near 0 where they go round the circle."""
+        return resultant(self.keys)
+
+    @property
+    def query_spread(self) -> float:
+        """Spread of the directions of queries of different labels, each label counting once: 0 none, 1 all round."""
+        return 1 - resultant(directions_by_label(self.queries, self.query_labels).means)
+
+    @property
+    def query_tightness(self) -> float:
+        """Mean over labels of the resultant length within a label: 1 where a label says the direction."""
+        return float(directions_by_label(self.queries, self.query_labels).resultants.mean())
+
+
+def plane_geometry(
+    attention: LayerAttention, *, key_labels: Tensor, query_labels: Tensor, head: int = 0, plane: int | None = None
+) -> PlaneGeometry:
+    """A head's keys and queries in one plane.
+
+    Args:
+        attention: One layer of a pass over inputs of one length.
+        key_labels: What each key is, ``(inputs, n)``; keys below 0 are left out.
+        query_labels: The same for queries, ``(inputs, n)``.
+        head: Which head.
+        plane: Which plane; the one with the largest use by the last queries if not given.
+
+    Raises:
+        MeasureError: If the layer does not rotate, something is not there, or labels do not fit.
+    """
+    shape = attention.rot_q.shape[0], attention.n
+    if attention.rotation is None:
+        raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes")
+    if attention.n != attention.m or key_labels.shape != shape or query_labels.shape != shape:
+        raise MeasureError(
+            f"labels of keys {tuple(key_labels.shape)} and queries {tuple(query_labels.shape)} must both be {shape}"
+        )
+    if not 0 <= head < attention.heads:
+        raise MeasureError(f"there is no head {head}: layer {attention.layer} has {attention.heads}")
+    if plane is not None and not 0 <= plane < attention.rotation.planes:
+        raise MeasureError(f"there is no plane {plane}: layer {attention.layer} has {attention.rotation.planes}")
+    use = plane_use(attention)[head]
+    chosen = int(use.argmax()) if plane is None else plane
+    dims = attention.rotation.pairs[chosen].to(attention.rot_q.device)
+    keys = attention.k[:, head // (attention.heads // attention.kv_heads)][..., dims].double().cpu()
+    queries = attention.q[:, head][..., dims].double().cpu()
+    of_keys, of_queries = key_labels.cpu(), query_labels.cpu()
+    return PlaneGeometry(
+        layer=attention.layer,
+        head=head,
+        plane=chosen,
+        angle=float(attention.rotation.inv_freq[chosen]),
+        share=float(use[chosen] / use.sum().clamp_min(1e-300)),
+        keys=keys[of_keys >= 0],
+        key_labels=of_keys[of_keys >= 0],
+        queries=queries[of_queries >= 0],
+        query_labels=of_queries[of_queries >= 0],
+    )
+
+
+def head_geometry(
+    model: LabModel, task: Task, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
+) -> PlaneGeometry:
+    """:func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task.
+
+    Raises:
+        ConfigError: If tokens of the task have no labels.
+        MeasureError: If the layer does not rotate, or something is not there.
+    """
+    if not 0 <= layer < model.config.layers:
+        raise MeasureError(f"there is no layer {layer}: the model has {model.config.layers}")
+    of_keys, of_queries = task_labels(task, tokens)
+    attention = model.attention(tokens)[layer]
+    return plane_geometry(attention, key_labels=of_keys, query_labels=of_queries, head=head, plane=plane)
+
+
+def task_labels(task: Task, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels of keys and of queries, in the shape of ``tokens``; -1 for queries that ask for nothing.
+
+    In number and index tasks an integer's label is the integer, and that of a letter's key is 0. In letter and
+    retrieval tasks a key's label is its left letter, a query's its right one, as numbers from 0.
+
+    Raises:
+        ConfigError: If the task is another one.
+    """
+    if isinstance(task, (NumberTask, IndexTask)):
+        integers = (tokens - task.answers + 1).clamp_min(0)
+        return integers, torch.where(integers > 0, integers, -1)
+    if isinstance(task, (LetterTask, RetrievalTask)):
+        left, asked = pair_letters(task, tokens)
+        return left, torch.where(tokens >= task.answers, asked, -1)
+    raise ConfigError(
+        f"tokens of a {type(task).__name__} have no labels: give a number, index, letter or retrieval task"
+    )
+
+
+def plane_use(attention: LayerAttention) -> Tensor:
+    """Largest logit contribution of each rotated plane to the last query, mean over inputs, ``(heads, planes)``."""
+    assert attention.rotation is not None
+    pairs = attention.rotation.pairs.to(attention.rot_q.device)
+    row = slice(attention.n - 1, attention.n)
+    seen = attention.visible(row)[:, :, 0]  # (inputs or 1, heads or 1, keys)
+    groups = attention.heads // attention.kv_heads
+    found = []
+    for head in range(attention.heads):
+        q = attention.rot_q[:, head, -1].double()[:, pairs]
+        k = attention.rot_k[:, head // groups].double()[..., pairs]
+        added = (torch.einsum("bpw,bnpw->bnp", q, k) * attention.scale).abs()
+        hidden = ~seen[:, min(head, seen.shape[1] - 1), :, None]
+        found.append(added.masked_fill(hidden, 0.0).amax(1).mean(0))
+    return torch.stack(found).cpu()
+
+
+def resultant(points: Tensor) -> float:
+    """Length of the mean of the points' directions ``(count, 2)``; points at 0 have none. NaN if there is no point."""
+    return float(_unit(points).mean(0).norm())
+
+
+def aligned_resultant(points: Tensor, labels: Tensor, angle: float) -> float:
+    """Resultant length once each point is turned by its label times ``angle``: 1 where labels fan them out by it.
+
+    Args:
+        points: ``(count, 2)``.
+        labels: ``(count,)``.
+        angle: By how much a label is behind the one before it.
+    """
+    z = torch.view_as_complex(points.double().contiguous())
+    turn = labels.double() * angle
+    return resultant(torch.view_as_real(z * torch.polar(torch.ones_like(turn), turn)))
+
+
+def directions_by_label(points: Tensor, labels: Tensor) -> Directions:
+    """Mean direction of the points ``(count, 2)`` of each label ``(count,)``."""
+    unit = _unit(points)
+    known = labels[points.norm(dim=-1) > 0]
+    names, index, counts = torch.unique(known, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(names), 2, dtype=unit.dtype).index_add_(0, index, unit)
+    means = sums / counts[:, None]
+    length = means.norm(dim=-1)
+    return Directions(names, means / length.clamp_min(1e-300)[:, None], length, counts)
+
+
+def _unit(points: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(points, dim=-1)
+    known = length > 0
+    return points[known] / length[known, None]

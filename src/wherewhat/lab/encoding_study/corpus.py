@@ -1,0 +1,115 @@
+"""The study's text as bytes: what is trained on, what is held out, and fixed windows of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import ConfigError, TextError
+from wherewhat.lab.language import VOCABULARY
+from wherewhat.lab.steps import derived_seed
+from wherewhat.measures.measurement import Text
+from wherewhat.text.documents import embedded_documents
+
+_GZIP = b"\x1f\x8b"
+_COMMON = 1e-4
+"""Share of the text from which on a byte counts as one of its letters."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text in two parts.
+
+    Attributes:
+        training: Bytes to train on, ``(N,)`` uint8.
+        held_out: Bytes after those, never trained on, ``(M,)`` uint8.
+        sha256: Of all bytes together.
+        source: Name of the file, or ``embedded``.
+    """
+
+    training: Tensor
+    held_out: Tensor
+    sha256: str
+    source: str
+
+    def windows(self, count: int, length: int, *, seed: int) -> Tensor:
+        """Windows of the held-out part, ``(count, length)`` int64: one at random in each of ``count`` equal stretches.
+
+        Raises:
+            TextError: If the held-out part is shorter than a window.
+        """
+        room = len(self.held_out) - length
+        if room < 0:
+            raise TextError(
+                f"{len(self.held_out)} held-out bytes are fewer than the {length} of a window: give a longer text, or "
+                "hold out a larger share"
+            )
+        generator = torch.Generator().manual_seed(derived_seed(seed, "windows", count, length))
+        at = (torch.arange(count) + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+        starts = (at * room).long()
+        return self.held_out[starts[:, None] + torch.arange(length)].long()
+
+    def repeats(self, count: int, length: int, *, seed: int) -> Tensor:
+        """Random bytes, each half of a sequence the same as the other, ``(count, length)`` int64.
+
+        Every byte that makes up a ten-thousandth of the training text or more is as likely: none that the model hardly
+        knows, and no word.
+        """
+        frequent = torch.bincount(self.training, minlength=VOCABULARY).double() / len(self.training)
+        letters = (frequent >= _COMMON).nonzero()[:, 0]
+        generator = torch.Generator().manual_seed(derived_seed(seed, "repeats", count, length))
+        half = letters[torch.randint(len(letters), (count, -(-length // 2)), generator=generator)]
+        return torch.cat([half, half], 1)[:, :length]
+
+
+def read_corpus(path: Path | None, *, held_out: float, most: int = 0) -> Corpus:
+    """A text from a file, plain or compressed by gzip, or the embedded prose.
+
+    Args:
+        path: The file; None for the embedded prose.
+        held_out: Share at the end that is held out.
+        most: Use only so many of the first bytes; 0 for all.
+
+    Raises:
+        TextError: If the file cannot be read, or is empty.
+        ConfigError: If the share makes no sense.
+    """
+    if not 0 < held_out < 1:
+        raise ConfigError(f"held_out is {held_out}: give a share of the text between 0 and 1")
+    if path is None:
+        data = "\n\n".join(document.text for document in embedded_documents()).encode()
+        source = "embedded"
+    else:
+        data, source = _read(path), path.name
+    data = data[:most] if most else data
+    cut = round(len(data) * (1 - held_out))
+    if not 0 < cut < len(data):
+        raise TextError(f"{source} holds {len(data)} bytes, too few to train on and hold some out: give a longer text")
+    everything = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return Corpus(everything[:cut], everything[cut:], hashlib.sha256(data).hexdigest(), source)
+
+
+def spanned(ids: Tensor) -> Text:
+    """Bytes ``(n,)`` with where their words are: what stands between white space, whole, as in any other text."""
+    content = bytes(ids.tolist())
+    found = [match.span() for match in re.finditer(rb"\S+", content)]
+    # Words cut off by the edges of a window are none.
+    words = tuple((start, end) for start, end in found if start > 0 and end < len(content))
+    return Text(ids[None], words=words)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == _GZIP else data
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TextError(f"text {path} is a damaged gzip file ({error}): fetch it again") from error
+    except OSError as error:
+        raise TextError(f"text {path} cannot be read ({error.strerror or error}): give a file of text") from error

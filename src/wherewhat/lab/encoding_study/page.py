@@ -1,0 +1,232 @@
+"""The study as an HTML page and as Parquet tables."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.extend.methods import METHODS
+from wherewhat.files import write_file
+from wherewhat.lab.encoding_study.records import Table
+from wherewhat.lab.encoding_study.study import EncodingRun
+from wherewhat.lab.encoding_study.summary import (
+    ADDITIVITY,
+    EVENTS,
+    PANELS,
+    TOLERANCE,
+    RunSummary,
+    end_of,
+    half_of,
+    lasting_half_of,
+    relations,
+)
+from wherewhat.measures.perturb.changes import KINDS
+from wherewhat.report.data import rounded
+from wherewhat.report.page import whole_page
+
+RECORDS_TABLE = "records.parquet"
+CURVES_TABLE = "curves.parquet"
+
+Row = tuple[Any, ...]
+
+
+def write_parquet(folder: Path, runs: Sequence[EncodingRun]) -> list[Path]:
+    """Write both tables into a folder.
+
+    ``records.parquet`` has one row per encoding, seed, step, metric and what it belongs to (layer, head, plane, window,
+    document or repeat); ``curves.parquet`` one per encoding, seed, curve, document and place on the curve.
+
+    Raises:
+        StoreError: If a run's files are damaged, or the tables cannot be written.
+    """
+    records = [row for run in runs for row in _record_rows(run)]
+    curves = [row for run in runs for row in _curve_rows(run)]
+    first = ("encoding", "seed", "step", "metric", "layer", "head", "other", "value")
+    second = ("encoding", "seed", "curve", "document", "place", "column", "value")
+    paths = [folder / RECORDS_TABLE, folder / CURVES_TABLE]
+    for path, names, rows in zip(paths, (first, second), (records, curves), strict=True):
+        write_file(path, _parquet(names, rows))
+    return paths
+
+
+def _record_rows(run: EncodingRun) -> Iterator[Row]:
+    found = run.records()
+    for name in sorted(found.values):
+        axes = found.axes[name]
+        for (at, *index), value in _entries(found.values[name]):
+            where = dict(zip(axes, index, strict=True))
+            layer, head = where.pop("layer", None), where.pop("head", None)
+            other = next(iter(where.values()), None)
+            yield run.encoding, run.seed, int(found.steps[at]), name, layer, head, other, value
+
+
+def _curve_rows(run: EncodingRun) -> Iterator[Row]:
+    for name, table in sorted(run.after().items()):
+        per_document = table.axes[0] == "document"
+        for index, value in _entries(table.values):
+            document, rest = (index[0], index[1:]) if per_document else (None, index)
+            place, column = (*rest, None, None)[:2]
+            yield run.encoding, run.seed, name, document, place, column, value
+
+
+def _entries(values: Tensor) -> Iterator[tuple[tuple[int, ...], float]]:
+    return zip(itertools.product(*map(range, values.shape)), values.flatten().tolist(), strict=True)
+
+
+def _parquet(names: Sequence[str], rows: Sequence[Row]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"encoding": pa.string(), "metric": pa.string(), "curve": pa.string(), "value": pa.float32()}
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, kinds.get(name, pa.int32())) for name, column in zip(names, columns, strict=True)]
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(arrays, list(names)), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+PAGE = "report.html"
+
+
+def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> Path:
+    """Write the page into a folder, whole or not at all, and return its path.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+        StoreError: If it cannot be written.
+    """
+    html = whole_page(
+        title="wherewhat: every encoding, from the first step",
+        body=_asset("page.html"),
+        style=_asset("page.css"),
+        scripts=[_asset("page.js")],
+        data=page_data(runs, summaries),
+    )
+    path = folder / PAGE
+    write_file(path, html.encode("utf-8"))
+    return path
+
+
+def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> dict[str, Any]:
+    """Everything the page shows, as plain JSON."""
+    by_encoding: dict[str, list[RunSummary]] = {}
+    for summary in summaries:
+        by_encoding.setdefault(summary.encoding, []).append(summary)
+    seeds = sorted({run.seed for run in runs})
+    return {
+        "about": {
+            "seeds": seeds,
+            "context": runs[0].context,
+            "text": runs[0].provenance.get("text", ""),
+            "parameters": max(int(run.provenance.get("parameters", 0)) for run in runs),
+            "device": runs[0].provenance.get("device", ""),
+            "steps": int(summaries[0].steps[-1]),
+            "noise_floor": rounded(float(runs[0].records().values["noise_floor"][0])),
+            "recording": rounded(max(summary.recording_share for summary in summaries)),
+        },
+        "panels": [{"name": p.name, "title": p.title, "reading": p.reading} for p in PANELS],
+        "events": list(EVENTS),
+        "encodings": [_encoding(name, same) for name, same in by_encoding.items()],
+        "kinds": {name: KINDS[name] for name in _kinds(summaries)},
+        "additivity": ADDITIVITY,
+        "tolerance": TOLERANCE,
+        "ends": [
+            {
+                "encoding": summary.encoding,
+                "seed": summary.seed,
+                "best_method": summary.best_method,
+                **{name: rounded(end_of(name)(summary)) for name in ("loss", *ADDITIVITY, *TOLERANCE)},
+            }
+            for summary in summaries
+        ],
+        "relations": [
+            {"x": x, "y": y, "n": one.n, **{k: rounded(getattr(one, k)) for k in ("rho", "low", "high", "p")}}
+            for (x, y), one in relations(summaries).items()
+        ],
+        "runs": [{"name": run.path.name, "config": run.config, "provenance": run.provenance} for run in runs],
+    }
+
+
+def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
+    """One encoding: every curve's mean over seeds, with the least and the most of them."""
+    # Seeds that were recorded at other steps could not be drawn on one line.
+    same = [run for run in runs if torch.equal(run.steps, runs[0].steps)]
+    return {
+        "name": name,
+        "steps": runs[0].steps.tolist(),
+        "curves": {panel.name: _band(torch.stack([run.curves[panel.name] for run in same])) for panel in PANELS},
+        "half": {event: _spread(list(map(half_of(event), runs))) for event in EVENTS},
+        "lasting": {event: _spread(list(map(lasting_half_of(event), runs))) for event in EVENTS},
+        "lengths": _lengths([run.after for run in same]),
+        "perturbed": _by_place([run.after for run in same], "loss_by_rate_", column=3),
+        "residual": _by_place([run.after for run in same], "loss_by_strength", column=1).get("", None),
+    }
+
+
+def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
+    """Loss by position under each method: mean over seeds and documents, with a 95 % interval over documents."""
+    names = {method.name: f"loss_by_position_{method.name}" for method in METHODS}
+    return {
+        "position": _list(tables[0]["position"].values),
+        "methods": {
+            method: _interval(torch.stack([table[name].values for table in tables]).mean(0))
+            for method, name in names.items()
+            if name in tables[0]
+        },
+    }
+
+
+def _by_place(tables: Sequence[Table], prefix: str, *, column: int) -> dict[str, Any]:
+    """Curves whose first column is where they are taken, by name without the prefix, likewise."""
+    found = {}
+    for name in tables[0]:
+        if name.startswith(prefix):
+            values = torch.stack([table[name].values for table in tables]).nanmean(0)  # (documents, places, columns)
+            found[name.removeprefix(prefix)] = {"x": _list(values[0, :, 0]), **_interval(values[..., column])}
+    return found
+
+
+def _kinds(summaries: Sequence[RunSummary]) -> list[str]:
+    measured = {name for summary in summaries for name in summary.after}
+    return [kind for kind in KINDS if f"loss_by_rate_{kind}" in measured]
+
+
+def _interval(values: Tensor) -> dict[str, Any]:
+    """Mean of ``(documents, places)`` over documents and 95 % around it, by Student's t."""
+    from wherewhat.measures.statistics import interval
+
+    found = [interval([x for x in column if math.isfinite(x)] or [math.nan]) for column in values.double().mT.tolist()]
+    return {
+        "mid": [rounded(one.mean) for one in found],
+        "low": [rounded(one.mean if one.low is None else one.low) for one in found],
+        "high": [rounded(one.mean if one.high is None else one.high) for one in found],
+    }
+
+
+def _band(values: Tensor) -> dict[str, Any]:
+    """Mean, least and most over seeds of ``(seeds, records)``."""
+    return {"mid": _list(values.mean(0)), "low": _list(values.amin(0)), "high": _list(values.amax(0))}
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return {"mid": None, "low": None, "high": None, "missing": len(values)}
+    mean = rounded(sum(known) / len(known))
+    return {"mid": mean, "low": rounded(min(known)), "high": rounded(max(known)), "missing": len(values) - len(known)}
+
+
+def _list(values: Tensor) -> list[float | None]:
+    return [rounded(value) for value in values.double().tolist()]
+
+
+def _asset(name: str) -> str:
+    return (files("wherewhat.lab.encoding_study") / "assets" / name).read_text("utf-8")

@@ -1,0 +1,229 @@
+"""Scores of all layers and documents at one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.lab.encoding_study.corpus import Corpus
+from wherewhat.lab.encoding_study.recipe import WatchConfig
+from wherewhat.measures.attention import effective_rank, weight_blocks
+from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.axes.solver import SUBSETS
+from wherewhat.measures.measurement import Subject
+from wherewhat.measures.patterns import SlashSums, TargetSums
+from wherewhat.measures.planes.layout import Planes
+from wherewhat.measures.planes.statistics import plane_stats
+from wherewhat.measures.residual import mixed_attention
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.placement import choose_queries
+
+
+def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:
+    """Layers of a laboratory model as one layer with a batch of 1 and ``layers · texts · heads`` heads.
+
+    All layers rotate alike, scale alike and see everything before them; a bias belongs to heads and is the same for
+    all texts. Nothing mixes heads in :class:`LayerAttention`, so each keeps its logits, weights and output.
+
+    Args:
+        layers: Layers of one pass.
+        rows: Which of the batch's texts.
+    """
+    first = layers[0]
+    count = first.rot_q[rows].shape[0]
+
+    def joined(name: str, at: int) -> Tensor:
+        parts = [getattr(layer, name)[rows] for layer in layers]
+        return torch.stack(parts).movedim(at + 1, 2).flatten(0, 2)[None]
+
+    added = tuple(
+        torch.stack([layer.mask.added[index] for layer in layers])[:, None]
+        .expand(-1, count, -1, -1, -1)
+        .reshape(1, -1, *first.mask.added[index].shape[-2:])
+        for index in range(len(first.mask.added))
+    )
+    return replace(
+        first,
+        rot_q=joined("rot_q", 1),
+        rot_k=joined("rot_k", 1),
+        value=joined("value", 1),
+        output=joined("output", 2).movedim(1, 2),
+        mask=Mask(causal=first.mask.causal, added=added, device=first.mask.device),
+    )
+
+
+def unfold(output: Tensor, texts: int) -> Tensor:
+    """Output ``(1, n, texts · heads, d)`` of one folded layer as ``(texts, n, heads, d)``."""
+    return torch.unflatten(output[0], 1, (texts, -1)).movedim(1, 0)
+
+
+def by_head(values: Tensor, layers: int, texts: int) -> Tensor:
+    """Values ``(layers · texts · heads, …)`` of a folded stack as ``(layers, texts, heads, …)``."""
+    return torch.unflatten(values, 0, (layers, texts, -1))
+
+
+_BLOCK_MIB = {"cpu": 64, "cuda": 2048}
+"""Memory for attention weights made at a time."""
+
+HEAD = ("layer", "head")
+AXES: Mapping[str, tuple[str, ...]] = {
+    "loss": ("window",),
+    "loss_additive": ("document",),
+    **dict.fromkeys((f"r_{subset}" if subset != "abc" else "r" for subset in SUBSETS), HEAD),
+    **dict.fromkeys(("r_behaviour", "q_rank", "k_rank", "s_pos", "s_sym", "previous_token", "induction"), HEAD),
+    "noise_floor": (),
+    "previous_token_uniform": (),
+    "induction_uniform": (),
+    "copying": ("repeat",),
+    **dict.fromkeys(("slow_dominance", "q_concentration", "k_concentration"), HEAD),
+    "plane_share": ("layer", "plane"),
+}
+"""What each number of a record belongs to; those of planes are only there where something rotates."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Fixed bytes a model is looked at on.
+
+    Attributes:
+        windows: Text, ``(loss_windows, context)``; the first ``documents`` are those heads are looked at on.
+        repeats: Random bytes whose second half is the first, ``(repeats, context)``.
+    """
+
+    windows: Tensor
+    repeats: Tensor
+
+    @classmethod
+    def of(cls, corpus: Corpus, context: int, config: WatchConfig) -> HeldOut:
+        """Windows and random bytes by the config's seed.
+
+        Raises:
+            TextError: If too little is held out.
+        """
+        return cls(
+            corpus.windows(config.loss_windows, context, seed=config.seed),
+            corpus.repeats(config.repeats, context, seed=config.seed),
+        )
+
+
+def score(subject: Subject, held_out: HeldOut, config: WatchConfig) -> dict[str, Tensor]:
+    """A model at one moment, float32 on the CPU, in the shapes of :data:`AXES`.
+
+    Numbers of heads are means over documents (and queries). ``loss`` is the mean next-byte loss of each window in
+    nats, ``loss_additive`` that of each document when all heads' logits are their additive fit, ``copying`` by how
+    much the loss on the second half of a repeated sequence is below that on the first.
+
+    Args:
+        subject: The model.
+        held_out: What to look at it on.
+        config: How much of it.
+
+    Raises:
+        MeasureError: If its logits are not finite.
+    """
+    layers: list[LayerAttention] = []
+    ids = torch.cat([held_out.windows, held_out.repeats])
+    logits = subject.run(ids, layers.append, logits=True)
+    assert logits is not None
+    count, documents = len(held_out.windows), config.documents
+    losses = next_losses(logits, ids)
+    half = held_out.repeats.shape[1] // 2
+    repeated = losses[count:]
+    found = {
+        "loss": losses[:count].mean(-1),
+        "copying": repeated[:, : half - 1].mean(-1) - repeated[:, half:].mean(-1),
+        "loss_additive": additive_loss(subject, held_out.windows[:documents]),
+    }
+    stack = fold(layers, slice(0, documents))
+    found |= _axes(stack, len(layers), documents)
+    found |= _swaps(stack, len(layers), documents, config.queries)
+    found |= _previous(stack, len(layers), documents)
+    found |= _ranks(stack, len(layers), documents, config.rank_documents)
+    found |= _planes(fold(layers, slice(0, config.plane_documents)), len(layers), config.plane_documents)
+    found |= _induction(layers, held_out.repeats, count)
+    return {name: value.float().cpu() for name, value in found.items()}
+
+
+def next_losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """Loss of every next byte in nats, ``(batch, n - 1)``, from logits ``(batch, n, vocabulary)``."""
+    return cross_entropy(logits[:, :-1].float().mT, ids[:, 1:].to(logits.device), reduction="none")
+
+
+def additive_loss(subject: Subject, ids: Tensor) -> Tensor:
+    """Loss of each text of ``ids`` ``(batch, n)`` with all logits replaced by their additive fit, ``(batch,)``."""
+    texts = len(ids)
+
+    def edit(attention: LayerAttention) -> Tensor:
+        folded = fold([attention])
+        mixed = mixed_attention(folded, fit_layer(folded), strength=0.0, block_mib=memory_for(folded))
+        return unfold(mixed, texts)
+
+    return next_losses(subject.edited(ids, edit), ids).mean(-1)
+
+
+def _axes(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]:
+    fit = fit_layer(stack)
+    values = {"r" if subset == "abc" else f"r_{subset}": fit.r_subset[subset] for subset in SUBSETS}
+    values["r_behaviour"] = fit.r_behaviour
+    found = {name: by_head(value, layers, texts).nanmean(1) for name, value in values.items()}
+    return found | {"noise_floor": torch.tensor(fit.noise_floor)}
+
+
+def _swaps(stack: LayerAttention, layers: int, texts: int, queries: int) -> dict[str, Tensor]:
+    swaps = layer_swaps(stack, choose_queries(stack.n, count=queries))
+    return {name: by_head(getattr(swaps, name), layers, texts).mean((1, 3)) for name in ("s_pos", "s_sym")}
+
+
+def _previous(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]:
+    sums = SlashSums(stack, 1)
+    for block in weight_blocks(stack, memory_for(stack)):
+        sums.add(block)
+    slashes = sums.result()
+    return {
+        "previous_token": by_head(slashes.by_lag[:, 1], layers, texts).mean(1),
+        "previous_token_uniform": slashes.uniform[1],
+    }
+
+
+def _ranks(stack: LayerAttention, layers: int, texts: int, used: int) -> dict[str, Tensor]:
+    """Effective rank of queries and keys over the tokens of several texts together."""
+    tokens = [by_head(x[0], layers, texts)[:, :used] for x in (stack.q, stack.k)]  # (layers, texts, heads, n, d)
+    q, k = effective_rank(torch.stack(tokens).movedim(2, 3).flatten(3, 4))
+    return {"q_rank": q, "k_rank": k}
+
+
+def _planes(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]:
+    if stack.rotation is None:
+        return {}
+    q, k = stack.rot_q[0], stack.rot_k[0]
+    stats = plane_stats(q, k, Planes.of(stack.rotation, q.shape[-1], device=q.device))
+    heads = {
+        "slow_dominance": stats.slow_dominance,
+        "q_concentration": stats.weighted(stats.q_concentration),
+        "k_concentration": stats.weighted(stats.k_concentration),
+    }
+    found = {name: by_head(value, layers, texts).nanmean(1) for name, value in heads.items()}
+    return found | {"plane_share": by_head(stats.share, layers, texts).nanmean((1, 2))}
+
+
+def _induction(layers: list[LayerAttention], repeats: Tensor, first: int) -> dict[str, Tensor]:
+    masses, uniform = [], []
+    for index, ids in enumerate(repeats):
+        stack = fold(layers, slice(first + index, first + index + 1))
+        sums = TargetSums(stack, ids)
+        for block in weight_blocks(stack, memory_for(stack)):
+            sums.add(block)
+        target = sums.result()["induction"]
+        masses.append(torch.unflatten(target.mass, 0, (len(layers), -1)))
+        uniform.append(target.uniform)
+    return {"induction": torch.stack(masses).mean(0), "induction_uniform": torch.tensor(uniform).mean()}
+
+
+def memory_for(attention: LayerAttention) -> int:
+    """MiB for one block of attention weights where the layer is."""
+    return _BLOCK_MIB.get(attention.rot_q.device.type, 64)

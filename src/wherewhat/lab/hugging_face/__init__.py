@@ -1,0 +1,1 @@
+"""Convert small models to Hugging Face models and back."""

@@ -1,0 +1,336 @@
+"""Convert a small model to Hugging Face's GPT-2, Llama, MPT and GPT-NeoX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import ConfigError
+from wherewhat.lab.config import LabConfig
+from wherewhat.lab.encodings import find_rotation
+from wherewhat.lab.model import LabModel
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM, MptForCausalLM
+
+
+WRITTEN_BY_HAND = ("frequencies", "norm", "mlp", "residual", "scale", "angles")
+"""Options that no family of Hugging Face has."""
+
+_Theirs = TypeVar("_Theirs")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of Hugging Face's: which models it has, and what it calls their weights.
+
+    Attributes:
+        name: What messages call it.
+        encoding: Encodings it has.
+        block: Blocks it has.
+        biases: Biases it has.
+        whole: Its names by ours, of weights outside layers.
+        layer: The same within layers.
+        prefix: What its layers' names begin with, with ``{}`` for the layer's index.
+    """
+
+    name: str
+    encoding: tuple[str, ...]
+    block: tuple[str, ...]
+    biases: tuple[str, ...]
+    whole: Mapping[str, str]
+    layer: Mapping[str, str]
+    prefix: str
+
+    def options(self, config: LabConfig) -> dict[str, Any]:
+        """What every family's configuration calls alike, for a model that this one has.
+
+        Raises:
+            ConfigError: If it has no such model, with all options that do not fit.
+        """
+        plain = LabConfig()
+        allowed = {name: getattr(self, name) for name in ("encoding", "block", "biases")}
+        odd = [name for name in WRITTEN_BY_HAND if getattr(config, name) != getattr(plain, name)]
+        odd += [name for name, values in allowed.items() if getattr(config, name) not in values]
+        if odd:
+            values = ", ".join(f"{name}={getattr(config, name)!r}" for name in odd)
+            possible = ", ".join(f"{name}={' or '.join(values)}" for name, values in allowed.items())
+            raise ConfigError(f"Hugging Face's {self.name} has no {values}: it has {possible}")
+        return {
+            "vocab_size": config.vocabulary,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "use_cache": False,
+        }
+
+    def renamed(self, model: LabModel) -> dict[str, Tensor]:
+        """Weights under this family's names; those the model has not are left out."""
+        weights = model.state_dict()
+        names = dict(self.whole)
+        for index in range(model.config.layers):
+            prefix = self.prefix.format(index)
+            names.update({f"blocks.{index}.{ours}": f"{prefix}.{theirs}" for ours, theirs in self.layer.items()})
+        return {theirs: weights[ours] for ours, theirs in names.items() if ours in weights}
+
+
+def fill(theirs: _Theirs, weights: Mapping[str, Tensor], model: LabModel) -> _Theirs:
+    """Their model with these weights, zeros for biases it has beyond them, in evaluation mode, like ours in place."""
+    module: Any = theirs
+    module.to(device=model.embedding.device, dtype=model.embedding.dtype).eval()
+    missing = {name for name in module.state_dict() if name not in weights}
+    zeros = {name: torch.zeros_like(module.state_dict()[name]) for name in missing if name.endswith(".bias")}
+    module.load_state_dict({**weights, **zeros})
+    return theirs
+
+
+def split_qkv(model: LabModel, layer: int, planes: int = 0) -> list[Tensor]:
+    """Projections of queries, keys and values, each ``(heads, d, width)``.
+
+    Args:
+        model: The model.
+        layer: Which layer's.
+        planes: Planes that turn: ours lie side by side, theirs have their first dimensions in one half of the turning
+            ones and their second in the other.
+    """
+    config = model.config
+    weight = model.state_dict()[f"blocks.{layer}.qkv.weight"].view(3, config.heads, config.head_width, config.width)
+    turning = torch.arange(2 * planes).view(planes, 2).T.flatten()
+    order = torch.cat([turning, torch.arange(2 * planes, config.head_width)]).to(weight.device)
+    return [weight[0][:, order], weight[1][:, order], weight[2]]
+
+
+def rope_parameters(config: LabConfig) -> dict[str, Any]:
+    """The ``rope_parameters`` of a model with rope, p-rope or partial; p-RoPE is called proportional there."""
+    rotation = find_rotation(config)
+    assert rotation is not None
+    turning = int(rotation.inv_freq.count_nonzero())
+    kind = "proportional" if config.encoding == "p-rope" else "default"
+    return {
+        "rope_type": kind,
+        "rope_theta": config.base,
+        "partial_rotary_factor": 2 * turning / config.head_width,
+    }
+
+
+_TURNED = {
+    "qkv.weight": "attn.c_attn.weight",
+    "out.weight": "attn.c_proj.weight",
+    "mlp_in.weight": "mlp.c_fc.weight",
+    "mlp_out.weight": "mlp.c_proj.weight",
+}
+"""Matrices that GPT-2 keeps the other way round."""
+_GPT2 = Family(
+    name="GPT-2",
+    encoding=("learned", "nope"),
+    block=("sequential",),
+    biases=("inner", "none"),
+    whole={
+        "embedding": "transformer.wte.weight",
+        "positions": "transformer.wpe.weight",
+        "norm.weight": "transformer.ln_f.weight",
+        "norm.bias": "transformer.ln_f.bias",
+        "head.weight": "lm_head.weight",
+    },
+    layer={
+        "norm.weight": "ln_1.weight",
+        "norm.bias": "ln_1.bias",
+        "mlp_norm.weight": "ln_2.weight",
+        "mlp_norm.bias": "ln_2.bias",
+        "mlp_in.bias": "mlp.c_fc.bias",
+        "mlp_out.bias": "mlp.c_proj.bias",
+        **_TURNED,
+    },
+    prefix="transformer.h.{}",
+)
+
+
+def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
+    """The same model as a ``GPT2LMHeadModel`` in evaluation mode, on the same device and in the same dtype.
+
+    Raises:
+        ConfigError: If GPT-2 has no such model.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = model.config
+    theirs = GPT2Config(
+        **_GPT2.options(config),
+        n_positions=config.positions,
+        n_embd=config.width,
+        n_layer=config.layers,
+        n_head=config.heads,
+        activation_function="gelu",
+        resid_pdrop=config.dropout,
+        embd_pdrop=config.dropout,
+        attn_pdrop=config.dropout,
+    )
+    weights = _GPT2.renamed(model)
+    for layer in range(config.layers):
+        for name in _TURNED.values():
+            key = f"{_GPT2.prefix.format(layer)}.{name}"
+            weights[key] = weights[key].T
+    weights.setdefault("transformer.wpe.weight", torch.zeros(config.positions, config.width))
+    return fill(GPT2LMHeadModel(theirs), weights, model)
+
+
+_LLAMA = Family(
+    name="Llama",
+    encoding=("rope", "p-rope"),
+    block=("llama",),
+    biases=("inner", "none"),
+    whole={
+        "embedding": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+    },
+    layer={
+        "norm.weight": "input_layernorm.weight",
+        "out.weight": "self_attn.o_proj.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+        "mlp_in.weight": "mlp.up_proj.weight",
+        "mlp_gate.weight": "mlp.gate_proj.weight",
+        "mlp_out.weight": "mlp.down_proj.weight",
+    },
+    prefix="model.layers.{}",
+)
+
+
+def to_llama(model: LabModel) -> LlamaForCausalLM:
+    """The same model as a ``LlamaForCausalLM`` in evaluation mode, on the same device and in the same dtype.
+
+    Raises:
+        ConfigError: If Llama has no such model.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = model.config
+    theirs = LlamaConfig(
+        **_LLAMA.options(config),
+        hidden_size=config.width,
+        intermediate_size=8 * config.width // 3,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        max_position_embeddings=config.positions,
+        rms_norm_eps=1e-6,
+        rope_parameters=rope_parameters(config),
+    )
+    weights = _LLAMA.renamed(model)
+    for layer in range(config.layers):
+        for name, part in zip("qkv", split_qkv(model, layer, config.head_width // 2), strict=True):
+            weights[f"{_LLAMA.prefix.format(layer)}.self_attn.{name}_proj.weight"] = part.flatten(0, 1)
+    return fill(LlamaForCausalLM(theirs), weights, model)
+
+
+_MPT = Family(
+    name="MPT",
+    encoding=("alibi",),
+    block=("sequential",),
+    biases=("none",),
+    whole={
+        "embedding": "transformer.wte.weight",
+        "norm.weight": "transformer.norm_f.weight",
+        "head.weight": "lm_head.weight",
+    },
+    layer={
+        "norm.weight": "norm_1.weight",
+        "qkv.weight": "attn.Wqkv.weight",
+        "out.weight": "attn.out_proj.weight",
+        "mlp_norm.weight": "norm_2.weight",
+        "mlp_in.weight": "ffn.up_proj.weight",
+        "mlp_out.weight": "ffn.down_proj.weight",
+    },
+    prefix="transformer.blocks.{}",
+)
+
+
+def to_mpt(model: LabModel) -> MptForCausalLM:
+    """The same model as a ``MptForCausalLM`` in evaluation mode, on the same device and in the same dtype.
+
+    Raises:
+        ConfigError: If MPT has no such model.
+    """
+    from transformers import MptConfig, MptForCausalLM
+
+    config = model.config
+    theirs = MptConfig(
+        **_MPT.options(config),
+        d_model=config.width,
+        n_layers=config.layers,
+        n_heads=config.heads,
+        max_seq_len=config.positions,
+        resid_pdrop=config.dropout,
+        emb_pdrop=config.dropout,
+        layer_norm_epsilon=1e-5,
+    )
+    return fill(MptForCausalLM(theirs), _MPT.renamed(model), model)
+
+
+_NEOX = Family(
+    name="GPT-NeoX",
+    encoding=("rope", "p-rope", "partial"),
+    block=("parallel", "sequential"),
+    biases=("inner", "none"),
+    whole={
+        "embedding": "gpt_neox.embed_in.weight",
+        "norm.weight": "gpt_neox.final_layer_norm.weight",
+        "norm.bias": "gpt_neox.final_layer_norm.bias",
+    },
+    layer={
+        "norm.weight": "input_layernorm.weight",
+        "norm.bias": "input_layernorm.bias",
+        "out.weight": "attention.dense.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+        "mlp_norm.bias": "post_attention_layernorm.bias",
+        "mlp_in.weight": "mlp.dense_h_to_4h.weight",
+        "mlp_in.bias": "mlp.dense_h_to_4h.bias",
+        "mlp_out.weight": "mlp.dense_4h_to_h.weight",
+        "mlp_out.bias": "mlp.dense_4h_to_h.bias",
+    },
+    prefix="gpt_neox.layers.{}",
+)
+
+
+def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
+    """The same model as a ``GPTNeoXForCausalLM`` in evaluation mode, on the same device and in the same dtype.
+
+    Raises:
+        ConfigError: If GPT-NeoX has no such model.
+    """
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = model.config
+    parallel = config.block == "parallel"
+    options = _NEOX.options(config)
+    rotation = find_rotation(config)
+    assert rotation is not None
+    theirs = GPTNeoXConfig(
+        **options,
+        hidden_size=config.width,
+        intermediate_size=4 * config.width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        max_position_embeddings=config.positions,
+        hidden_act="gelu_new" if parallel else "gelu",
+        layer_norm_eps=1e-5,
+        use_parallel_residual=parallel,
+        attention_bias=False,
+        rope_parameters=rope_parameters(config),
+    )
+    empty = GPTNeoXForCausalLM(theirs)
+    head = "lm_head" if hasattr(empty, "lm_head") else "embed_out"  # by the version of transformers
+    weights = {**_NEOX.renamed(model), f"{head}.weight": model.state_dict()["head.weight"]}
+    for layer in range(config.layers):
+        prefix = _NEOX.prefix.format(layer)
+        parts = split_qkv(model, layer, rotation.planes)
+        # Theirs go head by head: its queries, its keys, its values.
+        weights[f"{prefix}.attention.query_key_value.weight"] = torch.stack(parts, 1).flatten(0, 2)
+        if parallel:  # two norms of the same input there, one here
+            for kind in ("weight", "bias"):
+                if (own := weights.get(f"{prefix}.input_layernorm.{kind}")) is not None:
+                    weights[f"{prefix}.post_attention_layernorm.{kind}"] = own
+    return fill(empty, weights, model)

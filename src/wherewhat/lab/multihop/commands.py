@@ -1,0 +1,187 @@
+"""``wherewhat multihop``: the laboratory of small models that learn to hop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from wherewhat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from wherewhat.lab.multihop.study import Setup, StudyRun
+
+
+app = typer.Typer(
+    name="multihop",
+    help="Train small models on multi-hop tasks, watch their heads become pure, and see where they fail.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of task, model or training; repeat for more."),
+]
+Seeds = Annotated[str, typer.Option(help="Seeds of weights, order and dropout, with commas between them.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories that 'train' made.")]
+_DEFAULT_OUT = Path("runs")
+
+
+@app.command()
+def train(
+    task: Annotated[str, typer.Argument(help="number, letter, index, retrieval or partial-induction.")] = "number",
+    seeds: Seeds = "0",
+    out: Out = _DEFAULT_OUT,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Train models on a task and record accuracy and every head's scores while they learn.
+
+    Begun before, it goes on where it stopped; done before, it shows what there is.
+    """
+    from wherewhat.lab.multihop.study import Setup
+    from wherewhat.options import parse_assignments
+
+    setup = Setup.of(task, parse_assignments(set_ or ()))
+    _show(_train([setup], _whole(seeds, "--seeds"), out, device))
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file such as recipes/paper.toml.")],
+    out: Out = _DEFAULT_OUT,
+    device: Device = "auto",
+) -> None:
+    """Do a whole study: all its tasks and seeds, the dynamics, and accuracy by length."""
+    from wherewhat.lab.multihop.study import read_recipe
+
+    study = read_recipe(recipe)
+    runs = _train(study.setups, study.seeds, out, device)
+    _show(runs)
+    _show_lengths(runs, study.lengths, study.length_count, device)
+
+
+@app.command()
+def dynamics(runs: Runs) -> None:
+    """Show how heads became pure while accuracy rose."""
+    from wherewhat.lab.multihop.study import open_run
+    from wherewhat.lab.multihop.tables import dynamics_table
+
+    opened = [open_run(path) for path in runs]
+    console = Console()
+    for found in opened:
+        console.print(dynamics_table(found))
+    _show(opened)
+
+
+@app.command()
+def lengths(
+    runs: Runs,
+    at: Annotated[str, typer.Option(help="Tokens, with commas between them.")] = "17,30,50,100,200,500,1000,2000,5000",
+    count: Annotated[int, typer.Option(help="Sequences of each length.")] = 1000,
+    device: Device = "auto",
+) -> None:
+    """Test trained models on longer inputs that ask the same questions."""
+    from wherewhat.lab.multihop.study import open_run
+
+    if count < 1:
+        raise ConfigError(f"--count is {count}: at least 1 sequence is needed")
+    _show_lengths([open_run(path) for path in runs], _whole(at, "--at"), count, device)
+
+
+@app.command()
+def roles(
+    runs: Runs,
+    count: Annotated[int, typer.Option(help="Test sequences to look at.")] = 400,
+) -> None:
+    """Say which function each head implements, and what becomes of answers without it or with it patched."""
+    from wherewhat.lab.multihop.study import open_run
+    from wherewhat.lab.multihop.tables import roles_table
+
+    if count < 8:
+        raise ConfigError(f"--count is {count}: at least 8 sequences are needed")
+    console = Console()
+    for path in runs:
+        console.print(roles_table(open_run(path), count))
+
+
+@app.command()
+def construct(
+    kind: Annotated[str, typer.Argument(help="index or retrieval.")] = "index",
+    longest: Annotated[int, typer.Option(help="Longest input it must be right on, up to 4096 tokens.")] = 32,
+) -> None:
+    """Write a transformer by hand that does Index or Retrieval, check it, and show its discrepancy by length."""
+    from wherewhat.cli.terminal import TerminalProgress
+    from wherewhat.lab.multihop.tables import construction_tables
+
+    console = Console()
+    for table in construction_tables(kind, longest, progress=TerminalProgress(Console(stderr=True))):
+        console.print(table)
+
+
+def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[StudyRun]:
+    from wherewhat.cli.terminal import TerminalProgress
+    from wherewhat.lab.multihop.study import train_and_watch
+
+    progress = TerminalProgress(Console(stderr=True))
+    found = []
+    # All of them first, so that a seed that makes no sense is refused before the first training.
+    seeded: list[tuple[int, Setup]] = [(seed, setup.seeded(seed)) for setup in setups for seed in seeds]
+    for seed, setup in seeded:
+        progress.say(f"{setup.name} task, seed {seed}: {setup.training.steps:,} steps")
+        found.append(train_and_watch(setup, out=out, device=_device(device), progress=progress))
+    return found
+
+
+def _show(runs: list[StudyRun]) -> None:
+    from wherewhat.lab.multihop.tables import alignment_table, summary_table
+
+    console = Console()
+    console.print(summary_table(runs))
+    by_task: dict[str, list[StudyRun]] = {}
+    for found in runs:
+        by_task.setdefault(found.setup.name, []).append(found)
+    for name, same in by_task.items():
+        if len(same) > 1:
+            console.print(alignment_table(name, same))
+    for found in runs:
+        console.print(str(found.path), soft_wrap=True, markup=False, highlight=False)
+
+
+def _show_lengths(runs: list[StudyRun], at: tuple[int, ...], count: int, device: str) -> None:
+    from wherewhat.cli.terminal import TerminalProgress
+    from wherewhat.lab.multihop.prediction import predict_hop_heads
+    from wherewhat.lab.multihop.study import measure_lengths
+    from wherewhat.lab.multihop.tables import lengths_table, prediction_table
+
+    progress = TerminalProgress(Console(stderr=True))
+    found, heads = [], []
+    for one in progress.track(runs, "longer inputs"):
+        found.append(measure_lengths(one, at, count=count, device=_device(device)))
+        rotated = one.setup.model.encoding not in ("alibi", "learned", "nope")
+        heads.append(predict_hop_heads(one.model(device=_device(device)), one.setup.task, at) if rotated else [])
+    console = Console()
+    console.print(lengths_table(runs, found))
+    if any(heads):
+        console.print(prediction_table(runs, found, heads))
+
+
+def _device(name: str) -> str:
+    from wherewhat.models.loaded import resolve_device
+
+    return str(resolve_device(name))
+
+
+def _whole(text: str, option: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}: give whole numbers with commas between them") from None
+    if min(found) < 0:
+        raise ConfigError(f"{option} holds {min(found)}: give numbers from 0 on")
+    return found

@@ -1,0 +1,240 @@
+"""Tables of the multi-hop laboratory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wherewhat.cli.terminal import Table
+from wherewhat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from wherewhat.lab.multihop.accuracy import LengthAccuracy
+    from wherewhat.lab.multihop.prediction import HopHead
+    from wherewhat.lab.multihop.study import StudyRun
+    from wherewhat.measures.statistics import Interval
+    from wherewhat.progress import Progress
+
+
+def summary_table(runs: Sequence[StudyRun]) -> Table:
+    """One line per training: what it learned, in which order, and what its heads became."""
+    from wherewhat.lab.multihop.purity import find_learning, find_purity
+
+    table = Table(
+        title="trained models: accuracy, order of learning, and layers with pure heads (γ = 0.1)",
+        title_justify="left",
+        caption="Scores are of all swaps at the last token of held-out sequences. Random weights have no pure heads: "
+        "both scores start near 1.",
+        caption_justify="left",
+    )
+    for name in ("task", "seed", "test accuracy", "0.99 at step", "hops at 0.9", "positional", "symbolic", "MB"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for run in runs:
+        seen = run.dynamics()
+        learning, purity = find_learning(seen), find_purity(seen)
+        passed = int(learning.overall[learning.index(0.99)])
+        table.add_row(
+            run.setup.name,
+            str(run.seed),
+            f"{run.test().overall:.4f}",
+            "never" if passed < 0 else f"{passed:,}",
+            " ".join("never" if step < 0 else str(step) for step in learning.at(0.9).values()),
+            *(_heads(purity.pure(kind, 0.1)) for kind in ("positional", "symbolic")),
+            f"{run.size() / 1e6:.1f}",
+        )
+    return table
+
+
+def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
+    """Purity beside accuracy over the seeds of one task, with intervals."""
+    from wherewhat.lab.multihop.purity import align
+
+    found = align([run.dynamics() for run in runs])
+    table = Table(title=f"{task} task, {len(runs)} seeds: mean ± 95 % over seeds", title_justify="left")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for kind in ("positional", "symbolic"):
+        table.add_row(f"pure {kind} heads", _interval(found.pure_interval(kind)))
+        table.add_row(f"steps from accuracy 0.9 to pure {kind}", _interval(found.lag_interval(kind)))
+    table.add_row("correlation of accuracy and number of pure heads", _interval(found.correlation_interval()))
+    return table
+
+
+def dynamics_table(run: StudyRun, *, rows: int = 16) -> Table:
+    """Accuracy, mean scores and counts of pure heads by step."""
+    import torch
+
+    from wherewhat.lab.multihop.purity import find_purity
+    from wherewhat.measures.swaps.scores import LABELS
+
+    seen = run.dynamics()
+    counts = find_purity(seen).counts[0]
+    table = Table(title=f"{run.setup.name} task, seed {run.seed}", title_justify="left")
+    names = [f"{hops}-hop" for hops in seen.hops.tolist()]
+    for name in ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS):
+        table.add_column(name, justify="right")
+    for index in sorted({round(x) for x in torch.linspace(0, len(seen) - 1, rows).tolist()}):
+        means = (x[index].nanmean() for x in (seen.s_pos, seen.s_sym, seen.entropy, seen.r))
+        table.add_row(
+            f"{int(seen.steps[index]):,}",
+            *(f"{share:.3f}" for share in seen.accuracy[index].tolist()),
+            *(f"{float(mean):.2f}" for mean in means),
+            *(str(count) for count in counts[index].tolist()),
+        )
+    return table
+
+
+def roles_table(run: StudyRun, count: int) -> Table:
+    """What each head does on solved inputs, what accuracy loses without it, how often answers follow a patch."""
+    from wherewhat.lab.multihop.functions import find_roles
+    from wherewhat.lab.multihop.interventions import ablate_heads, other_sequences, patch_heads
+
+    model, task = run.model(), run.setup.task
+    sequences = task.sample(count, seed=3)
+    found = find_roles(model, task, sequences)
+    lost = ablate_heads(model, sequences).change.mean(-1)
+    patched = patch_heads(model, sequences, other_sequences(sequences))
+    table = Table(
+        title=f"{run.setup.name} task, seed {run.seed}: heads on {found.solved:.0%} of {count} inputs, those it solves",
+        title_justify="left",
+        caption=f"Attention at tokens of the path that hops are left from: on the next hop ({found.function}), or on "
+        "the token itself (Reflexive). Without: the head's output replaced by its mean, change of accuracy. Patched: "
+        "output taken from another input, share of answers that follow it. Heads can stand in for each other.",
+        caption_justify="left",
+    )
+    for name in ("layer", "head", "role", "on next hop", "on itself", "without", "patched"):
+        table.add_column(name, justify="left" if name == "role" else "right")
+    for role in found.heads:
+        at = (role.layer, role.head)
+        table.add_row(
+            str(role.layer),
+            str(role.head),
+            role.role,
+            f"{float(found.on_next[at][1:].nanmean()):.2f}",
+            f"{float(found.on_self[at][1:].nanmean()):.2f}",
+            f"{float(lost[at]):+.2f}",
+            f"{float(patched.shares[at].nanmean()):.2f}",
+        )
+    return table
+
+
+def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> Table:
+    """Accuracy by length, one column per training, with 95 % intervals over sequences."""
+    table = Table(
+        title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
+    )
+    table.add_column("tokens", justify="right")
+    for run in runs:
+        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
+    for row, length in enumerate(found[0].lengths):
+        cells = []
+        for one in found:
+            low, high = one.overall_intervals[row].tolist()
+            cells.append(f"{float(one.overall[row]):.3f} ({low:.2f}-{high:.2f})")
+        table.add_row(f"{length:,}", *cells)
+    return table
+
+
+def prediction_table(
+    runs: Sequence[StudyRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
+) -> Table:
+    """Share of one-hop inputs that heads are predicted to survive, beside the accuracy that was measured on them."""
+    table = Table(
+        title="one hop: measured accuracy, and the share on which each head that does it should still do it",
+        title_justify="left",
+        caption="Predicted from the head's frequencies and contents on inputs 48 tokens longer than trained on. A head "
+        "that others can stand in for may fail earlier than the model.",
+        caption_justify="left",
+    )
+    table.add_column("tokens", justify="right")
+    for run, listed in zip(runs, heads, strict=True):
+        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
+        for head in listed:
+            table.add_column(f"head {head.layer}.{head.head}", justify="right")
+    for row, length in enumerate(found[0].lengths):
+        cells = []
+        for one, listed in zip(found, heads, strict=True):
+            cells.append(f"{float(one.shares[row, 0]):.2f}")
+            cells += [f"{float(head.surviving[row]):.2f}" for head in listed]
+        table.add_row(f"{length:,}", *cells)
+    return table
+
+
+def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
+    """What a transformer written by hand gets right, and its discrepancy by length beside the theorem's bound.
+
+    Raises:
+        ConfigError: If the kind is neither index nor retrieval, or it cannot be written or checked for that length.
+    """
+    from wherewhat.lab.constructions.checks import LONGEST, check_randomly
+    from wherewhat.lab.constructions.discrepancy import (
+        index_bound,
+        index_discrepancy,
+        retrieval_bound,
+        retrieval_discrepancy,
+    )
+    from wherewhat.lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
+    from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
+
+    if kind not in ("index", "retrieval"):
+        raise ConfigError(f"there is no construction '{kind}': known: index, retrieval")
+    if longest < 4:
+        raise ConfigError(f"--longest is {longest}: at least 4 tokens are needed")
+    if longest > LONGEST:
+        raise ConfigError(f"--longest is {longest}: inputs of at most {LONGEST} tokens can be checked")
+    if kind == "index":
+        theta, omega = 0.866, 0.0
+        index = IndexTask(target=min(16, longest - 1))
+        model = index_transformer(index, theta=theta, longest=longest)
+        checked = check_randomly(model, index, longest=longest, progress=progress)
+    else:
+        retrieval = RetrievalTask(target=min(8, longest - 1))
+        omega = letter_angle(retrieval)
+        theta = min(0.0027, 0.9 * omega / (2 * longest))
+        model = retrieval_transformer(retrieval, theta=theta, longest=longest)
+        checked = check_randomly(model, retrieval, longest=longest, progress=progress)
+    right = Table(title=f"{kind}, θ = {theta:.4g}, written for up to {longest} tokens", title_justify="left")
+    for name in ("inputs", "wrong", "smallest margin"):
+        right.add_column(name, justify="right")
+    right.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
+    gap = Table(
+        title="discrepancy: largest less second largest logit",
+        title_justify="left",
+        caption="The theorem bounds the worst input. Below 0 another key is ahead.",
+        caption_justify="left",
+    )
+    for name in ("tokens", "worst input", "its bound", "best input"):
+        gap.add_column(name, justify="right")
+    for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        if kind == "index":
+            worst, best = (index_discrepancy(n, theta, at=at) for at in ("worst", "best"))
+            bound = index_bound(n, theta)
+        else:
+            worst, best = (retrieval_discrepancy(n, theta, omega, at=at) for at in ("worst", "best"))
+            bound = retrieval_bound(n + 1, theta, omega)
+        gap.add_row(f"{n:,}", *(f"{value:.3g}" for value in (worst, bound, best)))
+    return [right, gap]
+
+
+def _heads(pure: Sequence[tuple[int, int]]) -> str:
+    """Layers (or layer.head where a layer has several) of pure heads, runs of layers as ranges."""
+    if any(head for _, head in pure):
+        return f"{len(pure)}: " + " ".join(f"{layer}.{head}" for layer, head in pure)
+    layers = [layer for layer, _ in pure]
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if ranges and layer == ranges[-1][1] + 1:
+            ranges[-1][1] = layer
+        else:
+            ranges.append([layer, layer])
+    shown = " ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+    return f"{len(pure)}: {shown}" if pure else "0"
+
+
+def _interval(value: Interval | None) -> str:
+    if value is None:
+        return "none"
+    if value.high is None or math.isnan(value.mean):
+        return f"{value.mean:.3g}"
+    return f"{value.mean:.3g} ± {value.high - value.mean:.2g}"

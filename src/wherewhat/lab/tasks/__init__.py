@@ -1,0 +1,1 @@
+"""Tasks with known answers: number, letter, and three one-hop tasks."""

@@ -1,0 +1,191 @@
+"""Tasks of one hop that a single attention head can do.
+
+The canonical tasks of Urrutia et al., 2025 (arXiv 2511.11579): Index needs positions, Retrieval needs symbols, partial
+induction needs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+
+from wherewhat.lab.tasks.multi_hop import Pairs, follow_letters, follow_numbers, last_bound, symbol
+from wherewhat.lab.tasks.task import Plan, Sequences, Task, check_whole, draw_below, draw_other
+
+
+class OneHopTask(Task):
+    """A target window and a query that points into it."""
+
+    target: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence, query included, without extra ones."""
+        return self.target + 1
+
+    @property
+    def max_hops(self) -> int:
+        """Largest number of hops: 1."""
+        return 1
+
+    @property
+    def places(self) -> int:
+        """Number of positions where the answer can stand."""
+        return self.target
+
+    def _sequences(self, plan: Plan, targets: Tensor, query: Tensor, goals: Tensor) -> Sequences:
+        """Sequences of targets ``(count, target)`` and queries ``(count,)`` with the answers set at the goals."""
+        targets = targets.scatter(1, goals[:, None], plan.answers[:, None])
+        path = torch.stack((torch.full_like(goals, self.target), goals), dim=1)
+        return Sequences(torch.cat((targets, query[:, None]), dim=1), plan.answers, plan.hops, path)
+
+
+@dataclass(frozen=True)
+class IndexTask(OneHopTask):
+    """Letters, then an integer m: the answer is the letter m positions to its left.
+
+    Letters are uniform and independent but for the answer. Ids: letters from 0, then the integers from 1 on. Extra
+    tokens are letters.
+    """
+
+    target: int = field(default=16, metadata={"help": "letters, one of which is the answer"})
+    symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        check_whole("target", self.target, least=1)
+        check_whole("symbols", self.symbols, least=1)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return self.symbols + self.target
+
+    @property
+    def answers(self) -> int:
+        """Number of tokens that can be the answer; their ids come first."""
+        return self.symbols
+
+    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """The answer's token id and the positions visited, the query's first.
+
+        Raises:
+            ConfigError: If the query does not point to a letter.
+        """
+        return follow_numbers(tokens, symbols=self.symbols, integers=self.target)
+
+    def _spell(self, token: int) -> str:
+        return symbol(token) if token < self.symbols else str(token - self.symbols + 1)
+
+    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+        letters = torch.randint(self.symbols, (len(plan), self.target), generator=generator)
+        query = self.symbols + self.target - plan.places - 1
+        prefix = torch.randint(self.symbols, (len(plan), extra), generator=generator)
+        return self._sequences(plan, letters, query, plan.places).behind(prefix)
+
+
+@dataclass(frozen=True)
+class _PairTask(OneHopTask):
+    """(letter, digit) pairs, then a (letter, letter) whose right letter is asked for."""
+
+    target: int = field(default=16, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
+    letters: int = field(default=8, metadata={"help": "different letters"})
+    digits: int = field(default=8, metadata={"help": "different digits"})
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        check_whole("target", self.target, least=1)
+        check_whole("letters", self.letters, least=2)
+        check_whole("digits", self.digits, least=1)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return Pairs(self.letters, self.digits).vocabulary
+
+    @property
+    def answers(self) -> int:
+        """Number of tokens that can be the answer; their ids come first."""
+        return Pairs(self.letters, self.digits).first_link
+
+    def _spell(self, token: int) -> str:
+        return Pairs(self.letters, self.digits).spell(token)
+
+    def _query(self, asked: Tensor, generator: Generator) -> Tensor:
+        """Queries for letters ``(count,)``; their left letter is any other one."""
+        return self.answers + draw_other(asked, self.letters, generator) * self.letters + asked
+
+    def _digits(self, count: int, width: int, generator: Generator) -> Tensor:
+        return torch.randint(self.digits, (count, width), generator=generator)
+
+
+@dataclass(frozen=True)
+class RetrievalTask(_PairTask):
+    """(letter, digit) pairs, then a (letter, letter): the answer is the one pair with the query's right letter.
+
+    Other pairs have any other letter, uniformly. Ids: first all (letter, digit), then all (letter, letter). Extra
+    tokens are other pairs too.
+    """
+
+    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """The answer's token id and the positions visited, the query's first.
+
+        Raises:
+            ConfigError: If the query does not name exactly one pair.
+        """
+        return follow_letters(tokens, letters=self.letters, digits=self.digits)
+
+    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+        count = len(plan)
+        asked = plan.answers // self.digits
+
+        def others(width: int) -> Tensor:
+            letters = draw_other(asked[:, None].expand(count, width), self.letters, generator)
+            return letters * self.digits + self._digits(count, width, generator)
+
+        sequences = self._sequences(plan, others(self.target), self._query(asked, generator), plan.places)
+        return sequences.behind(others(extra))
+
+
+@dataclass(frozen=True)
+class PartialInductionTask(_PairTask):
+    """(letter, digit) pairs, then a (letter, letter): the answer is the last pair with the query's right letter.
+
+    At least one pair before the answer has the same letter and another digit, so that the letter alone does not tell;
+    the answer can stand anywhere but in the first place of the target window. Pairs before it have any letter, those
+    after it any other. Ids: first all (letter, digit), then all (letter, letter). Extra tokens are pairs of any letter.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        super().__post_init__()
+        check_whole("target", self.target, least=2)
+        check_whole("digits", self.digits, least=2)
+
+    @property
+    def places(self) -> int:
+        """Number of positions where the answer can stand."""
+        return self.target - 1
+
+    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """The answer's token id and the positions visited, the query's first.
+
+        Raises:
+            ConfigError: If the query's right letter has no digit.
+        """
+        return last_bound(tokens, letters=self.letters, digits=self.digits)
+
+    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+        count, goals = len(plan), plan.places + 1
+        asked, digit = plan.answers // self.digits, plan.answers % self.digits
+        before = torch.randint(self.letters, (count, self.target), generator=generator)
+        after = draw_other(asked[:, None].expand_as(before), self.letters, generator)
+        letters = torch.where(torch.arange(self.target) < goals[:, None], before, after)
+        targets = letters * self.digits + self._digits(count, self.target, generator)
+        earlier = asked * self.digits + draw_other(digit, self.digits, generator)
+        targets.scatter_(1, draw_below(goals, generator)[:, None], earlier[:, None])
+        sequences = self._sequences(plan, targets, self._query(asked, generator), goals)
+        return sequences.behind(torch.randint(self.answers, (count, extra), generator=generator))

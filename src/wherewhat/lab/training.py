@@ -1,0 +1,239 @@
+"""A training run that can be interrupted and resumed with the same bytes, and its TensorBoard curves."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.files import make_folder, remove, remove_temporaries
+from wherewhat.lab.checkpoints import TrainState, load_model, load_state, read_identity, save_model, save_state
+from wherewhat.lab.config import LabConfig, Training
+from wherewhat.lab.gpu_steps import GpuSteps
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.steps import CpuSteps, Steps, learning_rates
+from wherewhat.models.loaded import resolve_device
+from wherewhat.numerics import new_process_settings
+from wherewhat.options import config_values
+from wherewhat.progress import Progress, Silent
+
+
+class Board:
+    """Writes scalars into a folder; does nothing without a folder or without TensorBoard.
+
+    Args:
+        folder: Where to; None for nowhere.
+        first: Steps done already: what was written for later ones by a process that died is hidden.
+    """
+
+    def __init__(self, folder: Path | None, *, first: int) -> None:
+        self._writer: Any = None
+        if folder is None:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        self._writer = SummaryWriter(str(folder), purge_step=first + 1)
+
+    def add(self, step: int, **values: float) -> None:
+        """Write values of a step by name."""
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+Record = Callable[[int, LabModel], None]
+"""Told the number of steps done, with the model as it is then."""
+
+MODEL_FILE = "model.safetensors"
+STATE_FILE = "state.safetensors"
+
+_HARMLESS = ("record_every", "save_every")
+"""Options that change nothing about the weights."""
+
+
+def find_device(device: str) -> torch.device:
+    """The device of a training.
+
+    Raises:
+        ConfigError: If nothing is trained on such devices.
+        LoadError: If there is no such device.
+    """
+    place = resolve_device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"laboratory models are not trained on {device}: use cpu or cuda")
+    return place
+
+
+def identify(model_config: LabConfig, config: Training, **data: str) -> dict[str, Any]:
+    """What is trained, on what and how, as plain values: two trainings with the same give the same weights.
+
+    Args:
+        model_config: The model.
+        config: How it is trained.
+        data: Digests of what it is trained on, by what that is called.
+    """
+    options = {name: value for name, value in config_values(config).items() if name not in _HARMLESS}
+    return {"model": config_values(model_config), "training": options, **data}
+
+
+def digest(*tensors: Tensor) -> str:
+    """A hash of tensors, shapes included."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.contiguous().numpy().data)
+    return found.hexdigest()
+
+
+def run_training(
+    model_config: LabConfig,
+    config: Training,
+    tokens: Tensor,
+    answers: Tensor | None,
+    *,
+    identity: Mapping[str, Any],
+    recorded: Container[int],
+    order: Tensor | None = None,
+    record: Record | None = None,
+    directory: Path | None = None,
+    progress: Progress | None = None,
+    device: torch.device,
+) -> LabModel:
+    """Train a model on sequences.
+
+    Args:
+        model_config: The model.
+        config: How to train.
+        tokens: Training sequences, ``(count, n)``.
+        answers: Their answers, ``(count,)``; None if every token is the answer to those before it.
+        identity: What :func:`identify` says.
+        recorded: Steps after which ``record`` is called, besides the last.
+        order: Which sequences every step uses, ``(steps, batch)``, if not in the order of ``batch_order``.
+        record: Called before the first step, after the steps of ``recorded`` and at the end, without gradients.
+        directory: Folder for the state and, at the end, the model; None to keep nothing.
+        progress: Who is told how far it is.
+        device: What :func:`find_device` says.
+
+    Returns:
+        The trained model, on the device.
+
+    Raises:
+        ConfigError: If options do not fit, or the directory holds another training.
+        LoadError: If the directory's files are damaged.
+        MeasureError: If the loss is not finite any more.
+        StoreError: If the directory cannot be written.
+    """
+    progress = Silent() if progress is None else progress
+    state: TrainState | None = None
+    if directory is not None:
+        make_folder(directory)
+        remove_temporaries(directory)
+        if (directory / MODEL_FILE).exists():
+            _check_same(read_identity(directory / MODEL_FILE) or {}, identity, directory)
+            progress.say(f"{directory} holds the trained model already")
+            return load_model(directory / MODEL_FILE, device=str(device))
+        if (directory / STATE_FILE).exists():
+            state = load_state(directory / STATE_FILE)
+            _check_same(state.identity, identity, directory)
+            progress.say(f"going on after step {state.step:,} of {config.steps:,}")
+    model = LabModel(model_config)
+    if state is not None:
+        model.load_state_dict(dict(state.weights))
+    model.to(device)
+    threads = _count_threads(config, state)
+    steps: Steps
+    if device.type == "cuda":
+        steps = GpuSteps(model, tokens, answers, config, state=state, order=order)
+    else:
+        steps = CpuSteps(model, tokens, answers, config, threads=threads, state=state, order=order)
+    dtypes = (torch.bfloat16,) if config.half else ()
+    try:
+        with new_process_settings(dtypes):
+            _run(model, steps, config, identity, threads, recorded, record, directory, progress, state)
+    finally:
+        steps.close()
+    if directory is not None:
+        save_model(model, directory / MODEL_FILE, identity=identity)
+        remove(directory / STATE_FILE)
+    return model
+
+
+def _run(
+    model: LabModel,
+    steps: Steps,
+    config: Training,
+    identity: Mapping[str, Any],
+    threads: int,
+    recorded: Container[int],
+    record: Record | None,
+    directory: Path | None,
+    progress: Progress,
+    state: TrainState | None,
+) -> None:
+    """All steps that are left, with records, states and curves in between."""
+    first = told = 0 if state is None else state.step
+    rates = learning_rates(config).tolist()
+    board = Board(None if directory is None else directory / "tensorboard", first=first)
+
+    def show(done: int) -> None:
+        if record is not None:
+            with torch.no_grad():
+                steps.record(lambda: record(done, model))
+
+    try:
+        if state is None:
+            show(0)
+        for step in progress.track(range(first, config.steps), "training"):
+            steps.run(step)
+            done = step + 1
+            if done in recorded or done == config.steps:
+                loss = float(steps.losses[told:done].mean())
+                told = done
+                if not math.isfinite(loss):
+                    raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
+                board.add(done, loss=loss, learning_rate=rates[step])
+                show(done)
+            if directory is not None and done % config.save_every == 0 and done < config.steps:
+                mean, square = steps.moments()
+                found = TrainState(done, threads, identity, model.state_dict(), mean, square)
+                save_state(found, directory / STATE_FILE)
+    finally:
+        board.close()
+
+
+def _count_threads(config: Training, state: TrainState | None) -> int:
+    """Parts of a batch; a resumed training keeps their number, which decides the order of sums."""
+    if state is not None:
+        return state.threads
+    wanted = torch.get_num_threads() if config.threads is None else config.threads
+    return min(wanted, config.batch)
+
+
+def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], directory: Path) -> None:
+    """Refuse to go on with another training than the one asked for.
+
+    Raises:
+        ConfigError: With the first thing that differs.
+    """
+    for part, wanted in here.items():
+        found = there.get(part)
+        if found == wanted:
+            continue
+        what = f"other {part}"
+        if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+            name = next(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+            what = f"{name}={found.get(name)!r}, not {wanted.get(name)!r}"
+        raise ConfigError(f"{directory} holds a training with {what}: choose another directory, or remove it")

@@ -1,1 +1,0 @@
-"""The same sums by Triton kernels. Import only where Triton is."""

@@ -1,0 +1,1 @@
+"""Measurements: functions from captured tensors to typed results."""

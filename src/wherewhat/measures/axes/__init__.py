@@ -1,0 +1,1 @@
+"""The additive decomposition of logits into distance, query and key terms."""

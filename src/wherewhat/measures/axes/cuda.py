@@ -1,0 +1,306 @@
+"""Triton kernels for the sums of the three-axis fit; imported only where there is a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048
+"""Entries one program sums up."""
+
+
+@triton.jit
+def _totals(x, totals, n, blocks, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of each block of ``x`` (rows, n), times n - t where WEIGHTED."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    t = block * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + row.to(tl.int64) * n + t, mask=t < n, other=0.0).to(tl.float64)
+    if WEIGHTED:
+        values *= (n - t).to(tl.float64)
+    tl.store(totals + row * blocks + block, tl.sum(values, 0))
+
+
+@triton.jit
+def _scan(x, before, out, n, blocks, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """Cumulative sum in a block; with MEAN over t + 1, and from the end to the beginning."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    t = block * BLOCK + tl.arange(0, BLOCK)
+    first = row.to(tl.int64) * n
+    values = tl.load(x + first + t, mask=t < n, other=0.0).to(tl.float64)
+    if WEIGHTED:
+        values *= (n - t).to(tl.float64)
+    values = tl.cumsum(values, 0) + tl.load(before + row * blocks + block)
+    if MEAN:
+        tl.store(out + first + (n - 1 - t), values / (t + 1).to(tl.float64), mask=t < n)
+    else:
+        tl.store(out + first + t, values, mask=t < n)
+
+
+def cumulative_sum(x: Tensor, *, weighted: bool = False, mean: bool = False) -> Tensor:
+    """Cumulative sum over the last dimension of ``x`` ``(..., n)``, float64.
+
+    Args:
+        x: What to add up.
+        weighted: Multiply entry t by n - t first.
+        mean: Divide sum t by t + 1, and put it at n - 1 - t.
+    """
+    n = x.shape[-1]
+    flat = x.contiguous().view(-1, n)
+    blocks = -(-n // BLOCK)
+    grid = (blocks, flat.shape[0])
+    totals = torch.empty(flat.shape[0], blocks, dtype=torch.float64, device=x.device)
+    _totals[grid](flat, totals, n, blocks, WEIGHTED=weighted, BLOCK=BLOCK, num_warps=4)
+    before = totals.cumsum(-1) - totals
+    out = torch.empty(flat.shape, dtype=torch.float64, device=x.device)
+    _scan[grid](flat, before, out, n, blocks, WEIGHTED=weighted, MEAN=mean, BLOCK=BLOCK, num_warps=4)
+    return out.view(x.shape)
+
+
+CHUNK = 64
+"""Tokens of a chunk."""
+
+SPAN = 16
+"""Chunks one program runs through when it adds up Gram matrices."""
+
+_SPECTRA = 2**33
+"""Bytes of Fourier transforms held at a time (twice: before and after)."""
+
+
+@triton.jit
+def _two(x):
+    """A float32 tensor as the sum of two bfloat16 ones."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _product(a_high, a_low, b_high, b_low, total):
+    """``total`` plus the product of two such sums; what is left out is 2⁻¹⁸ of it."""
+    total = tl.dot(a_low, b_high, total)
+    total = tl.dot(a_high, b_low, total)
+    return tl.dot(a_high, b_high, total)
+
+
+@triton.jit
+def _centred(x, mean, row, token, n, D: tl.constexpr):
+    """Tokens of row ``row`` of ``x`` (rows, n, D) around its mean, zero beyond the text."""
+    d = tl.arange(0, D)
+    inside = (token < n)[:, None]
+    place = (row.to(tl.int64) * n + token[:, None]) * D + d[None, :]
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(inside, values - tl.load(mean + row * D + d)[None, :], 0.0)
+
+
+@triton.jit
+def _sums(x, out, n, chunks, D: tl.constexpr, SIZE: tl.constexpr):
+    """Sum of each chunk of ``x`` (rows, n, D), laid out (rows, D, chunks)."""
+    chunk, row = tl.program_id(0), tl.program_id(1)
+    token = chunk * SIZE + tl.arange(0, SIZE)
+    d = tl.arange(0, D)
+    place = (row.to(tl.int64) * n + token[:, None]) * D + d[None, :]
+    values = tl.load(x + place, mask=(token < n)[:, None], other=0.0).to(tl.float32)
+    tl.store(out + (row * D + d).to(tl.int64) * chunks + chunk, tl.sum(values, 0))
+
+
+@triton.jit
+def _spread(x, mean, out, n, length, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Row r of ``x`` (rows, n, D), centred, as complex planes (rows, D/2, length), zero after the text.
+
+    Dimensions 2p and 2p+1 are plane p.
+    """
+    block, row = tl.program_id(0), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    plane = tl.arange(0, D // 2)
+    source = x + (row.to(tl.int64) * n + token[None, :]) * D + 2 * plane[:, None]
+    inside = (token < n)[None, :]
+    real = tl.load(source, mask=inside, other=0.0).to(tl.float32) - tl.load(mean + row * D + 2 * plane)[:, None]
+    imaginary = tl.load(source + 1, mask=inside, other=0.0).to(tl.float32)
+    imaginary -= tl.load(mean + row * D + 2 * plane + 1)[:, None]
+    both = tl.interleave(tl.where(inside, real, 0.0), tl.where(inside, imaginary, 0.0))  # (planes, 2 * BLOCK)
+    position = block * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+    target = out + (row * (D // 2) + plane[:, None]).to(tl.int64) * (2 * length) + position[None, :]
+    tl.store(target, both, mask=(position < 2 * length)[None, :])
+
+
+@triton.jit
+def _correlate(q, k, out, length, GROUPS: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr):
+    """Σ_p q[row, p] · conj(k[row // GROUPS, p]) of spectra (rows, PLANES, length)."""
+    row = tl.program_id(1)
+    position = tl.program_id(0) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+    inside = position < 2 * length
+    real = tl.zeros((BLOCK,), tl.float32)
+    imaginary = tl.zeros((BLOCK,), tl.float32)
+    first_q = tl.cast(row, tl.int64) * (2 * length * PLANES)
+    first_k = tl.cast(row // GROUPS, tl.int64) * (2 * length * PLANES)
+    for plane in range(PLANES):
+        place = position + tl.cast(plane, tl.int64) * (2 * length)
+        a = tl.load(q + first_q + place, mask=inside, other=0.0)
+        b = tl.load(k + first_k + place, mask=inside, other=0.0)
+        a_real, a_imaginary = tl.split(tl.reshape(a, (BLOCK, 2)))
+        b_real, b_imaginary = tl.split(tl.reshape(b, (BLOCK, 2)))
+        real += a_real * b_real + a_imaginary * b_imaginary
+        imaginary += a_imaginary * b_real - a_real * b_imaginary
+    target = out + tl.cast(row, tl.int64) * (2 * length) + position
+    tl.store(target, tl.interleave(real, imaginary), mask=inside)
+
+
+@triton.jit
+def _grams(
+    k, mean, start, total, high, low, n, chunks, spans,
+    D: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """Gram matrices of the centred keys (rows, n, D), by chunk.
+
+    With TOTAL the sum over a span of chunks; else, for every chunk, the sum over all before it, which for a span's
+    first chunk is given as ``start``, as two bfloat16 matrices.
+    """
+    span, row = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, D)
+    square = d[:, None] * D + d[None, :]
+    here = (row * spans + span).to(tl.int64) * (D * D)
+    gram = tl.zeros((D, D), tl.float32) if TOTAL else tl.load(start + here + square)
+    for step in range(SPAN):
+        chunk = span * SPAN + step
+        if not TOTAL and chunk < chunks:
+            place = (row * chunks + chunk).to(tl.int64) * (D * D) + square
+            gram_high, gram_low = _two(gram)
+            tl.store(high + place, gram_high)
+            tl.store(low + place, gram_low)
+        y_high, y_low = _two(_centred(k, mean, row, chunk * SIZE + tl.arange(0, SIZE), n, D))
+        gram = _product(tl.trans(y_high), tl.trans(y_low), y_high, y_low, gram)
+    if TOTAL:
+        tl.store(total + here + square, gram)
+
+
+@triton.jit
+def _chunks(
+    q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
+    n, chunks, GROUPS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Row sums, column sums, query terms, key terms and squares of one chunk of one query head."""
+    group, chunk, kv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = kv * GROUPS + group
+    token = chunk * SIZE + tl.arange(0, SIZE)
+    d = tl.arange(0, D)
+    inside = token < n
+    average_q = tl.load(mean_q + row * D + d)
+    average_k = tl.load(mean_k + kv * D + d)
+    x = _centred(q, mean_q, row, token, n, D)
+    y = _centred(k, mean_k, kv, token, n, D)
+    here = row.to(tl.int64) * n + token
+    tl.store(query_terms + here, tl.sum((x + average_q[None, :]) * average_k[None, :], 1), mask=inside)
+    tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
+    earlier = tl.load(before + (kv * D + d).to(tl.int64) * chunks + chunk)
+    later = tl.load(after + (row * D + d).to(tl.int64) * chunks + chunk)
+    from_earlier = tl.sum(x * earlier[None, :], 1)
+    from_later = tl.sum(y * later[None, :], 1)
+    x_high, x_low = _two(x)
+    y_high, y_low = _two(y)
+    w = _product(x_high, x_low, tl.trans(y_high), tl.trans(y_low), tl.zeros((SIZE, SIZE), tl.float32))
+    w = tl.where(tl.arange(0, SIZE)[:, None] >= tl.arange(0, SIZE)[None, :], w, 0.0)
+    margin = row.to(tl.int64) * (3 * n) + token
+    tl.store(sums + margin + n, (tl.sum(w, 1) + from_earlier).to(tl.float64), mask=inside)
+    tl.store(sums + margin + 2 * n, (tl.sum(w, 0) + from_later).to(tl.float64), mask=inside)
+    square = (kv * chunks + chunk).to(tl.int64) * (D * D) + d[:, None] * D + d[None, :]
+    z = _product(
+        x_high, x_low, tl.load(high + square), tl.load(low + square), tl.zeros((SIZE, D), tl.float32)
+    )  # fmt: skip
+    tl.store(squares + row * chunks + chunk, tl.sum(tl.sum(w * w, 1), 0) + tl.sum(tl.sum(z * x, 1), 0))
+
+
+def applies(q: Tensor) -> bool:
+    """Whether the kernels can take ``q`` ``(heads, n, d)``: not float64, d a power of two from 16 to 128.
+
+    GPUs older than Hopper have less shared memory than a chunk needs.
+    """
+    newer = torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return newer and q.dtype != torch.float64 and q.shape[-1] in (16, 32, 64, 128)
+
+
+def triangle_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Packed sums, sums of squares, query terms and key terms of the whole triangle.
+
+    Args:
+        q: Queries by key head they read, ``(kv, groups, n, d)``.
+        k: Keys, ``(kv, n, d)``.
+        length: Length of the FFT, 2n - 1 at least.
+
+    Returns:
+        ``(heads, 3n)`` and ``(heads,)`` float64, ``(heads, n)`` and ``(heads, n)`` float32.
+    """
+    kv, groups, _, d = q.shape
+    step = max(1, _SPECTRA // ((groups + 1) * (d // 2) * length * 8))
+    rounds = -(-kv // step)
+    found = [
+        _some_margins(some_q, some_k, length)
+        for some_q, some_k in zip(q.contiguous().chunk(rounds), k.contiguous().chunk(rounds), strict=True)
+    ]
+    sums, squares, rows, columns = (torch.cat(parts) if rounds > 1 else parts[0] for parts in zip(*found, strict=True))
+    return sums, squares, rows, columns
+
+
+def _some_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kv, groups, n, d = q.shape
+    heads, chunks = kv * groups, -(-n // CHUNK)
+    q = q.view(heads, n, d)
+    device = q.device
+    sums_q, sums_k = _chunk_sums(q, chunks), _chunk_sums(k, chunks)
+    mean_q, mean_k = (x.sum(-1, dtype=torch.float64).div_(n).float() for x in (sums_q, sums_k))
+    counts = torch.full((chunks,), float(CHUNK), dtype=torch.float64, device=device)
+    counts[-1] = n - (chunks - 1) * CHUNK
+    sums_q, sums_k = sums_q - mean_q[..., None] * counts, sums_k - mean_k[..., None] * counts
+    through = cumulative_sum(sums_q)
+    after = (through[..., -1:] - through).float()
+    before = (cumulative_sum(sums_k) - sums_k).float()
+    high, low = _gram_matrices(k, mean_k, chunks)
+    sums = torch.empty(heads, 3 * n, dtype=torch.float64, device=device)
+    query_terms, key_terms = (torch.empty(heads, n, dtype=torch.float32, device=device) for _ in range(2))
+    squares = torch.empty(heads, chunks, dtype=torch.float32, device=device)
+    _chunks[(groups, chunks, kv)](
+        q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
+        n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, num_warps=4,
+    )  # fmt: skip
+    sums[:, :n] = _diagonals(q, k, mean_q, mean_k, length)
+    return sums, squares.sum(-1, dtype=torch.float64), query_terms, key_terms
+
+
+def _chunk_sums(x: Tensor, chunks: int) -> Tensor:
+    """Sum of ``x`` ``(rows, n, d)`` over each chunk, ``(rows, d, chunks)`` float32."""
+    rows, n, d = x.shape
+    out = torch.empty(rows, d, chunks, dtype=torch.float32, device=x.device)
+    _sums[(chunks, rows)](x, out, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
+    return out
+
+
+def _gram_matrices(k: Tensor, mean: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+    """Gram matrix of the centred keys before each chunk, as two bfloat16 tensors ``(kv, chunks, d, d)``."""
+    kv, n, d = k.shape
+    spans = -(-chunks // SPAN)
+    totals = torch.empty(kv, spans, d, d, dtype=torch.float32, device=k.device)
+    high, low = (torch.empty(kv, chunks, d, d, dtype=torch.bfloat16, device=k.device) for _ in range(2))
+    shape: dict[str, Any] = {"D": d, "SIZE": CHUNK, "SPAN": SPAN, "num_warps": 8}
+    _grams[(spans, kv)](k, mean, totals, totals, high, low, n, chunks, spans, TOTAL=True, **shape)
+    start = (totals.cumsum(1, dtype=torch.float64) - totals).float()
+    _grams[(spans, kv)](k, mean, start, totals, high, low, n, chunks, spans, TOTAL=False, **shape)
+    return high, low
+
+
+def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor, length: int) -> Tensor:
+    """``Σ_j q[j + d] · k[j]`` for every distance, centred, ``(heads, n)`` float32."""
+    heads, n, d = q.shape
+    planes = torch.empty(heads + k.shape[0], d // 2, length, dtype=torch.complex64, device=q.device)
+    for x, mean, out in ((q, mean_q, planes[:heads]), (k, mean_k, planes[heads:])):
+        grid = (-(-length // 64), x.shape[0])
+        _spread[grid](x, mean, torch.view_as_real(out), n, length, D=d, BLOCK=64, num_warps=4)
+    spectra: Tensor = torch.fft.fft(planes)
+    del planes
+    product = torch.empty(heads, length, dtype=torch.complex64, device=q.device)
+    arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:heads], spectra[heads:], product)]
+    shape: dict[str, Any] = {"GROUPS": heads // k.shape[0], "PLANES": d // 2, "BLOCK": 512, "num_warps": 4}
+    _correlate[(-(-length // 512), heads)](*arguments, length, **shape)
+    sums: Tensor = torch.fft.ifft(product)[:, :n].real
+    return sums

@@ -1,0 +1,297 @@
+"""Fit logits by ``a[i-j] + b[i] + c[j]``, per head or with terms shared between heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import MeasureError
+from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
+from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
+
+Method = Literal["auto", "linear", "blocked"]
+
+
+@dataclass(frozen=True)
+class AxesFit:
+    """The additive decomposition of a layer's logits, one entry per head.
+
+    The curves are in the canonical gauge: c has zero mean and zero slope over keys, b zero mean, a takes the rest.
+
+    Attributes:
+        r: Correlation of fitted and true logits, √(1 − SSE/TSS), ``(heads,)``. NaN where the logits are constant.
+        r_subset: The same for every subset of the axes, from ``"a"`` to ``"abc"``.
+        r_behaviour: √(1 − SSE_abc / SSE_b), ``(heads,)``: b cancels in softmax, so it should not count. NaN where the
+            logits are a query term alone.
+        noise_floor: r that pure noise would give.
+        adjusted_r2: R² corrected for the number of parameters, ``(heads,)``.
+        own: R² of each axis alone, ``(heads,)`` by axis.
+        unique: What R² loses without the axis, ``(heads,)`` by axis.
+        sse: Sum of squared errors of the full fit, ``(heads,)``.
+        tss: Sum of squares around the mean, ``(heads,)``.
+        mean: Mean logit, ``(heads,)``.
+        a: Distance curve, ``(heads, width)``; entry 0 is the smallest distance looked at.
+        b: Query effects, ``(heads, n)``; entry 0 is the first query that sees a key.
+        c: Key effects, ``(heads, n)``; entry 0 is the first key looked at.
+        pairs: Number of (query, key) pairs.
+        rank: Number of free parameters.
+        method: How the margins were computed.
+    """
+
+    r: Tensor
+    r_subset: dict[str, Tensor]
+    r_behaviour: Tensor
+    noise_floor: float
+    adjusted_r2: Tensor
+    own: dict[str, Tensor]
+    unique: dict[str, Tensor]
+    sse: Tensor
+    tss: Tensor
+    mean: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    pairs: int
+    rank: int
+    method: str
+
+
+@torch.no_grad()
+def fit_axes(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    distance_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    bias: Tensor | None = None,
+    window: int | None = None,
+    skip: int = 0,
+    min_distance: int = 0,
+    padding: tuple[int, int] = (0, 0),
+    method: Method = "auto",
+    block: int = 512,
+) -> AxesFit:
+    """Fit ``W[i, j] ≈ a[i-j] + b[i] + c[j]`` over the causal pairs, for every subset of the axes.
+
+    ``W = softcap(scale · q kᵀ) + biases``, as it enters softmax. No gradients go through it.
+
+    Args:
+        q: Rotated queries, ``(heads, n, d)``.
+        k: Rotated keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
+        scale: Factor on the dot product.
+        softcap: ``softcap · tanh(logit / softcap)``; not bilinear, so time becomes n².
+        distance_bias: Bias that depends on distance alone (ALiBi), ``(n,)`` or ``(heads, n)``; in closed form.
+        key_bias: Bias that depends on the key alone, ``(n,)`` or ``(heads, n)``; in closed form.
+        bias: Any other known bias, broadcastable to ``(heads, n, n)``; time becomes n².
+        window: Only distances below this (sliding window).
+        skip: Leave out the first keys (attention sinks).
+        min_distance: Leave out smaller distances.
+        padding: Padded tokens to leave out at the left and at the right.
+        method: ``linear`` (time n), ``blocked`` (time n²), or the faster of the two that applies.
+        block: Rows made at a time by the blocked method.
+
+    Raises:
+        MeasureError: If shapes do not fit, a number is not finite, or there are too few pairs.
+    """
+    heads, n = _check(q, k, window, skip, min_distance, padding)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    first_key = padding[0] + skip
+    last = n - padding[1]
+    queries = slice(first_key + min_distance, last)
+    keys = slice(first_key, last - min_distance)
+    q, k = q[:, queries], k[:, keys]
+    side = q.shape[1]
+    width = side if window is None else min(side, window - min_distance)
+    bilinear = softcap is None and bias is None
+    if method == "linear" and not bilinear:
+        raise MeasureError("method='linear' needs bilinear logits: leave out softcap and bias, or use 'auto'")
+    if method == "auto":
+        method = "linear" if bilinear and not faster_blocked(side, width, q.shape[-1]) else "blocked"
+    band = Band(side, width, q.device)
+    # What is known to be additive is kept apart from the sums, where it would only cancel.
+    offset = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=q.device)
+    by_distance, by_query, by_key = band.unpack(offset)
+    if bilinear:
+        if method == "linear":
+            margins, rows, columns = bilinear_margins(q, k, width, dtype=dtype)
+        else:
+            grouped = q.to(dtype).contiguous().view(k.shape[0], -1, side, q.shape[-1])
+            q, k, rows, columns = centre(grouped, k.to(dtype))
+            logits = _logits(q.view(heads, side, -1), k, 1.0, None, None)
+            margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
+        by_query.add_(rows, alpha=scale)
+        by_key.add_(columns, alpha=scale)
+        margins = Margins(band, margins.sums.mul_(scale), scale**2 * margins.squares)
+    else:
+        known = None if bias is None else bias.expand(heads, n, n)[:, queries, keys]
+        logits = _logits(q.to(dtype), k.to(dtype), scale, softcap, known)
+        margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
+    finite = margins.squares.isfinite().all()
+    if distance_bias is not None:
+        by_distance += distance_bias[..., min_distance : min_distance + width].to(offset)
+    if key_bias is not None:
+        by_key += key_bias[..., keys].to(offset)
+    whole = width == side
+    # On a GPU the answer is asked for last: waiting for it here would leave the GPU idle while the solve is launched.
+    fit = fit_margins(margins, offset, method=method) if whole and q.is_cuda else None
+    if not bool(finite):
+        raise MeasureError(f"the logits are not finite: q or k hold NaN or Inf, or overflow {dtype}")
+    return fit or fit_margins(margins, offset, method=method)
+
+
+def faster_blocked(n: int, width: int, d: int) -> bool:
+    """Whether making the logits is faster than the sums in linear time: short texts and narrow windows."""
+    return min(n, 2 * width) <= 6 * max(64, d)
+
+
+def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
+    """The decomposition of a matrix known by its margins, plus known additive terms, packed ``(heads, size)``."""
+    band = margins.band
+    fits = fit_subsets(margins, offset)
+    sse, tss, mean = fits.sse, fits.tss, fits.mean
+    # Rounding leaves constant logits a TSS of about 1e-14 of what they were added up from.
+    varies = tss > 1e-12 * fits.reach.clamp_min(1e-300)
+    share = torch.where(varies, 1 - sse / tss.clamp_min(1e-300), torch.nan).clamp_(0, 1)
+    whole, query = sse[-1], sse[SUBSETS.index("b")]
+    left = varies & (query > 1e-12 * fits.reach)  # of a query term alone, rounding is all that is left
+    behaviour = torch.where(left, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_()
+    r = share.sqrt()
+    # Without a, b, c in turn: bc, ac, ab.
+    unique = (share[-1] - share[3:6].flip(0)).clamp_min_(0)
+    freedom = max(1, band.pairs - band.rank)
+    a, b, c = canonical(*fits.terms)
+    return AxesFit(
+        r=r[-1],
+        r_subset=dict(zip(SUBSETS, r, strict=True)),
+        r_behaviour=behaviour,
+        noise_floor=(min(1.0, (band.rank - 1) / max(1, band.pairs - 1))) ** 0.5,
+        adjusted_r2=1 - (1 - share[-1]) * (band.pairs - 1) / freedom,
+        own=dict(zip("abc", share[:3], strict=True)),
+        unique=dict(zip("abc", unique, strict=True)),
+        sse=whole,
+        tss=tss,
+        mean=mean,
+        a=a,
+        b=b,
+        c=c,
+        pairs=band.pairs,
+        rank=band.rank,
+        method=method,
+    )
+
+
+def canonical(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same sum with c of zero mean and zero slope, b of zero mean, and a taking the rest."""
+    n = c.shape[-1]
+    index = torch.arange(n, dtype=c.dtype, device=c.device)
+    centred = index - index.mean()
+    slope = ((c * centred).sum(-1) / centred.square().sum())[..., None]
+    # Taking s·j out of c means adding -s·d to a and s·i to b: s·j = s·i - s·d.
+    c = c - slope * index
+    b = b + slope * index
+    a = a - slope * index[: a.shape[-1]]
+    constant = c.mean(-1, keepdim=True) + b.mean(-1, keepdim=True)
+    return a + constant, b - b.mean(-1, keepdim=True), c - c.mean(-1, keepdim=True)
+
+
+def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Tensor | None) -> Logits:
+    heads, _, d = q.shape
+    groups = heads // k.shape[0]
+    centred = softcap is None and bias is None
+
+    def logits(i0: int, i1: int, j0: int, j1: int) -> Tensor:
+        block = q[:, i0:i1].reshape(k.shape[0], groups * (i1 - i0), d) @ k[:, j0:j1].mT
+        block = block.view(heads, i1 - i0, j1 - j0)
+        if centred:
+            return block
+        block = block * scale
+        if softcap is not None:
+            block = softcap * torch.tanh(block / softcap)
+        if bias is not None:
+            block = block + bias[:, i0:i1, j0:j1].to(block.dtype)
+        return block.double()  # not centred: in float32 the sums of squares would cancel
+
+    return logits
+
+
+def _check(
+    q: Tensor, k: Tensor, window: int | None, skip: int, min_distance: int, padding: tuple[int, int]
+) -> tuple[int, int]:
+    if q.ndim != 3 or k.ndim != 3:
+        raise MeasureError(f"q and k must be (heads, n, d), not {tuple(q.shape)} and {tuple(k.shape)}")
+    if q.shape[1:] != k.shape[1:]:
+        raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree in tokens and dimension")
+    if k.shape[0] == 0 or q.shape[0] % k.shape[0]:
+        raise MeasureError(f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly")
+    if min(skip, min_distance, *padding) < 0:
+        raise MeasureError(f"skip={skip}, min_distance={min_distance} and padding={padding} must not be negative")
+    n = q.shape[1] - sum(padding) - skip - min_distance
+    if n < 4:
+        cut = {"skip": skip, "min_distance": min_distance, "padding": sum(padding)}
+        less = "".join(f", less {name}={value}" for name, value in cut.items() if value)
+        raise MeasureError(f"{q.shape[1]} tokens{less} are too few: at least 4 must be left")
+    if window is not None and window - min_distance < 3:
+        raise MeasureError(f"window={window} leaves {window - min_distance} distances: at least 3 are needed")
+    return q.shape[0], q.shape[1]
+
+
+@dataclass(frozen=True)
+class SharedCurve:
+    """A head's common distance curve.
+
+    Attributes:
+        a: The curve, ``(heads, width)``.
+        r: Correlation of each document's logits with the common curve and its own b and c, ``(documents, heads)``.
+        r_separate: The same with each document's own curve, ``(documents, heads)``.
+        r_pooled: Correlation over the logits of all documents at once, around their common mean, ``(heads,)``.
+    """
+
+    a: Tensor
+    r: Tensor
+    r_separate: Tensor
+    r_pooled: Tensor
+
+
+def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, mean: Tensor, *, n: int) -> SharedCurve:
+    """Fit one ``a`` per head over many documents, with ``b`` and ``c`` of each document's own, exactly.
+
+    Least squares is linear in the logits, and documents of one length have the same normal equations, so the common
+    curve is the mean of the separate ones. A document's error grows by what of the difference ``a_t - a`` its own b and
+    c cannot take over, which is again a least-squares fit, of a matrix known in closed form.
+
+    Args:
+        a: Each document's own curve in the canonical gauge, ``(documents, heads, width)``.
+        sse: Each document's sum of squared errors, ``(documents, heads)``.
+        tss: Each document's sum of squares around its mean, ``(documents, heads)``.
+        mean: Each document's mean logit, ``(documents, heads)``.
+        n: Queries (and keys) of every document.
+
+    Raises:
+        MeasureError: If there are fewer than two documents or shapes do not agree.
+    """
+    if a.ndim != 3 or a.shape[0] < 2 or any(x.shape != a.shape[:2] for x in (sse, tss, mean)):
+        raise MeasureError(
+            f"curves {tuple(a.shape)}, errors {tuple(sse.shape)}, totals {tuple(tss.shape)} and means "
+            f"{tuple(mean.shape)} must be of two or more documents and the same heads"
+        )
+    documents, heads, width = a.shape
+    a = a.double()
+    common = a.mean(0)
+    band = Band(n, width, a.device)
+    offset = torch.zeros(documents * heads, sum(band.sizes), dtype=torch.float64, device=a.device)
+    band.unpack(offset)[0].copy_((a - common).view(-1, width))
+    nothing = Margins(band, torch.zeros_like(offset), torch.zeros(documents * heads).to(offset))
+    error = sse.double() + fit_subsets(nothing, offset).sse[SUBSETS.index("bc")].view(documents, heads)
+    total = tss.double()
+    between = band.pairs * (mean.double() - mean.double().mean(0)).square()
+    return SharedCurve(
+        a=common,
+        r=(1 - error / total).clamp(0, 1).sqrt(),
+        r_separate=(1 - sse.double() / total).clamp(0, 1).sqrt(),
+        r_pooled=(1 - error.sum(0) / (total + between).sum(0)).clamp(0, 1).sqrt(),
+    )

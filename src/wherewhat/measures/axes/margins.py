@@ -1,0 +1,217 @@
+"""Sums of logits along distances, queries and keys: in linear time, or in blocks for any logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wherewhat.measures.axes.solver import Band, Margins
+from wherewhat.numerics import has_triton
+
+Logits = Callable[[int, int, int, int], Tensor]
+"""``logits(i0, i1, j0, j1)``: rows i0…i1 and columns j0…j1 of the matrix, ``(heads, …, …)``, a new tensor."""
+
+
+def blocked_margins(logits: Logits, heads: int, n: int, width: int, *, device: torch.device, block: int) -> Margins:
+    """Margins of a matrix that is made a block at a time.
+
+    Args:
+        logits: Makes a block.
+        heads: Number of matrices.
+        n: Side of the triangle.
+        width: Number of distances.
+        device: Where the blocks are.
+        block: Rows of a block.
+    """
+    band = Band(n, width, device)
+    sums = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=device)
+    by_distance, by_query, by_key = band.unpack(sums)
+    squares = torch.zeros(heads, dtype=torch.float64, device=device)
+    for i0 in range(0, n, block):
+        i1 = min(n, i0 + block)
+        j0 = max(0, i0 - width + 1)
+        w = logits(i0, i1, j0, i1).tril_(i0 - j0)
+        if i1 - j0 > width:
+            w.triu_(i0 - j0 - width + 1)
+        by_query[:, i0:i1] = w.sum(-1)
+        by_key[:, j0:i1] += w.sum(-2)
+        diagonals = _diagonal_sums(w)  # from distance i1-1-j0 down to i0-(i1-1)
+        largest = i1 - 1 - j0
+        kept = diagonals.flip(-1)[:, i1 - 1 - i0 :]  # distances 0 … largest
+        by_distance[:, : min(width, largest + 1)] += kept[:, :width]
+        squares += w.square_().sum((-1, -2))
+    return Margins(band, sums, squares)
+
+
+def _diagonal_sums(w: Tensor) -> Tensor:
+    """Sums along diagonals of ``(heads, rows, columns)``, from the lower left corner to the upper right.
+
+    A row more of padding per line makes each diagonal of the matrix a column of its storage.
+    """
+    heads, rows, columns = w.shape
+    padded = torch.nn.functional.pad(w.flip(1), (0, rows))
+    skewed = padded.reshape(heads, -1)[:, : rows * (rows + columns - 1)].view(heads, rows, rows + columns - 1)
+    return skewed.sum(1)
+
+
+_SLICE = {"cpu": 2**21, "cuda": 2**27}
+"""Entries of q worked on at a time: on a CPU what its caches hold, on a GPU what its memory spares."""
+
+_SPECTRUM = {"cpu": 2**19, "cuda": 2**28}
+"""Complex numbers of Fourier transforms held at a time, likewise."""
+
+
+def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) -> tuple[Margins, Tensor, Tensor]:
+    """Margins of ``q_i · k_j`` on a causal band, around the means of queries and keys.
+
+    ``q_i · k_j = (q_i - q̄) · (k_j - k̄) + q_i · k̄ + q̄ · (k_j - k̄)``: the last two are a query and a key term, known
+    exactly. Keeping them apart keeps the sums of squares from cancelling, which in trained models they otherwise do.
+
+    Args:
+        q: Queries, ``(heads, n, d)``.
+        k: Keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
+        width: Number of distances.
+        dtype: Type to multiply in, float32 or float64. Sums are kept in float64.
+
+    Returns:
+        Margins of the centred product over ``heads``, the query terms and the key terms, both ``(heads, n)``.
+        Time O(n d (d + log n)), memory O(n d).
+    """
+    heads, n, d = q.shape
+    groups = heads // k.shape[0]
+    band = Band(n, width, q.device)
+    step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
+    found = []
+    if width == n and _has_kernels(q):
+        from wherewhat.measures.axes.cuda import triangle_margins
+
+        length = fft_length(2 * n - 1)
+        sums, squares, rows, columns = triangle_margins(q.reshape(k.shape[0], groups, n, d), k, length)
+        return Margins(band, sums, squares), rows, columns
+    for start in range(0, k.shape[0], step):
+        some_k = k[start : start + step].to(dtype).contiguous()
+        some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
+        found.append(_centred_margins(some_q, some_k, width))
+    sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Margins(band, sums, squares), rows, columns
+
+
+def _has_kernels(q: Tensor) -> bool:
+    """Whether ``q`` is on a GPU, of a kind the kernels take, and long enough to be worth starting them."""
+    if q.numel() < 2**22 or not has_triton(q.device):
+        return False
+    from wherewhat.measures.axes.cuda import applies
+
+    return applies(q)
+
+
+def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Packed sums, sum of squares, query terms and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
+    kv, groups, n, _ = q.shape
+    q, k, query_terms, key_terms = centre(q, k)
+    rows, columns, squares = _triangle(q, k)
+    if width < n:
+        # A band is the triangle without the smaller triangle of its far pairs.
+        far_rows, far_columns, far_squares = _triangle(q[:, :, width:], k[:, : n - width])
+        rows[..., width:] -= far_rows
+        columns[..., : n - width] -= far_columns
+        squares = squares - far_squares
+    sums = Band.pack(diagonal_sums(q, k, width), rows, columns)
+    return sums.view(kv * groups, -1), squares.view(-1), query_terms, key_terms
+
+
+def centre(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries ``(kv, groups, n, d)`` and keys ``(kv, n, d)`` around their means, and the terms this takes out.
+
+    Returns:
+        Centred queries and keys, query terms and key terms, the last two ``(kv · groups, n)`` float64.
+    """
+    kv, groups, n, d = q.shape
+    mean_q, mean_k = q.mean(-2, keepdim=True), k.mean(-2, keepdim=True)
+    query_terms = (q.view(kv, -1, d) @ mean_k.mT).view(-1, n)
+    q, k = q - mean_q, k - mean_k
+    key_terms = (mean_q.view(kv, groups, d) @ k.mT).view(-1, n)
+    return q, k, query_terms.double(), key_terms.double()
+
+
+def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row sums, column sums ``(kv, groups, n)`` and sum of squares ``(kv, groups)`` of the causal triangle.
+
+    Args:
+        q: ``(kv, groups, n, d)``.
+        k: ``(kv, n, d)``.
+    """
+    kv, groups, n, d = q.shape
+    size = min(n, max(64, d))
+    chunks = -(-n // size)
+    if spare := chunks * size - n:
+        q, k = pad(q, (0, 0, 0, spare)), pad(k, (0, 0, 0, spare))  # zeros add nothing to any sum
+    # Heads that share keys stand side by side, so that no product has to repeat its keys.
+    q = q.view(kv, groups, chunks, size, d).transpose(1, 2).reshape(kv, chunks, groups * size, d)
+    k = k.view(kv, chunks, size, d)
+    inside = (q @ k.mT).view(kv, chunks, groups, size, size).tril_()
+    rows, columns = inside.sum(-1).double(), inside.sum(-2).double()  # (kv, chunks, groups, size)
+    squares = _dot(inside, inside)
+    del inside
+    keys = k.sum(-2).double()
+    before = keys.cumsum(1) - keys  # (kv, chunks, d): keys of earlier chunks
+    rows += (q @ before.to(q.dtype)[..., None]).view(rows.shape)
+    queries = q.view(kv, chunks, groups, size, d).sum(-2).double()
+    after = queries.sum(1, keepdim=True) - queries.cumsum(1)  # (kv, chunks, groups, d): queries of later chunks
+    columns += (k @ after.to(k.dtype).mT).mT
+    gram = k.mT @ k
+    gram = gram.cumsum(1) - gram  # (kv, chunks, d, d): Gram matrix of the keys of earlier chunks
+    grouped = (kv, chunks, groups, size, d)
+    squares = squares + _dot((q @ gram).view(grouped), q.view(grouped))
+    flat = (kv, groups, chunks * size)
+    rows, columns = (x.transpose(1, 2).reshape(flat)[..., :n] for x in (rows, columns))
+    return rows, columns, squares
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Sum of products of ``(kv, chunks, groups, …)``, one chunk at a time and then in float64, ``(kv, groups)``."""
+    products: Tensor = torch.linalg.vecdot(x.flatten(3), y.flatten(3))
+    return products.double().sum(1)
+
+
+def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """``Σ_j q[j + d] · k[j]`` for every distance d below ``width``, ``(kv, groups, width)`` float64.
+
+    Two real dimensions make one complex one, ``Re(z_q z̄_k)`` being their dot product: half the transforms.
+
+    Args:
+        q: ``(kv, groups, n, d)``.
+        k: ``(kv, n, d)``.
+        width: Number of distances.
+    """
+    kv, groups, n, d = q.shape
+    length = fft_length(n + width - 1)
+    if d % 2:
+        q, k = pad(q, (0, 1)), pad(k, (0, 1))
+    step = 2 * max(1, _SPECTRUM.get(q.device.type, 2**24) // (kv * (groups + 1) * length))
+    product: Tensor | float = 0.0
+    for start in range(0, d, step):
+        spectrum_k = _spectrum(k[..., start : start + step], length).conj_physical_()  # (kv, planes, length)
+        spectrum_q = _spectrum(q[..., start : start + step], length)  # (kv, groups, planes, length)
+        product = product + spectrum_q.mul_(spectrum_k[:, None]).sum(2)
+    sums: Tensor = torch.fft.ifft(product)[..., :width].real.double()
+    return sums
+
+
+def _spectrum(x: Tensor, length: int) -> Tensor:
+    """Fourier transform over tokens of ``(..., n, d)``, padded to ``length``, ``(..., planes, length)``."""
+    n, d = x.shape[-2:]
+    dtype = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+    padded = torch.zeros(*x.shape[:-2], d // 2, length, dtype=dtype, device=x.device)
+    padded[..., :n] = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).transpose(-1, -2)
+    spectrum: Tensor = torch.fft.fft(padded)
+    return spectrum
+
+
+def fft_length(least: int) -> int:
+    """Smallest 2^a, 3·2^a or 5·2^a that is long enough: lengths FFTs are fast at."""
+    power = 1 << max(0, (least - 1).bit_length())
+    return min(x for x in (power, 5 * power // 8, 3 * power // 4) if x >= least)

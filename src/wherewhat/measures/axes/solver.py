@@ -1,0 +1,376 @@
+"""Solve the normal equations of the three-axis fit over a band or any mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wherewhat.numerics import has_triton
+
+
+@dataclass(frozen=True)
+class Band:
+    """Pairs ``(i, j)`` with ``0 ≤ i - j < width`` and ``0 ≤ j ≤ i < n``.
+
+    Attributes:
+        n: Number of queries, and of keys.
+        width: Number of distances; n for the whole causal triangle.
+        device: Where the sums are computed.
+    """
+
+    n: int
+    width: int
+    device: torch.device
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Number of distances, queries and keys: how values of the three axes are packed into one vector."""
+        return self.width, self.n, self.n
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Pairs at each distance, of each query and of each key, packed, ``(size,)`` float64."""
+        by_distance = self.n - torch.arange(self.width, device=self.device, dtype=torch.float64)
+        by_query = torch.arange(1, self.n + 1, device=self.device, dtype=torch.float64).clamp_max(self.width)
+        return self.pack(by_distance, by_query, by_query.flip(0))
+
+    @staticmethod
+    def pack(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Values by distance, query and key as one vector ``(..., size)``."""
+        return torch.cat([a, b, c], -1)
+
+    def unpack(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values by distance ``(..., width)``, query ``(..., n)`` and key ``(..., n)``."""
+        w, n = self.width, self.n
+        return packed[..., :w], packed[..., w : w + n], packed[..., w + n :]
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs."""
+        return self.width * self.n - self.width * (self.width - 1) // 2
+
+    @property
+    def rank(self) -> int:
+        """Free parameters of a + b + c: two constants and a ramp are counted twice among them."""
+        return 2 * self.n + self.width - 3
+
+    def normal(self, packed: Tensor) -> Tensor:
+        """Sums of ``a[i-j] + b[i] + c[j]`` along diagonals, rows and columns: the normal matrix times (a, b, c).
+
+        Args:
+            packed: Values by distance, query and key, ``(..., size)``.
+
+        Returns:
+            The sums, packed likewise, in time O(n).
+        """
+        w, n = self.width, self.n
+        a, b, c = self.unpack(packed)
+        sum_a, sum_b, sum_c = a.cumsum(-1), b.cumsum(-1), c.cumsum(-1)
+        out = packed * self.counts.to(packed.dtype)
+        diagonals, rows, columns = self.unpack(out)
+        tail_b = sum_b[..., -1:] - sum_b
+        tail_b += b  # Σ_{i ≥ d} b
+        diagonals += tail_b[..., :w]
+        diagonals += sum_c.flip(-1)[..., :w]
+        # Distances a query sees are 0 … min(i, w-1); a key is seen at the same ones counted from the end.
+        rows[..., :w] += sum_a
+        columns[..., n - w :] += sum_a.flip(-1)
+        rows += sum_c
+        columns += tail_b
+        if w < n:
+            rows[..., w:] += sum_a[..., -1:] - sum_c[..., : n - w]
+            columns[..., : n - w] += sum_a[..., -1:] - tail_b[..., w:]
+        return out
+
+
+class Triangle:
+    """Operators on functions of one coordinate of the simplex, ``(..., n)`` float64."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self._kernels = n >= 4096 and has_triton(device)
+        t = torch.arange(n, dtype=torch.float64, device=device)
+        self.weight = n - t
+        self.pairs = n * (n + 1) // 2
+        self._flow = t * (n - t) * (n + 1 - t)
+        self._before = t * (2 * n + 1 - t) / 2  # Σ weight of smaller values
+        x = t[:-1]
+        self._weight_1 = (x + 1) * (n - 1 - x) * (n - x)
+        self._flow_1 = x * (x + 1) * (n - 1 - x) * (n - x) * (n + 1 - x)
+
+    def explained_by_pair(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squares that the best terms of two coordinates explain, ``(...)``, from the matrix's means at each value.
+
+        The terms are ``f = (1 + 1/L) h`` with ``h = x - P y``, and ``y - P f``. Together they explain
+        ``⟨y, y⟩ + ⟨h, f⟩``, and ``⟨h, h/L⟩`` is a sum over the flow of h: one cumulative sum, no terms.
+        """
+        h = x - self.expect(y)
+        through = self._sum(h, weighted=True)
+        excess = through[..., -1:] / self.pairs  # the mean of h, zero but for rounding of x and y
+        through = through[..., :-1] - excess * self._before[1:]
+        return self.dot(y, y) + self.dot(h, h - excess) + through.square() @ self._flow[1:].reciprocal()
+
+    def triple(self, means: Tensor) -> Tensor:
+        """Best terms of all three coordinates, from the matrix's means at each value of them, ``(3, ..., n)``."""
+        centred = self._centre(means)
+        total = centred.sum(0)
+        # (1 + 2P) applied to the sum of the terms gives the sum of the means.
+        both = total + 4 * self._inverse_3(total)
+        both = both - 2 * self.expect(both)
+        part = self._plus_inverse(centred - self.expect(both))
+        # Constants were left out of all of this; a third of the mean goes to each axis.
+        return self._centre(part + self.expect(part)) + self.mean(means).mean(0) / 3
+
+    def expect(self, f: Tensor) -> Tensor:
+        """P: mean of ``f`` of one coordinate given each value of another."""
+        if self._kernels:
+            from wherewhat.measures.axes.cuda import cumulative_sum
+
+            return cumulative_sum(f, mean=True)
+        return f.cumsum(-1).flip(-1) / self.weight
+
+    def _sum(self, f: Tensor, *, weighted: bool = False) -> Tensor:
+        """Sum of ``f``, or of ``weight · f``, up to each value."""
+        if self._kernels:
+            from wherewhat.measures.axes.cuda import cumulative_sum
+
+            return cumulative_sum(f, weighted=weighted)
+        return (f * self.weight if weighted else f).cumsum(-1)
+
+    def dot(self, f: Tensor, g: Tensor) -> Tensor:
+        """Sum of ``f · g`` over the triangle, ``(...)``."""
+        return (f * g) @ self.weight
+
+    def mean(self, f: Tensor) -> Tensor:
+        """Mean of ``f`` over the triangle, ``(..., 1)``."""
+        return (f * self.weight).sum(-1, keepdim=True) / self.pairs
+
+    def _centre(self, f: Tensor) -> Tensor:
+        return f - self.mean(f)
+
+    def _plus_inverse(self, h: Tensor) -> Tensor:
+        """``(1 + 1/L) h`` without constants: ``w L y (t) = flow(t) ∇y(t) - flow(t+1) ∇y(t+1)``."""
+        h = self._centre(h)
+        step = -self._sum(h, weighted=True)[..., :-1] / self._flow[1:]
+        return self._centre(h + pad(self._sum(step), (1, 0)))
+
+    def _inverse_3(self, g: Tensor) -> Tensor:
+        """``(L - 3)⁻¹ g`` without constants and without the linear part, which L - 3 sends to zero.
+
+        A difference turns L - 3 into the operator of the same kind one degree lower, which cumulative sums invert.
+        """
+        slope = self._centre_1(g[..., 1:] - g[..., :-1])
+        bend = -self._sum(self._weight_1 * slope)[..., :-1] / self._flow_1[1:]
+        slope = self._centre_1(pad(self._sum(bend), (1, 0)))
+        return self._centre(pad(self._sum(slope), (1, 0)))
+
+    def _centre_1(self, u: Tensor) -> Tensor:
+        return u - (u * self._weight_1).sum(-1, keepdim=True) / self._weight_1.sum()
+
+
+def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: float = 1e-12) -> Tensor:
+    """Terms of the best additive approximation.
+
+    Preconditioned with the counts, the normal matrix is the identity plus something smooth: the number of iterations
+    grows with how many times the band's width goes into n, about seven for each, and hardly with n otherwise.
+
+    Args:
+        band: The pairs looked at.
+        sums: Sums of the matrices along diagonals, rows and columns, packed, ``(heads, size)`` float64.
+        subset: Axes to use.
+        tolerance: Relative residual of the normal equations to stop at.
+
+    Returns:
+        The terms, packed, ``(heads, size)``.
+
+    Raises:
+        ArithmeticError: If it does not converge, which finite sums never showed.
+    """
+    mask = torch.cat([torch.full((m,), float(x in subset)) for x, m in zip("abc", band.sizes, strict=True)]).to(sums)
+    inverse = mask / band.counts
+    # Row, column and diagonal sums share a total and a first moment. Where rounding makes them differ, the singular
+    # normal equations have no solution, and the iteration would follow the difference to infinity.
+    basis = _null_basis(band, subset)
+    residual = sums * mask
+    residual = residual - (residual @ basis) @ basis.T
+    terms = torch.zeros_like(residual)
+    direction = residual * inverse
+    energy = (residual * direction).sum(-1, keepdim=True)
+    goal = energy * tolerance**2
+    most = 200 + 20 * (band.n // band.width)
+    for _ in range(most):
+        active = energy > goal
+        if not bool(active.any()):
+            return terms
+        image = band.normal(direction) * mask
+        # What has converged stands still: below rounding, its next step would be noise divided by noise.
+        step = torch.where(active, energy / (direction * image).sum(-1, keepdim=True), 0)
+        terms.addcmul_(direction, step)
+        residual = torch.addcmul(residual, image, step, value=-1)
+        z = residual * inverse
+        fresh = (residual * z).sum(-1, keepdim=True)
+        direction = torch.addcmul(z, direction, torch.where(active, fresh / energy, 0))
+        energy = torch.where(active, fresh, energy)
+    raise ArithmeticError(f"least squares on {band.n} tokens did not converge in {most} iterations")
+
+
+def _null_basis(band: Band, subset: str) -> Tensor:
+    """Orthonormal packed terms of the subset whose sum is zero everywhere, ``(size, count)``."""
+    d, i = (torch.arange(m, dtype=torch.float64, device=band.device) for m in (band.width, band.n))
+    a, b = torch.ones_like(d), torch.ones_like(i)
+    vectors = []
+    if "a" in subset and "b" in subset:
+        vectors.append(band.pack(a, -b, 0 * b))
+    if "a" in subset and "c" in subset:
+        vectors.append(band.pack(a, 0 * b, -b))
+    if subset == "bc":
+        vectors.append(band.pack(0 * a, b, -b))
+    if subset == "abc":
+        middle = (band.n - 1) / 2
+        vectors.append(band.pack(d, middle - i, i - middle))
+    if not vectors:
+        return torch.zeros(sum(band.sizes), 0, dtype=torch.float64, device=band.device)
+    basis: Tensor = torch.linalg.qr(torch.stack(vectors, -1))[0]
+    return basis
+
+
+SUBSETS = ("a", "b", "c", "ab", "ac", "bc", "abc")
+_PAIRS = ("ab", "ac", "bc")
+
+
+@dataclass(frozen=True)
+class Margins:
+    """All that least squares needs to know of a matrix of logits: its sums and the sum of its squares.
+
+    Attributes:
+        band: Where the matrix is looked at.
+        sums: Sums along diagonals, rows and columns, packed as :meth:`Band.pack` does, ``(heads, size)`` float64.
+        squares: Sum of squares, ``(heads,)`` float64.
+    """
+
+    band: Band
+    sums: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True)
+class SubsetFits:
+    """Least squares for every subset of the axes.
+
+    Attributes:
+        sse: Sum of squared errors of every subset, in the order of :data:`SUBSETS`, ``(subsets, heads)``.
+        tss: Sum of squares around the mean, ``(heads,)``.
+        mean: Mean of the matrix, ``(heads,)``.
+        reach: Squares of all that was added up to the matrix, ``(heads,)``: what rounding is relative to.
+        terms: Best terms of all three axes by distance, query and key.
+    """
+
+    sse: Tensor
+    tss: Tensor
+    mean: Tensor
+    reach: Tensor
+    terms: tuple[Tensor, Tensor, Tensor]
+
+
+def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
+    """Fit a matrix that is the sum of one with known margins and a known additive one.
+
+    In closed form on the whole triangle, by conjugate gradients on a band.
+
+    Args:
+        margins: Margins of the first matrix.
+        offset: Terms of the second, packed, ``(heads, size)``. They are kept apart because they would only cancel:
+            an axis of a subset absorbs its own offset, so only those of the other axes are left to be explained.
+    """
+    whole = margins.band.width == margins.band.n
+    return _fit_triangle(margins, offset) if whole else _fit_band(margins, offset)
+
+
+def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
+    band = margins.band
+    triangle = _triangle(band.n, band.device)
+    (a, b, c), (offset_a, offset_b, offset_c) = band.unpack(margins.sums), band.unpack(offset)
+    # On the simplex queries are counted from the end, and the three axes are alike: (3, heads, n).
+    means = torch.stack([a, b.flip(-1), c]) / triangle.weight
+    offsets = torch.stack([offset_a, offset_b.flip(-1), offset_c])
+    mean = (triangle.mean(means[0]) + triangle.mean(offsets).sum(0))[:, 0]
+    offsets[1] -= mean[:, None]
+    expected = triangle.expect(offsets)
+    # Offsets with one another and with the matrix: all that the squares of a subset need.
+    own = triangle.dot(offsets, offsets + 2 * means)
+    mixed = 2 * triangle.dot(_chosen(offsets, (0, 0, 1)), _chosen(expected, (1, 2, 2)))
+    squares = margins.squares + _left_out(band.device) @ torch.cat([own, mixed])
+    # What a pair of axes sees: its own means, and those of the offset of the axis left out.
+    left = expected.flip(0)
+    x, y = _chosen(means, (0, 0, 1)) + left, _chosen(means, (1, 2, 2)) + left
+    alone = torch.stack([x[0], x[2], y[1]]) + expected.roll(-1, 0)
+    terms = triangle.triple(means)
+    whole = triangle.dot(terms, means).sum(0, keepdim=True)
+    explained = torch.cat([triangle.dot(alone, alone), triangle.explained_by_pair(x, y), whole])
+    terms += offsets
+    terms[1] += mean[:, None]
+    return SubsetFits(
+        # At least squares the fit is orthogonal to the error: SSE is what the fit does not explain.
+        sse=(squares[1:] - explained).clamp_min_(0),
+        tss=squares[0].clamp_min(0),
+        mean=mean,
+        reach=margins.squares + triangle.dot(offsets, offsets).sum(0) + mean.square() * band.pairs,
+        terms=(terms[0], terms[1].flip(-1), terms[2]),
+    )
+
+
+@lru_cache(maxsize=1)
+@torch.inference_mode(False)  # what is kept must serve outside of it too
+def _triangle(n: int, device: torch.device) -> Triangle:
+    """The operators of the last size asked for: layer after layer of a text asks for the same."""
+    return Triangle(n, device)
+
+
+@lru_cache(maxsize=4)
+@torch.inference_mode(False)
+def _left_out(device: torch.device) -> Tensor:
+    """Which products of two offsets the squares of a subset hold, those of the axes it leaves out, float64.
+
+    A row for no axis and for each of :data:`SUBSETS`, a column for each axis with itself and each of the pairs.
+    """
+    products = ("a", "b", "c", *_PAIRS)
+    rows = [[float(not set(product) & set(subset)) for product in products] for subset in ("", *SUBSETS)]
+    return torch.tensor(rows, dtype=torch.float64, device=device)
+
+
+def _chosen(x: Tensor, indices: Iterable[int]) -> Tensor:
+    """``x[indices]`` without an index tensor, which a GPU would have to be sent."""
+    return torch.stack([x[index] for index in indices])
+
+
+def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
+    band = margins.band
+    a, b, c = band.unpack(offset)
+    reach = margins.squares + offset.square() @ band.counts
+    nothing_a, nothing = torch.zeros_like(a), torch.zeros_like(b)
+    mean = band.unpack(margins.sums + band.normal(offset))[1].sum(-1) / band.pairs
+    parts = {
+        "a": band.pack(a, nothing, nothing),
+        "b": band.pack(nothing_a, b - mean[:, None], nothing),
+        "c": band.pack(nothing_a, nothing, c),
+    }
+    sse, terms = [], margins.sums
+    tss = margins.squares
+    for subset in ("", *SUBSETS):
+        left = sum((part for axis, part in parts.items() if axis not in subset), torch.zeros_like(offset))
+        sums = margins.sums + band.normal(left)
+        squares = margins.squares + (left * (margins.sums + sums)).sum(-1)
+        if subset:
+            terms = conjugate_gradients(band, sums, subset)
+            # The quadratic form itself: its error is quadratic in that of the iteration.
+            rest = 2 * sums - band.normal(terms)
+            sse.append((squares - (terms * rest).sum(-1)).clamp_min(0))
+        else:
+            tss = squares.clamp_min(0)
+    terms = terms + sum(parts.values(), torch.zeros_like(offset))
+    a, b, c = band.unpack(terms)
+    return SubsetFits(sse=torch.stack(sse), tss=tss, mean=mean, reach=reach, terms=(a, b + mean[:, None], c))

@@ -1,0 +1,1 @@
+"""Controlled distance: logits recomputed at dummy distances."""

@@ -1,0 +1,318 @@
+"""Controlled distance: logits recomputed at dummy distances, as ``f(q, d) + g(q, k)``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import MeasureError
+from wherewhat.measures.statistics import centred_ranks, cosine
+
+
+def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
+    """``x`` ``(..., d)`` with every plane turned by its angle at ``positions`` ``(...)``, not rescaled; float64.
+
+    The angle is a float64 product, unlike the model's own: a distance may be far beyond the text, where float32
+    would round it visibly.
+    """
+    return turn_planes(
+        x, positions.double()[..., None] * rotation.inv_freq.to(positions.device, torch.float64), rotation
+    )
+
+
+def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
+    """``x`` ``(..., d)`` with plane f turned by ``angles[..., f]``, broadcast over the leading dimensions; float64."""
+    left, right = _sides(rotation)
+    out = x.double() + torch.zeros_like(angles[..., :1])  # a copy of the broadcast shape
+    u, v = out[..., left], out[..., right]
+    cos, sin = angles.cos(), angles.sin()
+    out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
+    return out
+
+
+def _sides(rotation: Rotation) -> tuple[slice, slice]:
+    """First and second dimension of every plane, as slices: several times faster than indices."""
+    step = 2 if rotation.pairing == "interleaved" else 1
+    left, right = (slice(start, start + step * rotation.planes, step) for start in rotation.pairs[0].tolist())
+    return left, right
+
+
+def as_they_meet(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
+    """Queries ``(..., d)`` with every factor of the logit in them, so that turned queries times keys are logits.
+
+    The rotation rescales queries and keys by ``scaling`` each, in the rotated dimensions only.
+    """
+    out = q.double() * scale
+    rotated = rotation.pairs.flatten().to(q.device)
+    out[..., rotated] *= rotation.scaling**2
+    return out
+
+
+def scramble_phases(k: Tensor, rotation: Rotation, *, keep_mean: bool = False, seed: int = 0) -> Tensor:
+    """Keys before rotation with a random phase in every plane of every key; magnitudes are kept.
+
+    Args:
+        k: Keys, ``(kv_heads, m, d)``. Dimensions that are not rotated stay as they are.
+        rotation: Which dimensions form a plane.
+        keep_mean: Turn only what differs from the mean key, so that what all keys share stays.
+        seed: The phases depend on it and on the shape alone.
+    """
+    mean = k.double().mean(-2, keepdim=True) if keep_mean else torch.zeros_like(k[..., :1, :], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    phases = torch.rand(*k.shape[:-1], rotation.planes, generator=generator, dtype=torch.float64) * (2 * math.pi)
+    return mean + turn_planes(k - mean, phases.to(k.device), rotation)
+
+
+def additive_shares(turned: Tensor, curve: Tensor, centred: Tensor, energy: Tensor) -> dict[str, Tensor]:
+    """Shares of the two-way table's variance, ``(kv_heads, groups)``, from the Gram matrix of the keys.
+
+    With C the Gram matrix of the centred keys and w_d the turned queries, the key term's square is D·w̄ᵀCw̄, the
+    interaction's Σ_d (w_d − w̄)ᵀC(w_d − w̄), and the distance term's m·Σ_d (f_d − f̄)². All three are sums of squares,
+    so nothing cancels.
+
+    Args:
+        turned: Turned queries, ``(kv_heads, groups, distances, d)``.
+        curve: Mean over keys at each distance, ``(kv_heads, groups, distances)``.
+        centred: Keys around their mean, ``(kv_heads, m, d)``.
+        energy: Sum of squares of the keys themselves, ``(kv_heads,)``.
+    """
+    m, count = centred.shape[-2], turned.shape[-2]
+    gram = (centred.mT @ centred)[:, None]  # (kv_heads, 1, d, d)
+    mean = turned.mean(-2, keepdim=True)
+    around = turned - mean
+    interaction = ((around @ gram) * around).sum((-1, -2)).clamp_min(0)
+    by_key = count * ((mean @ gram) * mean).sum((-1, -2)).clamp_min(0)
+    by_distance = m * (curve - curve.mean(-1, keepdim=True)).square().sum(-1)
+    total = interaction + by_key + by_distance
+    # What rounding alone would leave of a constant table.
+    least = 1e-24 * turned.square().sum((-1, -2)) * energy[:, None]
+    divided = torch.where(total > least, total, torch.nan)
+    return {
+        "additive_share": (by_key + by_distance) / divided,
+        "distance_share": by_distance / divided,
+        "key_share": by_key / divided,
+        "key_constancy": by_key / torch.where(by_key + interaction > least, by_key + interaction, torch.nan),
+    }
+
+
+def spread(values: Tensor) -> Tensor:
+    """Standard deviation over the first dimension, leaving out NaN; NaN where fewer than two are left."""
+    around = (values - values.nanmean(0)).square()
+    count = around.isfinite().sum(0)
+    return torch.where(count > 1, around.nansum(0) / (count - 1).clamp_min(1), torch.nan).sqrt()
+
+
+FEWEST_KEYS = 3
+
+
+@dataclass(frozen=True)
+class ControlledDistance:
+    """What controlled distance shows of one layer, averaged over queries.
+
+    The *key profile* at distance d is ``L[·, d]`` around its mean over keys. The *key component* is the profile at the
+    real distances without the distance curve, ``L[k, d_k] - f(d_k)``; for an additive head all of them are the same.
+
+    Attributes:
+        distances: The dummy distances, ``(distances,)`` float64.
+        within: Which of them the shares are taken over, ``(distances,)`` bool.
+        queries: Indices of the queries, ``(queries,)``.
+        additive_share: 1 − ‖interaction‖² / ‖L − mean‖² of the table over keys and distances, ``(heads,)``.
+        additive_share_spread: Its standard deviation over queries, ``(heads,)``; NaN for one query.
+        distance_share: The part of the additive share that the distance curve has, ``(heads,)``.
+        key_share: The part that the keys have, ``(heads,)``.
+        key_constancy: Share of the variance between keys that does not depend on the distance, ``(heads,)``: the
+            additive share of the table without its distance curve, which flatters it where the curve is large.
+        curve: The distance curve f: mean over keys of the logit at each distance, ``(heads, distances)``.
+        drift: ‖profile − key component‖ / ‖key component‖, ``(heads, distances)``.
+        shape_drift: The same squared, after the best scale: 1 − cos², ``(heads, distances)``.
+        rank_correlation: Spearman correlation of the profile with the key component, ``(heads, distances)``.
+        logit_drift: As ``drift``, from the real logits with their distance curve, ``(heads, distances)``.
+        logit_rank_correlation: Spearman correlation of the profile with the real logits, ``(heads, distances)``.
+        rank_correlation_reference: Spearman correlation with the profile at ``reference``, ``(heads, distances)``.
+        reference: That distance.
+    """
+
+    distances: Tensor
+    within: Tensor
+    queries: Tensor
+    additive_share: Tensor
+    additive_share_spread: Tensor
+    distance_share: Tensor
+    key_share: Tensor
+    key_constancy: Tensor
+    curve: Tensor
+    drift: Tensor
+    shape_drift: Tensor
+    rank_correlation: Tensor
+    logit_drift: Tensor
+    logit_rank_correlation: Tensor
+    rank_correlation_reference: Tensor
+    reference: float
+
+
+def controlled_distance(
+    q: Tensor,
+    k: Tensor,
+    rotation: Rotation,
+    *,
+    distances: Sequence[float] | Tensor,
+    queries: Sequence[int] | Tensor,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    visible: Tensor | None = None,
+    within: float | None = None,
+    reference: float = 0.0,
+    block_mib: int = 64,
+) -> ControlledDistance:
+    """Give the keys of some queries dummy distances, and see what of the logits stays.
+
+    All in float64; time O(m d (d + distances) + m log m · distances) for each head and query with m keys, memory
+    O(heads · m) beyond the tensors given.
+
+    Args:
+        q: Queries before rotation, ``(heads, n, d)``.
+        k: Keys before rotation, ``(kv_heads, m, d)``; query head h reads key head ``h // (heads // kv_heads)``.
+        rotation: How the layer rotates them.
+        distances: Dummy distances, query position minus key position.
+        queries: Indices of the queries to look at, below n.
+        scale: Factor on the dot product.
+        positions: Position of every key, ``(m,)``; the last n are the queries'. Counted from 0 if not given.
+        visible: True where a query of ``queries`` may see a key, ``(queries, m)``. Causal if not given.
+        within: Shares are taken over distances up to this one; over all if not given.
+        reference: Distance whose profile ``rank_correlation_reference`` compares with.
+        block_mib: Memory for one block of profiles, in MiB.
+
+    Raises:
+        MeasureError: If shapes do not fit, a number is not finite, nothing rotates, or there is too little to compare.
+    """
+    grid = torch.as_tensor(distances, dtype=torch.float64, device=q.device).flatten()
+    chosen = torch.as_tensor(queries, dtype=torch.int64).flatten()
+    _check(q, k, rotation, grid, chosen, positions, visible)
+    kept = torch.ones_like(grid, dtype=torch.bool) if within is None else grid <= within
+    if int(kept.sum()) < 2:
+        raise MeasureError(f"{int(kept.sum())} of the distances are up to {within}: at least 2 are needed")
+    n, m = q.shape[1], k.shape[1]
+    places = torch.arange(m, device=q.device) if positions is None else positions.to(q.device)
+    places = places.double() - places[0].double()
+    found: dict[str, list[Tensor]] = {}
+    for row, i in enumerate(chosen.tolist()):
+        own = i + m - n
+        seen = torch.arange(m, device=q.device) <= own if visible is None else visible[row].to(q.device)
+        if int(seen.sum()) < FEWEST_KEYS:
+            raise MeasureError(f"query {i} sees {int(seen.sum())} keys: at least {FEWEST_KEYS} are needed")
+        keys = k[:, seen].double()
+        query = as_they_meet(q[:, i], rotation, scale).view(k.shape[0], -1, 1, q.shape[-1])
+        real = places[own] - places[seen]
+        numbers = _one_query(query, keys, real, rotation, grid, kept, reference, block_mib)
+        for name, values in numbers.items():
+            found.setdefault(name, []).append(values.flatten(0, 1))
+    shares = torch.stack(found["additive_share"])
+    means = {name: torch.stack(values).nanmean(0).cpu() for name, values in found.items()}
+    return ControlledDistance(
+        distances=grid.cpu(),
+        within=kept.cpu(),
+        queries=chosen,
+        additive_share_spread=spread(shares).cpu(),
+        reference=reference,
+        **means,
+    )
+
+
+def _one_query(
+    query: Tensor,
+    keys: Tensor,
+    real: Tensor,
+    rotation: Rotation,
+    grid: Tensor,
+    kept: Tensor,
+    reference: float,
+    block_mib: int,
+) -> dict[str, Tensor]:
+    """All numbers of one query, ``(kv_heads, groups)`` or ``(kv_heads, groups, distances)``.
+
+    Args:
+        query: The query, factors included, ``(kv_heads, groups, 1, d)``.
+        keys: The keys it sees, ``(kv_heads, m, d)``.
+        real: Their real distances, ``(m,)``.
+        rotation: How both are turned.
+        grid: Dummy distances, ``(distances,)``.
+        kept: Those that count for the shares, ``(distances,)``.
+        reference: Distance of the reference profile.
+        block_mib: Memory for a block of profiles.
+    """
+    mean_key = keys.mean(-2, keepdim=True)
+    centred = keys - mean_key
+    turned = turn(query, grid, rotation)  # (kv_heads, groups, distances, d)
+    curve = (turned * mean_key[:, None]).sum(-1)
+    numbers = additive_shares(turned[:, :, kept], curve[:, :, kept], centred, keys.square().sum((-1, -2)))
+    # A key turned back by its distance meets the unturned query as the key meets the turned query.
+    component = _profile(query, turn(centred, -real, rotation))
+    logits = component + _profile(query, turn(mean_key, -real, rotation))
+    component, logits = (x - x.mean(-1, keepdim=True) for x in (component, logits))
+    pinned = _profile(turn(query, grid.new_tensor([reference]), rotation), centred)
+    component_ranks, logit_ranks, pinned_ranks = (centred_ranks(x) for x in (component, logits, pinned))
+    block = max(1, block_mib * 2**20 // (8 * 6 * component.numel()))  # ranking holds about six copies
+    parts: list[dict[str, Tensor]] = []
+    for start in range(0, grid.numel(), block):
+        profile = _profile(turned[:, :, start : start + block], centred)  # (kv_heads, groups, some, m)
+        ranks = centred_ranks(profile)
+        parts.append(
+            {
+                "drift": _relative(profile - component, component),
+                "shape_drift": 1 - cosine(profile, component).square(),
+                "rank_correlation": cosine(ranks, component_ranks),
+                "logit_drift": _relative(profile - logits, logits),
+                "logit_rank_correlation": cosine(ranks, logit_ranks),
+                "rank_correlation_reference": cosine(ranks, pinned_ranks),
+            }
+        )
+    return numbers | {"curve": curve} | {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+
+
+def _profile(turned: Tensor, keys: Tensor) -> Tensor:
+    """Dot products of ``(kv_heads, groups, rows, d)`` and ``(kv_heads, m, d)``: ``(kv_heads, groups, rows, m)``."""
+    kv_heads, groups, rows, d = turned.shape
+    return (turned.reshape(kv_heads, groups * rows, d) @ keys.mT).view(kv_heads, groups, rows, -1)
+
+
+def _relative(difference: Tensor, target: Tensor) -> Tensor:
+    size = target.norm(dim=-1)
+    return torch.where(size > 0, difference.norm(dim=-1) / size, torch.nan)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    rotation: Rotation,
+    grid: Tensor,
+    chosen: Tensor,
+    positions: Tensor | None,
+    visible: Tensor | None,
+) -> None:
+    if q.ndim != 3 or k.ndim != 3:
+        raise MeasureError(f"q and k must be (heads, n, d), not {tuple(q.shape)} and {tuple(k.shape)}")
+    if q.shape[2] != k.shape[2] or q.shape[1] > k.shape[1]:
+        raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree in dimension, with a key per query")
+    if k.shape[0] == 0 or q.shape[0] == 0 or q.shape[0] % k.shape[0]:
+        raise MeasureError(f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly")
+    if rotation.offset + 2 * rotation.planes > q.shape[2]:
+        raise MeasureError(f"{rotation.planes} planes from dimension {rotation.offset} do not fit into {q.shape[2]}")
+    if not bool(rotation.inv_freq.any()):
+        raise MeasureError("no plane of the rotation turns: distance changes nothing")
+    if not bool(grid.isfinite().all()) or grid.numel() == 0 or bool(grid.min() == grid.max()):
+        raise MeasureError(f"distances {grid.tolist()} must be finite and at least 2 different ones")
+    n, m = q.shape[1], k.shape[1]
+    if chosen.numel() == 0 or int(chosen.min()) < 0 or int(chosen.max()) >= n:
+        raise MeasureError(f"queries {chosen.tolist()} must be at least one, each from 0 to {n - 1}")
+    if positions is not None and positions.shape != (m,):
+        raise MeasureError(f"positions {tuple(positions.shape)} must be one per key: ({m},)")
+    if visible is not None and visible.shape != (chosen.numel(), m):
+        raise MeasureError(f"visible {tuple(visible.shape)} must be (queries, keys): ({chosen.numel()}, {m})")
+    for name, x in (("q", q), ("k", k)):
+        if not bool(x.isfinite().all()):
+            raise MeasureError(f"{name} holds NaN or Inf ({x.dtype}): the model overflows; use float32 or bfloat16")

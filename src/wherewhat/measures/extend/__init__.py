@@ -1,0 +1,1 @@
+"""Loss and retrieval beyond the trained length, per length method."""

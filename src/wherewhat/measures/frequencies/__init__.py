@@ -1,0 +1,1 @@
+"""Which RoPE frequencies a head uses."""

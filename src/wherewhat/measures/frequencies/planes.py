@@ -1,0 +1,182 @@
+"""How much each RoPE plane contributes to a head's logits, and its own swap scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import MeasureError
+from wherewhat.measures.measurement import Curve, LayerScores
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.placement import places_before, query_logits
+from wherewhat.measures.swaps.scores import TAU, QueryLogits, score_swaps
+
+
+def plane_logits(attention: LayerAttention, query: int, keys: Tensor) -> Tensor:
+    """What each plane adds to the logits of one query, ``(heads, keys, planes)`` float64.
+
+    Dimensions that are not rotated are one more plane, the last. The sum over planes is ``scale · rot_q · rot_k``: the
+    logits before soft-cap and bias.
+    """
+    return torch.cat([partial_logits(attention, query, keys, dims) for dims in dimensions(attention)], -1)
+
+
+def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Tensor) -> Tensor:
+    """What groups of head dimensions add to the logits of one query, ``(heads, keys, groups)`` float64.
+
+    Args:
+        attention: One layer of a pass over one text.
+        query: Position of the query.
+        keys: Indices of the keys, ``(keys,)``.
+        dims: Head dimensions of each group, ``(groups, width)``.
+    """
+    dims = dims.to(attention.rot_q.device)
+    q = attention.rot_q[0, :, query].double()[:, dims]  # (heads, groups, width)
+    k = attention.rot_k[0][:, keys].double()[..., dims]  # (kv_heads, keys, groups, width)
+    shared = q.view(attention.kv_heads, -1, *q.shape[1:])
+    return torch.einsum("khpw,knpw->khnp", shared, k).flatten(0, 1) * attention.scale
+
+
+def dimensions(attention: LayerAttention) -> list[Tensor]:
+    """Head dimensions of the planes, ``(planes, 2)``, and of what is not rotated, ``(1, rest)``, if anything is."""
+    assert attention.rotation is not None
+    pairs = attention.rotation.pairs
+    turned = set(pairs.flatten().tolist())
+    rest = [x for x in range(attention.rot_q.shape[-1]) if x not in turned]
+    return [pairs, torch.tensor([rest])] if rest else [pairs]
+
+
+def frequency_ids(inv_freq: Tensor) -> Tensor:
+    """Rank of each plane by speed, ``(planes,)`` float64: 1 turns fastest."""
+    order = inv_freq.abs().argsort(descending=True, stable=True)
+    ids = torch.empty(len(inv_freq), dtype=torch.float64)
+    ids[order.cpu()] = torch.arange(1, len(inv_freq) + 1, dtype=torch.float64)
+    return ids
+
+
+def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
+    """Largest logit contribution of each rotated plane, ``(heads, planes)`` float64.
+
+    The largest absolute contribution over the keys before a query, mean over queries (arXiv 2511.11579).
+    """
+    assert attention.rotation is not None
+    pairs = attention.rotation.pairs
+    found = [
+        partial_logits(attention, query, places_before(attention, query), pairs).abs().amax(1) for query in queries
+    ]
+    return torch.stack(found).mean(0).cpu()
+
+
+def mean_frequency(use: Tensor, inv_freq: Tensor) -> Tensor:
+    """Mean frequency ID of each head, weighted by use ``(heads, planes)``: ``(heads,)``; NaN where nothing is used."""
+    total = use.sum(-1)
+    return torch.where(total > 0, use @ frequency_ids(inv_freq) / total.clamp_min(1e-300), torch.nan)
+
+
+_ENTRIES = 2**21
+"""Pairs of planes and keys held at a time, 32 bytes each."""
+
+
+@dataclass(frozen=True)
+class PlaneSwaps:
+    """Swap scores of single planes at one query.
+
+    Attributes:
+        s_pos: Positional score of each plane, ``(heads, planes)``; dimensions that do not rotate come last, as one.
+        s_sym: Symbolic score, ``(heads, planes)``.
+    """
+
+    s_pos: Tensor
+    s_sym: Tensor
+
+
+def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip: int = 0) -> PlaneSwaps:
+    """Positional and symbolic score of every plane of every head, each as if it were the whole head.
+
+    A plane's logits are what it adds to those of its head, before soft-cap and bias, which are not made of planes. Its
+    attention is their softmax over the keys before the query: the query's own key and sinks do not take part.
+
+    Args:
+        attention: One layer of a pass over one text without cache, with rotation, whose keys are made token by token.
+        query: Position of the query.
+        tau: Temperature of the weights of swaps.
+        skip: Leave the first so many keys where they are.
+
+    Raises:
+        MeasureError: If the layer does not rotate, τ is not positive, or the query sees fewer than two keys before it.
+    """
+    if tau <= 0:
+        raise MeasureError(f"tau={tau} must be positive: it divides the weights of swaps")
+    groups = plane_queries(attention, query, skip=skip)
+    found = [score_swaps(planes, taus=(tau,)) for planes in groups]
+    s_pos, s_sym = (
+        torch.cat([part.view(attention.heads, -1) for part in parts], 1)
+        for parts in zip(*((scores.s_pos, scores.s_sym) for scores in found), strict=True)
+    )
+    return PlaneSwaps(s_pos, s_sym)
+
+
+def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> Iterator[QueryLogits]:
+    """One query's planes as heads of their own: some planes at a time, then what is not rotated.
+
+    Each has ``heads · planes`` heads, those of one real head together. Summed over planes, ``contents · placed`` and
+    ``logits`` are those of :func:`~wherewhat.measures.swaps.placement.query_logits` before soft-cap and bias.
+    """
+    if attention.rotation is None:
+        raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes")
+    whole = query_logits(attention, query, skip=skip)
+    keys = places_before(attention, query, skip=skip)
+    step = max(1, _ENTRIES // (attention.heads * len(keys)))
+    for dims in (part for kind in dimensions(attention) for part in torch.split(kind, step)):
+        # (heads, keys, planes) with the planes moved to the heads
+        logits = partial_logits(attention, query, keys, dims).movedim(-1, 1).flatten(0, 1)
+        where = dims.to(whole.contents.device)
+        yield QueryLogits(
+            contents=whole.contents[..., where].movedim(2, 1).flatten(0, 1),
+            placed=whole.placed[..., where].movedim(2, 1).flatten(0, 1),
+            logits=logits,
+            weights=logits.softmax(-1),
+        )
+
+
+def rotates(attention: LayerAttention) -> bool:
+    """Whether a layer turns its queries and keys at all."""
+    return attention.rotation is not None and bool(attention.rotation.inv_freq.any())
+
+
+def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau: float, scored: bool) -> LayerScores:
+    """Numbers and curves of one layer that rotates, means over queries.
+
+    Args:
+        attention: One layer of a pass over one text without cache.
+        queries: Positions of the queries.
+        tau: Temperature of the weights of swaps.
+        scored: Whether its keys are made token by token: without that there are no swap scores, and they are NaN.
+    """
+    assert attention.rotation is not None
+    planes, inv_freq = attention.rotation.planes, attention.rotation.inv_freq
+    use = frequency_use(attention, queries)
+    heads = {"mean_frequency": mean_frequency(use, inv_freq)}
+    if scored:
+        swaps = layer_swaps(attention, queries, tau=tau)
+        heads |= {"s_pos": swaps.s_pos.mean(-1), "s_sym": swaps.s_sym.mean(-1)}
+        single = [plane_swaps(attention, query, tau=tau) for query in queries]
+        s_pos, s_sym = (torch.stack(x).mean(0).cpu() for x in ([p.s_pos for p in single], [p.s_sym for p in single]))
+    else:
+        nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64)
+        s_pos = s_sym = nothing
+        heads |= {"s_pos": nothing[:, 0], "s_sym": nothing[:, 0]}
+    if s_pos.shape[1] > planes:
+        heads |= {"s_pos_rest": s_pos[:, planes], "s_sym_rest": s_sym[:, planes]}
+    by_plane = {"plane_s_pos": s_pos[:, :planes], "plane_s_sym": s_sym[:, :planes], "frequency_use": use}
+    return LayerScores(
+        attention.layer,
+        heads,
+        {"mean_frequency_even": (planes + 1) / 2},
+        {name: Curve(x.float(), ("head", "plane")) for name, x in by_plane.items()}
+        | {"inv_freq": Curve(inv_freq.abs().cpu(), ("plane",))},
+    )

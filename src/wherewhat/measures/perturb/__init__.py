@@ -1,0 +1,1 @@
+"""Loss under word-order and position perturbation."""

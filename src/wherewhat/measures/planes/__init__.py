@@ -1,0 +1,1 @@
+"""Per-plane contributions to the logits."""

@@ -1,0 +1,1 @@
+"""Position and content parts of queries, keys and logits."""

@@ -1,0 +1,1 @@
+"""Positional and symbolic scores by swapping tokens."""

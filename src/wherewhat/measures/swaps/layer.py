@@ -1,0 +1,199 @@
+"""Swap scores of a captured layer, or of plain tensors, over chosen queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import MeasureError
+from wherewhat.measures.statistics import over_documents
+from wherewhat.measures.swaps.placement import choose_queries, query_logits
+from wherewhat.measures.swaps.scores import TAU, score_swaps
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """Swap scores of one layer on one text.
+
+    Attributes:
+        queries: Positions of the queries.
+        s_pos: Positional score of each head at each query, ``(heads, queries)``.
+        s_sym: Symbolic score, ``(heads, queries)``.
+        s_pos_logits: The same from logits: 1 less the mean squared positional deviation over that of a symbolic head.
+        s_sym_logits: Likewise.
+        exclusion: ``(positional + symbolic deviation) / variance`` of logits, ``(heads, queries)``: never below 1.
+        taus: Temperatures of ``by_tau``.
+        by_tau: Mean positional and symbolic score at other temperatures, ``(2, heads, taus)``.
+        blocks: Block sizes of ``by_block``.
+        by_block: Mean scores with other block sizes, ``(2, heads, blocks)``; NaN where no query has two such blocks.
+    """
+
+    queries: tuple[int, ...]
+    s_pos: Tensor
+    s_sym: Tensor
+    s_pos_logits: Tensor
+    s_sym_logits: Tensor
+    exclusion: Tensor
+    taus: tuple[float, ...]
+    by_tau: Tensor
+    blocks: tuple[int, ...]
+    by_block: Tensor
+
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
+
+        They are of this one text; NaN where it has a single query.
+        """
+        positional, symbolic = (over_documents(x[:, None]).clamp(0, 1) for x in (self.s_pos, self.s_sym))
+        return positional, symbolic
+
+
+def layer_swaps(
+    attention: LayerAttention,
+    queries: Sequence[int],
+    *,
+    tau: float = TAU,
+    block: int = 1,
+    skip: int = 0,
+    taus: tuple[float, ...] = (),
+    blocks: tuple[int, ...] = (),
+) -> Swaps:
+    """Scores of every head of a captured layer whose keys are made token by token.
+
+    Args:
+        attention: One layer of a pass over one text without cache.
+        queries: Positions of the queries.
+        tau: Temperature of the weights of swaps.
+        block: Tokens per swapped block.
+        skip: Leave the first so many keys where they are.
+        taus: Other temperatures to show the sensitivity to.
+        blocks: Other block sizes to show the sensitivity to.
+
+    Raises:
+        MeasureError: If an option makes no sense, or a query sees fewer than two blocks.
+    """
+    if tau <= 0 or any(t <= 0 for t in taus):
+        raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides the weights of swaps")
+    if block < 1 or any(b < 1 for b in blocks):
+        raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
+    found: list[tuple[Tensor, ...]] = []
+    other: list[list[Tensor]] = [[] for _ in blocks]
+    for query in queries:
+        logits = query_logits(attention, query, skip=skip)
+        keys = logits.contents.shape[1]
+        if keys < 2 * block:
+            raise MeasureError(
+                f"block={block} is too long: the query at position {query} sees {keys} keys before it, two blocks need "
+                f"{2 * block}; use smaller blocks or later queries"
+            )
+        scores = score_swaps(logits, taus=(tau, *taus), block=block)
+        if bool((scores.exclusion < 1 - 1e-3).any()):
+            raise MeasureError(
+                f"layer {attention.layer} breaks the exclusion bound at token {query} "
+                f"({float(scores.exclusion.min()):.4f} < 1), which no attention can: its logits are not what they seem"
+            )
+        reach = 2 * scores.variance.clamp_min(1e-300)
+        deviations = (scores.positional_deviation, scores.symbolic_deviation)
+        from_logits = [torch.where(scores.variance > 0, 1 - d / reach, 1.0).clamp(0, 1) for d in deviations]
+        found.append((scores.s_pos, scores.s_sym, *from_logits, scores.exclusion))
+        for size, listed in zip(blocks, other, strict=True):
+            if keys >= 2 * size:
+                again = scores if size == block else score_swaps(logits, taus=(tau,), block=size)
+                listed.append(torch.stack([again.s_pos[:, 0], again.s_sym[:, 0]]))
+    s_pos, s_sym, s_pos_logits, s_sym_logits, exclusion = (
+        torch.stack(parts, 1).cpu() for parts in zip(*found, strict=True)
+    )
+    nothing = torch.full((2, attention.heads), torch.nan, dtype=torch.float64)
+    by_block = [torch.stack(listed).mean(0).cpu() if listed else nothing for listed in other]
+    return Swaps(
+        queries=tuple(queries),
+        s_pos=s_pos[..., 0],
+        s_sym=s_sym[..., 0],
+        s_pos_logits=s_pos_logits,
+        s_sym_logits=s_sym_logits,
+        exclusion=exclusion,
+        taus=(tau, *taus),
+        by_tau=torch.stack([s_pos.mean(1), s_sym.mean(1)]),
+        blocks=blocks,
+        by_block=torch.stack(by_block, -1) if by_block else nothing[..., None][..., :0],
+    )
+
+
+def swap_scores(
+    q: Tensor,
+    k: Tensor,
+    *,
+    rotation: Rotation | None = None,
+    queries: Literal["last", "all"] | Sequence[int] = "last",
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    window: int | None = None,
+    positions: Tensor | None = None,
+    tau: float = TAU,
+    block: int = 1,
+    skip: int = 0,
+    taus: tuple[float, ...] = (),
+    blocks: tuple[int, ...] = (),
+) -> Swaps:
+    """Positional and symbolic scores of heads from all swaps of their keys.
+
+    Args:
+        q: Queries before rotation, ``(heads, n, d)``.
+        k: Keys before rotation, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
+        rotation: How both are rotated; None for none.
+        queries: ``last``, ``all`` (that have two keys before them), or positions.
+        scale: Factor on the dot product; 1/√d by default.
+        softcap: ``softcap · tanh(logit / softcap)``, if given.
+        bias: Added to the logits, broadcastable to ``(heads, n, n)``; it belongs to places, not to contents.
+        sinks: Logit of one more column of each head, ``(heads,)``.
+        window: Only distances below this are seen.
+        positions: Position of every token, ``(n,)``; 0, 1, … by default.
+        tau: Temperature of the weights of swaps.
+        block: Tokens per swapped block.
+        skip: Leave the first so many keys where they are.
+        taus: Other temperatures to show the sensitivity to.
+        blocks: Other block sizes to show the sensitivity to.
+
+    Raises:
+        MeasureError: If shapes do not fit, a number is not finite, an option makes no sense, or a query sees fewer than
+            two blocks.
+    """
+    if q.ndim != 3 or k.ndim != 3 or q.shape[1:] != k.shape[1:] or k.shape[0] == 0 or q.shape[0] % k.shape[0]:
+        raise MeasureError(
+            f"q {tuple(q.shape)} and k {tuple(k.shape)} must be (heads, n, d) and (kv_heads, n, d), with heads a "
+            "multiple of kv_heads"
+        )
+    if not (bool(q.isfinite().all()) and bool(k.isfinite().all())):
+        raise MeasureError("q or k hold NaN or Inf: there are no scores of that")
+    heads, n, d = q.shape
+    where = torch.arange(n, device=q.device) if positions is None else positions
+    added = () if bias is None else (bias.expand(heads, n, n)[None],)
+    attention = LayerAttention(
+        layer=0,
+        name="tensors",
+        rot_q=(q if rotation is None else rotation.rotate(q, where))[None],
+        rot_k=(k if rotation is None else rotation.rotate(k, where))[None],
+        value=k.new_zeros(1, k.shape[0], n, 0),
+        output=q.new_zeros(1, n, heads, 0),
+        scale=d**-0.5 if scale is None else scale,
+        mask=Mask(causal=True, added=added, window=window, device=q.device),
+        rotation=rotation,
+        positions=where,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    if isinstance(queries, str):
+        if queries not in ("last", "all"):
+            raise MeasureError(f"queries={queries!r} must be 'last', 'all' or positions")
+        chosen = choose_queries(n, count=1 if queries == "last" else 0)
+    else:
+        chosen = choose_queries(n, count=1, positions=queries)
+    return layer_swaps(attention, chosen, tau=tau, block=block, skip=skip, taus=taus, blocks=blocks)

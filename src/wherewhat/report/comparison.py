@@ -1,0 +1,72 @@
+"""A comparison as one HTML file that opens offline."""
+
+from __future__ import annotations
+
+import math
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from wherewhat.report.page import whole_page
+from wherewhat.runs.comparison import Comparison, words
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+_ABOUT = (
+    "{runs} runs, grouped by {by}. Means are over heads and layers, then documents, then runs. Intervals are "
+    "Student's, 95 %, over the models of a group where there are several, else over its runs, else over documents."
+)
+
+
+def page(found: Comparison) -> str:
+    """The page: body, style, script, plotly.js and data in one text.
+
+    Names of models and documents are in the data alone, and the script puts them on the page as text.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
+    along = str(found.trends["along"][0]) if len(found.trends) else None
+    keys = ["measurement", "metric"]
+    data = {
+        "about": _ABOUT.format(runs=f"{found.runs:,}", by=", ".join(found.by)),
+        "by": [name for name in found.by if name not in keys],
+        "along": along,
+        "columns": [name for name in found.groups.columns if name not in keys],
+        "trend_columns": [name for name in found.trends.columns if name not in (*keys, "along")],
+        "sections": [_section(found, *pair) for pair in found.groups.select(keys).unique(maintain_order=True).rows()],
+    }
+    return whole_page(
+        title="wherewhat: runs compared",
+        body=_resource("compare.html"),
+        style=_resource("compare.css"),
+        scripts=[_resource("compare.js")],
+        data=data,
+    )
+
+
+def _section(found: Comparison, measurement: str, metric: str) -> dict[str, Any]:
+    known = next((word for word in words(measurement) if word.name == metric), None)
+    return {
+        "measurement": measurement,
+        "metric": metric,
+        "title": metric if known is None else known.title,
+        "reading": "" if known is None else known.reading,
+        "groups": _rows(found.groups, measurement, metric),
+        "trends": _rows(found.trends, measurement, metric),
+    }
+
+
+def _rows(table: pl.DataFrame, measurement: str, metric: str) -> list[dict[str, Any]]:
+    """Rows of one metric as plain JSON; numbers that are not finite are left out."""
+    if not len(table):
+        return []
+    rows = table.filter((table["measurement"] == measurement) & (table["metric"] == metric)).iter_rows(named=True)
+    return [
+        {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()} for row in rows
+    ]
+
+
+def _resource(name: str) -> str:
+    return (files("wherewhat.report") / "assets" / name).read_text("utf-8")

@@ -1,0 +1,389 @@
+"""Figures of a run, and export of figures and tables to files."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherewhat.errors import ConfigError, StoreError
+from wherewhat.files import make_folder, write_file
+from wherewhat.measures.perturb.changes import KINDS
+from wherewhat.measures.statistics import interval
+from wherewhat.options import checked, nearest
+from wherewhat.report.data import curves_by_document, documents, head_means
+from wherewhat.runs.profiles import profile_name
+from wherewhat.runs.results import measurement_of, run_title, words_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from torch import Tensor
+
+    from wherewhat.runs.directory import RunDirectory
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette, the darker ones first."""
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+"""Lines differ in dash as well as in colour, for print without colour."""
+
+SCALE = "Viridis"
+"""Colour scale of maps."""
+
+
+def plain(text: str) -> str:
+    """Text as Plotly shows it: it reads a few tags and entities in its texts, links among them."""
+    return html.escape(text, quote=False)
+
+
+def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figure:
+    """The figure with its title, axes and the common look; all words are text, never markup."""
+    figure.update_layout(
+        template="plotly_white",
+        title={"text": plain(title), "font": {"size": 15}},
+        font={"size": 13},
+        margin={"l": 60, "r": 20, "t": 50, "b": 50},
+        xaxis_title=plain(x),
+        yaxis_title=plain(y),
+        **layout,
+    )
+    return figure
+
+
+def line_style(index: int) -> dict[str, str]:
+    """Colour and dash of one of several lines."""
+    return {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def band(
+    x: list[float], low: list[float | None], high: list[float | None], *, index: int, group: str
+) -> dict[str, Any] | None:
+    """A trace that fills between two lines; None where there is no interval anywhere."""
+    known = [(at, lo, hi) for at, lo, hi in zip(x, low, high, strict=True) if lo is not None and hi is not None]
+    if not known:
+        return None
+    there, lows, highs = (list(values) for values in zip(*known, strict=True))
+    red, green, blue = (int(COLOURS[index % len(COLOURS)][i : i + 2], 16) for i in (1, 3, 5))
+    return {
+        "type": "scatter",
+        "x": [*there, *reversed(there)],
+        "y": [*highs, *reversed(lows)],
+        "fill": "toself",
+        "fillcolor": f"rgba({red},{green},{blue},0.18)",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "legendgroup": group,
+        "showlegend": False,
+    }
+
+
+_BY_RATE, _BY_POSITION = "loss_by_rate_", "loss_by_position_"
+
+
+def distance_curve(directory: RunDirectory, *, layer: int = 0, head: int = 0) -> Figure:
+    """The distance term a[d] of one head, one line for each document.
+
+    Raises:
+        ConfigError: If the run has no such head or curve.
+    """
+    from plotly.graph_objects import Figure
+
+    profiles = directory.profiles()
+    figure = Figure()
+    for index, document in enumerate(documents(directory)):
+        name = profile_name(document, layer, "a")
+        if name not in profiles:
+            raise ConfigError(
+                f"{measurement_of(directory).name} has no distance curve of layer {layer}: give a run of axes and one "
+                "of its layers"
+            )
+        curve = profiles[name]
+        if not 0 <= head < len(curve):
+            raise ConfigError(f"layer {layer} has no head {head}: it has {len(curve)}, counted from 0")
+        figure.add_scatter(y=curve[head].tolist(), mode="lines", name=plain(document), line=line_style(index))
+    title = f"Distance term of layer {layer}, head {head}: {run_title(directory)}"
+    return styled(figure, title=title, x="distance in tokens", y="a[d]")
+
+
+def loss_by_rate(directory: RunDirectory) -> Figure:
+    """Loss by share disturbed, a line for each kind of disturbance, with its 95 % interval over documents.
+
+    Raises:
+        ConfigError: If the run has no such curves.
+    """
+    figure = _lines(directory, _BY_RATE, KINDS, percent=True)
+    return styled(figure, title=f"Disturbed: {run_title(directory)}", x="disturbed, %", y="loss, nats")
+
+
+def loss_by_position(directory: RunDirectory) -> Figure:
+    """Loss by position in the text, a line for each length method, with its 95 % interval over documents.
+
+    Raises:
+        ConfigError: If the run has no such curves.
+    """
+    figure = _lines(directory, _BY_POSITION, {}, percent=False)
+    trained = directory.scores().filter(_is_metric("trained_length"))["value"].to_pylist()
+    if trained:
+        figure.add_vline(x=trained[0], line={"dash": "dot", "color": COLOURS[-1]}, annotation_text="trained length")
+    return styled(figure, title=f"Longer texts: {run_title(directory)}", x="position in tokens", y="loss, nats")
+
+
+def _is_metric(name: str) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.field("metric") == name
+
+
+def _lines(directory: RunDirectory, prefix: str, titles: Mapping[str, str], *, percent: bool) -> Figure:
+    """One line for each curve whose name begins so: x in the first column, the mean over documents of the second."""
+    from plotly.graph_objects import Figure
+
+    ends = (name.rsplit("/", 1)[1] for name in directory.profiles())
+    names = list(dict.fromkeys(end.removeprefix(prefix) for end in ends if end.startswith(prefix)))
+    if not names:
+        raise ConfigError(
+            f"{measurement_of(directory).name} has no {prefix.strip('_').replace('_', ' ')}: see the docs"
+        )
+    figure = Figure()
+    for index, name in enumerate(names):
+        x, mid, low, high = _interval_lines(curves_by_document(directory, prefix + name))
+        x = [100 * value for value in x] if percent else x
+        filled = band(x, low, high, index=index, group=name)
+        if filled is not None:
+            figure.add_trace(filled)
+        figure.add_scatter(
+            x=x,
+            y=mid,
+            mode="lines+markers",
+            name=plain(titles.get(name, name)),
+            legendgroup=name,
+            line=line_style(index),
+        )
+    return figure
+
+
+def _interval_lines(
+    curves: Sequence[Tensor],
+) -> tuple[list[float], list[float], list[float | None], list[float | None]]:
+    points = [interval([float(curve[i, 1]) for curve in curves]) for i in range(len(curves[0]))]
+    x = [float(value) for value in curves[0][:, 0]]
+    return x, [p.mean for p in points], [p.low for p in points], [p.high for p in points]
+
+
+def head_map(directory: RunDirectory, *, metric: str | None = None) -> Figure:
+    """Layers × heads, one metric as colour.
+
+    Args:
+        directory: A finished run.
+        metric: Name of the metric; the measurement's first that heads have by default.
+
+    Raises:
+        ConfigError: If heads have no such metric.
+    """
+    from plotly.graph_objects import Figure
+
+    means = head_means(directory)
+    words = {word.name: word for word in words_of(directory)}
+    known = [name for name in words if name in means] or list(means)
+    if not known:
+        raise ConfigError(f"{measurement_of(directory).name} has no numbers of single heads: choose another figure")
+    name = metric or known[0]
+    if name not in means:
+        raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, list(means))}")
+    layers = means[name]
+    title = words[name].title if name in words else name
+    width = max(len(values) for values in layers.values())
+    grid = [[*values, *[None] * (width - len(values))] for values in layers.values()]
+    hover = [
+        [
+            f"layer {layer}, head {head}<br>{plain(title)}: {'undefined' if v is None else f'{v:.4g}'}"
+            for head, v in enumerate(row)
+        ]
+        for layer, row in zip(layers, grid, strict=True)
+    ]
+    figure = Figure(
+        {
+            "type": "heatmap",
+            "z": grid,
+            "x": list(range(width)),
+            "y": list(layers),
+            "colorscale": SCALE,
+            "text": hover,
+            "hoverinfo": "text",
+            "xgap": 1,
+            "ygap": 1,
+            "colorbar": {"title": {"text": words[name].unit if name in words else ""}},
+        }
+    )
+    return styled(figure, title=f"{title}: {run_title(directory)}", x="head", y="layer")
+
+
+def swap_plane(directory: RunDirectory) -> Figure:
+    """Every head by its positional and its symbolic score, coloured by layer.
+
+    Raises:
+        ConfigError: If the run has no such scores.
+    """
+    from plotly.graph_objects import Figure
+
+    means = head_means(directory)
+    together = "_together" if "s_pos_together" in means else ""
+    if f"s_pos{together}" not in means or f"s_sym{together}" not in means:
+        raise ConfigError(
+            f"{measurement_of(directory).name} has no positional and symbolic scores: give a run of heads"
+        )
+    points = [
+        (x, y, layer, head)
+        for layer, values in means[f"s_pos{together}"].items()
+        for head, (x, y) in enumerate(zip(values, means[f"s_sym{together}"][layer], strict=True))
+        if x is not None and y is not None
+    ]
+    figure = Figure(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [point[0] for point in points],
+            "y": [point[1] for point in points],
+            "text": [f"layer {p[2]}, head {p[3]}<br>positional {p[0]:.3f}<br>symbolic {p[1]:.3f}" for p in points],
+            "hoverinfo": "text",
+            "marker": {
+                "size": 8,
+                "color": [point[2] for point in points],
+                "colorscale": SCALE,
+                "line": {"width": 0.5, "color": "#666"},
+                "colorbar": {"title": {"text": "layer"}},
+            },
+        }
+    )
+    return styled(figure, title=f"Places or contents: {run_title(directory)}", x="positional score", y="symbolic score")
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    "map": head_map,
+    "plane": swap_plane,
+    "distance": distance_curve,
+    "rates": loss_by_rate,
+    "positions": loss_by_position,
+}
+"""Figures by name; each takes a run directory and its own options."""
+
+_FIRST = {"heads": "plane", "perturb": "rates", "extend": "positions"}
+"""The figure a measurement is known for; a map of its heads for the others."""
+
+
+def offered(directory: RunDirectory) -> str:
+    """Name of the figure that shows a run best."""
+    return _FIRST.get(measurement_of(directory).name, "map")
+
+
+def figure(directory: RunDirectory, name: str | None = None, **options: Any) -> Figure:
+    """A figure of a finished run.
+
+    Args:
+        directory: The run.
+        name: One of :data:`FIGURES`; by default the one that shows the run best.
+        options: ``metric`` of a map; ``layer`` and ``head`` of a distance curve.
+
+    Raises:
+        ConfigError: If there is no such figure, the run has no numbers for it, or an option is not one of its own.
+    """
+    import inspect
+
+    name = name or offered(directory)
+    if name not in FIGURES:
+        raise ConfigError(f"there is no figure {name!r}: {nearest(name, FIGURES)}")
+    own = [key for key, p in inspect.signature(FIGURES[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    given = {key: value for key, value in options.items() if value is not None}
+    wrong = next((key for key in given if key not in own), None)
+    if wrong is not None:
+        raise ConfigError(f"the figure {name} has no option {wrong}: it has {', '.join(own) or 'none'}")
+    return checked()(FIGURES[name])(directory, **given)
+
+
+PICTURES = ("png", "svg", "pdf", "html")
+TABLES = ("csv", "parquet")
+
+
+def ending(path: Path) -> str:
+    """The ending of a file that can be written here.
+
+    Raises:
+        ConfigError: If it is none of them.
+    """
+    found = path.suffix.lower().lstrip(".")
+    if found not in PICTURES + TABLES:
+        raise ConfigError(f"{path.name} does not say what to write: end it in .{', .'.join(PICTURES + TABLES)}")
+    return found
+
+
+def save_figure(figure: Figure, path: Path, *, width: int = 900, height: int = 560, scale: float = 2.0) -> Path:
+    """Write a figure, whole or not at all.
+
+    Args:
+        figure: The figure.
+        path: A file that ends in .png, .svg, .pdf or .html (which opens offline).
+        width: Width in pixels.
+        height: Height in pixels.
+        scale: Pixels for each of these in a PNG.
+
+    Raises:
+        ConfigError: If the ending is another, or what draws pictures is not installed.
+        StoreError: If the file cannot be written.
+    """
+    kind = ending(path)
+    if kind in TABLES:
+        raise ConfigError(f"{path.name} is a table's name: end it in .{', .'.join(PICTURES)}")
+    if kind == "html":
+        content = figure.to_html(include_plotlyjs=True, full_html=True).encode()
+    else:
+        if importlib.util.find_spec("kaleido") is None:
+            raise ConfigError(
+                f".{kind} files need the package 'kaleido': pip install 'wherewhat[figures]', or use .html"
+            )
+        try:
+            content = figure.to_image(format=kind, width=width, height=height, scale=scale)
+        except (RuntimeError, ValueError, OSError) as error:  # kaleido could not start a browser
+            line = str(error).strip().splitlines()
+            raise ConfigError(
+                f"cannot draw {path.name}: {line[0] if line else type(error).__name__}; install Chrome or Chromium, or "
+                "use .html"
+            ) from None
+    return _write(path, content)
+
+
+def save_table(directory: RunDirectory, path: Path) -> Path:
+    """Write a run's scores, one line for each number.
+
+    Args:
+        directory: A finished run.
+        path: A file that ends in .csv or .parquet.
+
+    Raises:
+        ConfigError: If the ending is another.
+        StoreError: If the file cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    kind = ending(path)
+    if kind in PICTURES:
+        raise ConfigError(f"{path.name} is a picture's name: end it in .{', .'.join(TABLES)}")
+    table = directory.scores()
+    sink = pa.BufferOutputStream()
+    if kind == "csv":
+        pyarrow.csv.write_csv(table, sink)
+    else:
+        pyarrow.parquet.write_table(table, sink)
+    return _write(path, sink.getvalue().to_pybytes())
+
+
+def _write(path: Path, content: bytes) -> Path:
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a folder")
+    make_folder(path.parent)
+    write_file(path, content)
+    return path

@@ -1,0 +1,117 @@
+"""A finished run as a notebook shows it."""
+
+from __future__ import annotations
+
+import html
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from wherewhat.errors import ConfigError
+from wherewhat.measures.statistics import Interval
+from wherewhat.options import checked
+from wherewhat.progress import Progress
+from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save_table
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.execution import run as run_request
+from wherewhat.runs.request import Request
+from wherewhat.runs.results import MetricSummary, measurement_of, run_title, stored_kinds, summarise
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+class Result(RunDirectory):
+    """A finished run directory that draws itself.
+
+    Examples:
+        >>> result = wherewhat.run(wherewhat.Request(measurement="axes"), out=Path("runs"))
+        >>> result  # a table of means, intervals and controls
+        >>> result.plot("map", metric="r_behaviour")
+        >>> result.export(Path("r.svg"))
+    """
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Open a finished run for reading.
+
+        Raises:
+            StoreError: If it is not one.
+        """
+        return cast("Result", super().load(path))
+
+    def summary(self) -> list[MetricSummary]:
+        """Means over heads with intervals over documents, beside their controls."""
+        return summarise(measurement_of(self), self)
+
+    @checked()
+    def plot(self, name: str | None = None, **options: Any) -> Figure:
+        """A figure; see :func:`wherewhat.report.figures.figure`.
+
+        Raises:
+            ConfigError: If there is no such figure, or the run has no numbers for it.
+        """
+        return figure(self, name, **options)
+
+    @checked()
+    def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
+        """Write a figure (.png, .svg, .pdf, .html) or all scores (.csv, .parquet).
+
+        Raises:
+            ConfigError: If the ending is another, or the run has no numbers for the figure.
+            StoreError: If the file cannot be written.
+        """
+        path = Path(path)
+        if ending(path) in PICTURES:
+            return save_figure(self.plot(name, **options), path)
+        if name is not None or options:
+            raise ConfigError(f"{path.name} holds all scores: leave out the figure and its options, or name a picture")
+        return save_table(self, path)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; names of models and documents are text, never markup."""
+        kinds = stored_kinds(self)
+        rows = "".join(
+            f'<tr title="{html.escape(s.metric.reading)}"><td style="text-align:left">'
+            f"{html.escape(s.metric.title)}</td>"
+            f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td>"
+            + "".join(f"<td>{_words(s.kinds[kind]) if kind in s.kinds else ''}</td>" for kind in kinds)
+            + "</tr>"
+            for s in self.summary()
+        )
+        more = "".join(f"<th>{html.escape(kind)} ({len(layers)})</th>" for kind, layers in kinds.items())
+        measurement = measurement_of(self)
+        return (
+            f"<b>{html.escape(measurement.name)}</b>: {html.escape(run_title(self))}"
+            '<table><thead><tr><th style="text-align:left">mean over heads and documents</th><th>value, 95 %</th>'
+            f"<th>unit</th><th>control</th>{more}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<small>{html.escape(measurement.limits)}</small>"
+        )
+
+
+@checked()
+def run(request: Request | str, *, out: str | os.PathLike[str], progress: Progress | None = None) -> Result:
+    """Measure, store, and return the finished run; see :func:`wherewhat.runs.execution.run`.
+
+    Args:
+        request: What to measure; the name of a measurement stands for ``Request(measurement=name)``.
+        out: Folder that holds run directories.
+        progress: Where to tell how far it is; silent by default.
+
+    Raises:
+        WherewhatError: If anything about the request, the model, the text or the disk is wrong.
+    """
+    asked = Request(measurement=request) if isinstance(request, str) else request
+    return Result.load(run_request(asked, out=Path(out), progress=progress).path)
+
+
+def _words(value: Interval) -> str:
+    if value.low is None or value.high is None:
+        return f"{value.mean:.4g}"
+    return f"{value.mean:.4g} ({value.low:.4g} to {value.high:.4g})"
+
+
+def _control(summary: MetricSummary) -> str:
+    if summary.control is None:
+        return ""
+    return html.escape(f"{summary.control:.4g} {summary.metric.control_title}")

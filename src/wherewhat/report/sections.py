@@ -1,0 +1,324 @@
+"""The data of each report section, read from run directories."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from wherewhat.extend.methods import find_method
+from wherewhat.hashes import canonical_json
+from wherewhat.measures.frequencies.masking import frequency_bands
+from wherewhat.measures.perturb.changes import KINDS, percent
+from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.statistics import Interval
+from wherewhat.measures.swaps.scores import LABELS
+from wherewhat.report.data import (
+    Heads,
+    Number,
+    Value,
+    curves_by_document,
+    documents,
+    head_means,
+    headline,
+    mean_of,
+    metric_tables,
+    packed,
+    plain_interval,
+    rounded,
+    scores_by_document,
+)
+from wherewhat.report.excerpt import Look
+from wherewhat.report.measurements import Runs
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.profiles import ProfileFile, profile_name
+from wherewhat.runs.results import stored_kinds
+
+
+def bands(runs: Runs) -> dict[str, Any] | None:
+    """Scores of single planes and rise of the loss by band; None if it was not measured."""
+    found = runs.request("frequencies")
+    if found is None:
+        return None
+    request, directory = found
+    scores = scores_by_document(directory)
+    count = int(cast("dict[str, Any]", directory.config["options"])["bands"])
+    listed = range(1, count + 1)
+    return {
+        "documents": len(documents(directory)),
+        "tokens": request.tokens,
+        "turns": _turns(directory.profiles(), directory, count),
+        "positional": [mean_of(scores, f"s_pos_band_{band}") for band in listed],
+        "symbolic": [mean_of(scores, f"s_sym_band_{band}") for band in listed],
+        "without": [mean_of(scores, f"loss_without_band_{band}", less="loss") for band in listed],
+        "without_random": mean_of(scores, "loss_without_random", less="loss"),
+        "only": [mean_of(scores, f"loss_only_band_{band}", less="loss") for band in listed],
+        "only_random": mean_of(scores, "loss_only_random", less="loss"),
+    }
+
+
+def _turns(profiles: ProfileFile, directory: RunDirectory, count: int) -> list[list[float | None]]:
+    """Shortest and longest turn of each band in tokens, in the first layer that rotates; None for no turning."""
+    first = f"{documents(directory)[0]}/"
+    names = [name for name in profiles if name.startswith(first) and name.endswith("/inv_freq")]
+    inv_freq = profiles[min(names, key=lambda name: int(name.rsplit("/", 2)[1]))]
+    found = []
+    for mask in frequency_bands(inv_freq, count):
+        speeds = inv_freq[mask].double()
+        fast, slow = float(speeds.max()), float(speeds.min())
+        found.append([rounded(2 * math.pi / speed) if speed > 0 else None for speed in (fast, slow)])
+    return found
+
+
+_PLAIN = "none"
+
+
+def lengths(runs: Runs) -> dict[str, Any] | None:
+    """Loss by position of each method, and what it costs beside the untouched model; None if it was not measured.
+
+    The cost is taken on each document before the mean, so that differences between texts do not hide it.
+    """
+    found = runs.request("extend")
+    if found is None:
+        return None
+    request, directory = found
+    scores = scores_by_document(directory)
+    plain = curves_by_document(directory, f"loss_by_position_{_PLAIN}")
+    methods = []
+    for name in request.options["methods"]:
+        curves = curves_by_document(directory, f"loss_by_position_{name}")
+        if not curves or not plain:
+            continue
+        pairs = list(zip(curves, plain, strict=True))
+        buckets = range(len(plain[0]))
+        methods.append(
+            {
+                "name": name,
+                "rule": find_method(name).rule(),
+                "loss": [plain_interval([float(c[i, 1]) for c in curves]) for i in buckets],
+                "cost": [plain_interval([float(c[i, 1] - p[i, 1]) for c, p in pairs]) for i in buckets],
+                "beyond": mean_of(scores, f"loss_beyond_{name}"),
+                "beyond_cost": mean_of(scores, f"loss_beyond_{name}", less=f"loss_beyond_{_PLAIN}"),
+                "found": mean_of(scores, f"found_beyond_{name}"),
+            }
+        )
+    if not methods:
+        return None
+    edge = mean_of(scores, "trained_length")
+    return {
+        "documents": len(documents(directory)),
+        "tokens": request.tokens,
+        "beyond": request.beyond,
+        "edge": None if edge is None else edge["mean"],
+        "positions": [rounded(float(x)) for x in plain[0][:, 0]],
+        "methods": methods,
+    }
+
+
+def perturbation(runs: Runs) -> dict[str, Any] | None:
+    """Rise of the loss by kind and rate, on all targets and on untouched ones; None if it was not measured."""
+    found = runs.request("perturb")
+    if found is None:
+        return None
+    request, directory = found
+    scores = scores_by_document(directory)
+    kinds = []
+    for kind in request.options["kinds"]:
+        curves = curves_by_document(directory, f"loss_by_rate_{kind}")
+        if not curves:
+            continue
+        rates = curves[0][:, 0].tolist()
+        # The shares were stored in single precision; their names tell what they are exactly.
+        names = [percent(round(rate, 6)) for rate in rates]
+        kinds.append(
+            {
+                "id": kind,
+                "title": KINDS[kind],
+                "rates": [float(name) for name in names],
+                "all": [mean_of(scores, f"rise_{kind}_at_{name}") for name in names],
+                "untouched": [mean_of(scores, f"rise_{kind}_at_{name}_untouched") for name in names],
+            }
+        )
+    return {
+        "documents": len(documents(directory)),
+        "tokens": request.tokens,
+        "loss": mean_of(scores, "loss"),
+        "kinds": kinds,
+    }
+
+
+def first_document(directory: RunDirectory) -> str:
+    """Name of the first document of a run."""
+    return str(cast("list[dict[str, Any]]", directory.config["documents"])[0]["name"])
+
+
+def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dict[str, Any]]]:
+    """For each layer and head what its panel draws: logit map, curves a, b and c, planes.
+
+    The map and the curves are of the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
+    """
+    names = ("axes", "heads", "planes", "frequencies")
+    axes, heads, planes, frequencies = (_Curves(runs.find(name)) for name in names)
+    records = []
+    for layer in layers:
+        a, b, c = (axes.get(layer, name) for name in "abc")
+        by_plane = {
+            "use": heads.get(layer, "frequency_use"),
+            "share": planes.get(layer, "plane_share"),
+            "plane_pos": frequencies.get(layer, "plane_s_pos"),
+            "plane_sym": frequencies.get(layer, "plane_s_sym"),
+        }
+        logits = look.logits[layer]
+        rows = int((2 * logits.shape[1]) ** 0.5)
+        listed = []
+        for head in range(logits.shape[0]):
+            record: dict[str, Any] = {"map": packed(logits[head], bits=8)}
+            if a is not None and b is not None and c is not None:
+                record |= {
+                    "a": packed(a[head], bits=16),
+                    "b": packed(b[head, :rows], bits=16),
+                    "c": packed(c[head], bits=16),
+                }
+            record |= {name: packed(x[head], bits=16) for name, x in by_plane.items() if x is not None}
+            listed.append(record)
+        records.append(listed)
+    return records
+
+
+def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None] | None]:
+    """Turns of each plane for each token by layer; None for layers that do not rotate."""
+    planes = _Curves(runs.find("planes"))
+    found = (planes.get(layer, "plane_turns_per_token") for layer in layers)
+    return [None if turns is None else _list(turns) for turns in found]
+
+
+_DISTANCE = {
+    "rank_correlation": "order of keys kept",
+    "rank_correlation_scrambled": "the same, random phases",
+    "drift": "drift of the key component",
+    "drift_scrambled": "the same, random phases",
+}
+
+
+def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | None:
+    """Controlled distance over all heads: median and quartiles at each dummy distance; None if it was not measured."""
+    distance = _Curves(runs.find("distance"))
+    measured = [layer for layer in layers if distance.get(layer, "distances") is not None]
+    if not measured:
+        return None
+    grid = distance.get(measured[0], "distances")
+    assert grid is not None
+    curves = {}
+    for name, title in _DISTANCE.items():
+        found = [curve for layer in measured if (curve := distance.get(layer, name)) is not None]
+        # Sliding windows do not change the grid, but one of another length could not be put on the same axis.
+        same = [curve.double() for curve in found if curve.shape[-1] == len(grid)]
+        if same:
+            quartiles = torch.cat(same).nanquantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
+            curves[name] = {"title": title, **dict(zip(("low", "mid", "high"), map(_list, quartiles), strict=True))}
+    return {"distances": _list(grid), "curves": curves}
+
+
+class _Curves:
+    """Curves of the first document of a run, or of nothing."""
+
+    def __init__(self, directory: RunDirectory | None) -> None:
+        self._profiles: ProfileFile | None = None if directory is None else directory.profiles()
+        self._document = "" if directory is None else first_document(directory)
+
+    def get(self, layer: int, name: str) -> Tensor | None:
+        if self._profiles is None:
+            return None
+        return self._profiles.get(profile_name(self._document, layer, name))
+
+
+def _list(values: Tensor) -> list[float | None]:
+    return [rounded(value) for value in values.tolist()]
+
+
+def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
+    """What a page shows of one model.
+
+    Args:
+        runs: Finished runs.
+        look: Logits and tokens of the first document.
+        name: What the model is called on the page.
+    """
+    request, first = runs.first
+    means = {(r.measurement, str(r.model.weights)): head_means(directory) for r, directory in runs.finished}
+    layers = sorted(look.logits)
+    return {
+        "model": {
+            "unmeasured": [],
+            **look.facts,
+            "name": name,
+            "layers": layers,
+            "kinds": stored_kinds(first),
+            "heads": [int(look.logits[layer].shape[0]) for layer in layers],
+            "documents": len(cast("list[Any]", first.config["documents"])),
+            "tokens": request.tokens,
+            "embedded": request.text is None,
+        },
+        "numbers": [_number(number) for number in headline(runs)],
+        "metrics": metric_tables(runs, means, layers),
+        "swaps": _swaps(runs, means, layers),
+        "records": head_records(runs, look, layers),
+        "turns": turns_per_token(runs, layers),
+        "text": {"document": first_document(first), "tokens": look.tokens},
+        "distance": controlled_distance(runs, layers),
+        "perturbation": perturbation(runs),
+        "lengths": lengths(runs),
+        "bands": bands(runs),
+        "method": [
+            {"name": made, "summary": find_measurement(made).summary, "limits": find_measurement(made).limits}
+            for made in dict.fromkeys(r.measurement for r, _ in runs.finished)
+        ],
+        "left_out": runs.left_out,
+        "runs": [_run(directory) for _, directory in runs.finished],
+    }
+
+
+def _number(number: Number) -> dict[str, Any]:
+    def plain(given: Value) -> dict[str, Any]:
+        value: Interval = given.value
+        return {
+            "name": given.name,
+            "mean": rounded(value.mean),
+            "low": rounded(value.low),
+            "high": rounded(value.high),
+            "n": value.n,
+        }
+
+    return {
+        "title": number.title,
+        "values": [plain(value) for value in number.values],
+        "controls": [plain(value) for value in number.controls],
+        "kinds": [plain(value) for value in number.kinds],
+        "reading": number.reading,
+    }
+
+
+def _swaps(runs: Runs, means: Mapping[tuple[str, str], Mapping[str, Heads]], layers: list[int]) -> Any:
+    """Scores, intervals and labels of every head; over all documents together where there are several."""
+    directory = runs.find("heads")
+    found = means.get(("heads", runs.own), {})
+    if directory is None or "s_pos" not in found:
+        return None
+    ending = "_together" if "s_pos_together" in found else ""
+    names = ("s_pos", "s_pos_low", "s_pos_high", "s_sym", "s_sym_low", "s_sym_high", "label")
+    swaps: dict[str, Any] = {name: [found[name + ending].get(layer) for layer in layers] for name in names}
+    options = cast("dict[str, Any]", directory.config["options"])
+    return {**swaps, "labels": list(LABELS), "gamma": options["gamma"]}
+
+
+def _run(directory: RunDirectory) -> dict[str, Any]:
+    """Configuration and provenance; of the path only the name, which is the same wherever the run is kept."""
+    provenance = dict(directory.provenance())
+    provenance.pop("parts", None)
+    # In the order in which it is read back from its file, whether it was made now or found.
+    config = json.loads(canonical_json(directory.config))
+    return {"name": directory.path.name, "config": config, "provenance": provenance}

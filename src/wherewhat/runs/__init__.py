@@ -1,0 +1,1 @@
+"""Run directories, the execution of a request, and the reader of results."""

@@ -1,0 +1,271 @@
+"""Crash-safe run directories: results of one configuration, computed once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from wherewhat.errors import StoreError
+from wherewhat.files import hold, remove, remove_temporaries, write_file
+from wherewhat.hashes import JSON, config_hash, fingerprints, plain_json, readable_json, run_folder_name, write_sealed
+from wherewhat.options import checked
+from wherewhat.runs.layout import (
+    COMPLETE,
+    CONFIG,
+    LOCK,
+    PARTS,
+    PROFILES,
+    PROVENANCE,
+    SCORES,
+    PartResult,
+    Parts,
+    check_place,
+    check_writable,
+    read_object,
+    stored_config_hash,
+    take_away_if_empty,
+    verify,
+)
+from wherewhat.runs.profiles import ProfileFile, join_profiles
+from wherewhat.runs.provenance import PartTimes, Provenance, provenance_json
+from wherewhat.runs.schema import SCHEMA_VERSION, encode_scores, join_tables, read_scores
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_log = logging.getLogger(__name__)
+
+
+class RunDirectory:
+    """One run: a configuration, its finished parts, and in the end its scores and profiles.
+
+    Examples:
+        >>> run = RunDirectory.open(Path("runs"), name="entropy-smollm2", config=config)
+        >>> with run.lock():
+        ...     for key in keys:
+        ...         if not run.has(key):
+        ...             run.save(key, compute(key), seconds=seconds)
+        ...     run.finish(keys, provenance=provenance)
+        >>> run.scores()
+
+    Attributes:
+        path: The directory.
+        config: The resolved configuration.
+        config_hash: Its sha256; the first 12 digits end the directory's name.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, JSON]) -> None:
+        """Use `open` or `load`."""
+        self.path = path
+        self.config = config
+        self.config_hash = config_hash(config)
+        self._parts = Parts(path / PARTS, config_hash=self.config_hash)
+        self._keys: frozenset[str] | None = None  # of the complete run; None while it is not complete
+        self._locked = False
+
+    @classmethod
+    @checked()
+    def open(cls, parent: str | os.PathLike[str], *, name: str, config: Mapping[str, JSON]) -> RunDirectory:
+        """Finds the run of `config` under `parent`, finished, begun or new; writes nothing yet.
+
+        Args:
+            parent: The folder that holds run directories; made when the lock is taken.
+            name: Readable beginning of the directory's name.
+            config: The resolved configuration: all that the numbers depend on.
+
+        Raises:
+            ConfigError: The configuration is not plain JSON.
+            StoreError: The place cannot be used, or a newer wherewhat wrote the run.
+        """
+        plain = cast("dict[str, JSON]", plain_json(config))
+        run = cls(Path(parent) / run_folder_name(name, config_hash(plain)), plain)
+        check_place(run.path, config_hash=run.config_hash)
+        run._keys, _ = verify(run.path, config_hash=run.config_hash)
+        if not run.is_complete:  # a finished run can be read from a place that cannot be written
+            check_writable(run.path)
+        return run
+
+    @classmethod
+    @checked()
+    def load(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """Opens a finished run for reading; the folder may have been renamed or moved.
+
+        Raises:
+            StoreError: `path` is not a run directory, or the run is unfinished, damaged or of a newer schema.
+        """
+        path = Path(path)
+        config = read_object(path / CONFIG)
+        if config is None or stored_config_hash(path) is None:
+            raise StoreError(f"{path} is not a run directory: it has no readable {CONFIG}")
+        run = cls(path, config)
+        run._keys, problem = verify(path, config_hash=run.config_hash)
+        if problem is not None:
+            raise StoreError(f"{path}: {problem}; run its command again to redo what is missing")
+        return run
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run was finished and intact when last looked: at opening, locking, finishing."""
+        return self._keys is not None
+
+    @contextmanager
+    def lock(self, *, timeout: float | None = None, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Makes this process the only writer; whatever others finished meanwhile is found afterwards.
+
+        A run directory in which nothing was finished is taken away again when the lock is left.
+
+        Args:
+            timeout: Seconds to wait for another process; None waits as long as it takes.
+            on_wait: Called once with one line before waiting.
+
+        Raises:
+            StoreError: The directory cannot be made, locked or written.
+        """
+        if self._locked:
+            raise RuntimeError(f"{self.path} is locked by this object already")
+        with hold(self.path / LOCK, timeout=timeout, on_wait=on_wait):
+            try:
+                self._prepare()
+                self._locked = True
+                yield
+            finally:
+                self._locked = False
+                take_away_if_empty(self.path)
+
+    @checked()
+    def has(self, key: str) -> bool:
+        """Whether the part `key` is finished and undamaged; under the lock a damaged one is removed.
+
+        Raises:
+            StoreError: The part may not be read, or a newer wherewhat wrote it.
+        """
+        if self._keys is not None and key in self._keys:
+            return True
+        if self._parts.times(key) is not None:
+            return True
+        if self._locked:
+            self._parts.discard_damaged(key)
+        return False
+
+    @checked()
+    def save(self, key: str, result: PartResult, *, seconds: float) -> None:
+        """Keeps what computing the part `key` gave.
+
+        Args:
+            key: Name of the part, such as its document's; any text.
+            result: Scores and curves.
+            seconds: Wall time that computing took.
+
+        Raises:
+            StoreError: The result breaks the schema or cannot be written; nothing of it remains then.
+        """
+        self._require_lock()
+        if self.has(key):
+            raise ValueError(f"the part {key!r} is finished already: ask has() first")
+        self._parts.save(key, result, seconds=seconds)
+
+    @checked()
+    def part(self, key: str) -> tuple[pa.Table, ProfileFile]:
+        """Scores and curves of the finished part `key`, before or after the run is finished.
+
+        Raises:
+            StoreError: The part is missing or damaged.
+        """
+        self._checked_times(key)
+        folder = self._parts.path(key)
+        return read_scores(folder / SCORES), ProfileFile(folder / PROFILES)
+
+    def finish(self, keys: Iterable[str], *, provenance: Provenance) -> None:
+        """Joins the parts into the run's files; the bytes do not depend on when or in which order they came.
+
+        Args:
+            keys: Names of all parts.
+            provenance: What made the run.
+
+        Raises:
+            StoreError: A part is missing, damaged or at odds with another, or a file cannot be written.
+        """
+        self._require_lock()
+        wanted = sorted(set(keys))
+        if not wanted:
+            raise StoreError(f"{self.path}: a run needs at least one part")
+        if self._keys == frozenset(wanted):
+            return
+        self._keys = None
+        remove(self.path / COMPLETE)
+        times = [self._checked_times(key) for key in wanted]
+        folders = [self._parts.path(key) for key in wanted]
+        write_file(self.path / SCORES, encode_scores(join_tables([read_scores(f / SCORES) for f in folders])))
+        join_profiles(self.path / PROFILES, [folder / PROFILES for folder in folders])
+        content = provenance_json(provenance, times, config_hash=self.config_hash)
+        write_file(self.path / PROVENANCE, readable_json(content))
+        seal: dict[str, JSON] = {
+            "schema": SCHEMA_VERSION,
+            "config_hash": self.config_hash,
+            "parts": wanted,
+            "files": fingerprints(self.path, [CONFIG, PROVENANCE, SCORES, PROFILES]),
+        }
+        write_sealed(self.path / COMPLETE, seal)
+        self._keys = frozenset(wanted)
+
+    def scores(self) -> pa.Table:
+        """The score table of the finished run.
+
+        Raises:
+            StoreError: The run is not finished, or the file cannot be read.
+        """
+        self._require_complete()
+        return read_scores(self.path / SCORES)
+
+    def profiles(self) -> ProfileFile:
+        """The curves of the finished run by name, each read when it is asked for.
+
+        Raises:
+            StoreError: The run is not finished, or the file cannot be read.
+        """
+        self._require_complete()
+        return ProfileFile(self.path / PROFILES)
+
+    def provenance(self) -> dict[str, JSON]:
+        """What made the finished run.
+
+        Raises:
+            StoreError: The run is not finished, or the file cannot be read.
+        """
+        self._require_complete()
+        content = read_object(self.path / PROVENANCE)
+        if content is None:
+            raise StoreError(f"cannot read {self.path / PROVENANCE}: it is missing or damaged")
+        return content
+
+    def _prepare(self) -> None:
+        remove_temporaries(self.path)
+        self._parts.remove_leftovers()
+        self._parts.forget()
+        if stored_config_hash(self.path) != self.config_hash:
+            write_file(self.path / CONFIG, readable_json(self.config))
+        self._keys, problem = verify(self.path, config_hash=self.config_hash)
+        if problem is not None and os.path.lexists(self.path / COMPLETE):
+            _log.warning("%s: %s; it is joined again from its parts", self.path, problem)
+            remove(self.path / COMPLETE)
+
+    def _checked_times(self, key: str) -> PartTimes:
+        # Read again and not trusted: a part may have been damaged since this process wrote or checked it.
+        times = self._parts.times(key, trust=False)
+        if times is None:
+            self._parts.discard_damaged(key)
+            raise StoreError(f"{self.path}: the part {key!r} is missing or damaged; run the command again")
+        return times
+
+    def _require_lock(self) -> None:
+        if not self._locked:
+            raise RuntimeError("writing needs the lock: use `with run.lock():`")
+
+    def _require_complete(self) -> None:
+        if not self.is_complete:
+            raise StoreError(f"{self.path}: the run is not finished; run its command again to finish it")

@@ -1,0 +1,470 @@
+"""Run one request: load, capture, measure, store; with its control models and an estimate of time and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import WRAPPER_ASSIGNMENTS, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.proof import prove
+from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, WherewhatError
+from wherewhat.measures.measurement import DocumentScores, Measurement, Metric, Subject
+from wherewhat.measures.registry import find_measurement
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loader import read_model
+from wherewhat.models.loader import read_model as load_unproved
+from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.options import build_config, config_values
+from wherewhat.progress import Progress, Silent
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.inputs import Input, model_inputs, read_texts
+from wherewhat.runs.layout import PartResult
+from wherewhat.runs.profiles import Profile, profile_name
+from wherewhat.runs.provenance import Provenance
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.results import layer_kinds, stored_document
+from wherewhat.runs.schema import ScoreSource
+from wherewhat.runs.subject import ModelSubject
+from wherewhat.text.documents import Document, text_hash
+
+if TYPE_CHECKING:
+    from wherewhat.captures.proof import Proof
+    from wherewhat.models.loaded import Weights
+    from wherewhat.runs.request import ModelRequest
+
+
+_SHORT, _LONG = 64, 256
+_WORTH_SAYING = 2.0
+
+
+def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor]) -> str:
+    """One line, or nothing if it is quick.
+
+    Two short pieces of the first text are measured (of the first few, where documents are measured together); the time
+    is taken to grow as n and n².
+
+    Args:
+        subject: The model.
+        measurement: What will be measured.
+        config: Its options.
+        texts: Token ids of each document, ``(n,)``.
+    """
+    if max(len(ids) for ids in texts) <= _LONG:
+        return ""
+    first = texts[0]
+    try:
+        _seconds(subject, measurement, config, texts, _SHORT)  # warms up allocators and kernels
+        short, long = (_seconds(subject, measurement, config, texts, n) for n in (_SHORT, _LONG))
+    except WherewhatError:  # options made for long texts need not suit short pieces
+        return ""
+    square = max(0.0, (long / _LONG - short / _SHORT) / (_LONG - _SHORT))
+    linear = max(0.0, long / _LONG - square * _LONG)
+    total = sum(linear * len(ids) + square * len(ids) ** 2 for ids in texts)
+    if total < _WORTH_SAYING:
+        return ""
+    return f"{len(texts)} documents of {len(first)} tokens: about {duration(total)}"
+
+
+def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
+    """Bytes a forward pass needs, roughly: the weights and the activations of one block.
+
+    Nothing n × n is held, and no more than one layer's queries and keys unless the text is run in chunks, so this grows
+    with the length of the text.
+
+    Args:
+        model: The model.
+        tokens: Tokens of a text.
+        together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
+        chunk: Tokens of a chunk, if texts are run in chunks: queries, keys, values and outputs of all layers are held.
+    """
+    config = model.config.get_text_config()
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    size = next(model.parameters()).element_size()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
+    at_once = min(tokens, chunk or tokens)
+    held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
+    return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
+
+
+def duration(seconds: float) -> str:
+    """A time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor], n: int) -> float:
+    """Time that the first ``n`` tokens of one text take."""
+    seconds = 0.0
+    if measurement.measure is not None:
+        started = time.perf_counter()
+        measurement.measure(subject, texts[0][None, :n], config)
+        seconds += time.perf_counter() - started
+    if measurement.across is not None:
+        pieces = [ids[:n] for ids in texts[: measurement.least_documents]]
+        started = time.perf_counter()
+        measurement.across(subject, pieces, config)
+        seconds += (time.perf_counter() - started) / len(pieces)
+    return seconds
+
+
+class LastModel:
+    """Loads and proves a model once for as long as requests ask for no other."""
+
+    def __init__(self) -> None:
+        self._request: ModelRequest | None = None
+        self._loaded: LoadedModel | None = None
+        self._proof: Proof | None = None
+
+    def loaded(self, request: ModelRequest, load: Callable[[], LoadedModel]) -> LoadedModel:
+        """The model a request names: the kept one, or what ``load`` gives."""
+        if self._loaded is None or request != self._request:
+            self.forget()  # before the next one is loaded: there may be no room for both
+            self._loaded, self._request = load(), request
+        return self._loaded
+
+    def proof(self) -> Proof:
+        """The proof of the kept model, made once.
+
+        Raises:
+            CaptureError: If its attention cannot be captured faithfully.
+        """
+        from wherewhat.captures.proof import prove
+
+        assert self._loaded is not None, "nothing is loaded yet"
+        if self._proof is None:
+            self._proof = prove(self._loaded.model)
+        return self._proof
+
+    def forget(self) -> None:
+        """Let go of the model, and of the memory that it had on a GPU."""
+        if self._loaded is None:
+            return
+        self._request = self._loaded = self._proof = None
+        gc.collect()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+_TOGETHER = "\n"
+"""Key of the part that holds what is measured over all documents together; no document has this name."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose model is loaded and whose run directory is known; nothing is measured or written yet.
+
+    Attributes:
+        request: What to measure.
+        measurement: The measurement it names.
+        config: The measurement's options.
+        loaded: The model.
+        inputs: The documents or prompts, by name.
+        directory: Where the numbers go, or are already.
+    """
+
+    request: Request
+    measurement: Measurement
+    config: Any
+    loaded: LoadedModel
+    inputs: Mapping[str, Input]
+    directory: RunDirectory
+
+
+def run(
+    request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
+) -> RunDirectory:
+    """Measure, store, and return the finished run directory.
+
+    What is finished is never computed again: an interrupted run goes on with the next document, a complete one
+    is returned as it is.
+
+    Args:
+        request: What to measure.
+        out: Folder that holds run directories.
+        progress: Where to tell how far it is; silent by default.
+        models: Keeps the model for the next request; by default it is let go.
+
+    Raises:
+        WherewhatError: If anything about the request, the model, the text or the disk is wrong.
+    """
+    progress, models = progress or Silent(), models or LastModel()
+    return measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
+
+
+@new_process_settings()
+def prepare(request: Request, *, out: Path, progress: Progress, models: LastModel) -> Prepared:
+    """Load the model, read the texts and find the run directory.
+
+    Raises:
+        WherewhatError: If anything about the request, the model or the text is wrong.
+    """
+    measurement = find_measurement(request.measurement)
+    config = build_config(measurement.config, request.options)
+    texts = read_texts(request, measurement)
+    progress.say(f"loading {request.model.model} ({request.model.weights})")
+    loaded = models.loaded(request.model, lambda: load_model(request.model, say=progress.say))
+    inputs = {made.document.name: made for made in model_inputs(request, measurement, config, loaded, texts)}
+    directory = RunDirectory.open(
+        out,
+        name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
+        config=resolved(request, measurement, config, loaded, inputs.values()),
+    )
+    return Prepared(request, measurement, config, loaded, inputs, directory)
+
+
+def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
+    """Measure what is missing and return the finished run directory.
+
+    Args:
+        prepared: What to measure, as :func:`prepare` gave it.
+        progress: Where to tell how far it is.
+        models: Holds the model.
+
+    Raises:
+        WherewhatError: If the model cannot be captured or measured, or the disk cannot be written.
+    """
+    request, measurement, config = prepared.request, prepared.measurement, prepared.config
+    loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
+    if directory.is_complete:
+        progress.say(f"already measured: {directory.path}")
+        return directory
+
+    def source(key: str) -> ScoreSource:
+        return ScoreSource(
+            measurement=measurement.name,
+            model=loaded.name,
+            weights=loaded.weights,
+            seed=loaded.seed,
+            document=None if key == _TOGETHER else key,
+        )
+
+    with directory.lock(on_wait=progress.say), new_process_settings(weight_dtypes(loaded.model)):
+        keys = _keys(measurement, list(inputs))
+        missing = [key for key in keys if not directory.has(key)]
+        with_model = missing if measurement.across is not None else [key for key in missing if key != _TOGETHER]
+        subject = None
+        if with_model:
+            subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
+            # Measuring short pieces to know how long it takes is for somebody who waits, and for what can be cut.
+            if progress.shown and measurement.prompts is None and not (measurement.spans or measurement.items):
+                ahead = [made.ids for name, made in inputs.items() if name in with_model or _TOGETHER in with_model]
+                line = estimate(subject, measurement, config, ahead)
+                size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model, chunk=request.chunk)
+                progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
+            for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
+                started = time.perf_counter()
+                found = _found(measurement, subject, key, inputs, config)
+                part = _part(measurement.words(config), source(key), found)
+                directory.save(key, part, seconds=time.perf_counter() - started)
+        if _TOGETHER in missing and measurement.combine is not None:
+            started = time.perf_counter()
+            found = measurement.combine([stored_document(*directory.part(name)) for name in inputs], config)
+            part = _part(measurement.words(config), source(_TOGETHER), found)
+            directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
+        texts = [made.document for made in inputs.values()]
+        subject = subject or ModelSubject(loaded, models.proof())
+        directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
+    return directory
+
+
+def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
+    """The model a request names, not yet proved."""
+    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    return read_model(options.pop("model"), **options, progress=say)
+
+
+def resolved(
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, inputs: Iterable[Input]
+) -> dict[str, Any]:
+    """Everything the numbers depend on: what the run directory is keyed by."""
+    # Chunks and other implementations give the same numbers but for rounding, not the same bytes: each has its key.
+    given = {
+        "chunk": request.chunk,
+        "attn_implementation": request.model.attn_implementation,
+        "revision": measurement.revision if measurement.revision > 1 else None,
+    }
+    return {
+        **{name: value for name, value in given.items() if value is not None},
+        "measurement": measurement.name,
+        "options": config_values(config),
+        "model": loaded.name,
+        "weights": loaded.weights,
+        "weights_hash": loaded.weights_hash,
+        "tokenizer_hash": loaded.tokenizer_hash,
+        "seed": loaded.seed,
+        "dtype": loaded.dtype,
+        "device": _device_kind(loaded.device),
+        "tokens": request.tokens,
+        "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
+    }
+
+
+def _device_kind(device: str) -> str:
+    """``cpu``, ``cuda`` or ``mps``; of a spread model that of the first layers that are not offloaded."""
+    return torch.device(next((name for name in device.split("+") if name != "offloaded"), "cpu")).type
+
+
+def _keys(measurement: Measurement, names: list[str]) -> list[str]:
+    """Parts of a run: one per document, and one for all of them, as far as the measurement has numbers for them."""
+    together = measurement.combine is not None or measurement.across is not None
+    return [
+        *(names if measurement.measure is not None else []),
+        *([_TOGETHER] if together and len(names) > 1 else []),
+    ]
+
+
+def _found(
+    measurement: Measurement, subject: ModelSubject, key: str, inputs: Mapping[str, Input], config: Any
+) -> DocumentScores:
+    """Run the model on one document, or on all of them."""
+    if key == _TOGETHER:
+        assert measurement.across is not None
+        return measurement.across(subject, [made.ids for made in inputs.values()], config)
+    assert measurement.measure is not None
+    made = inputs[key]
+    given = made.spanned if measurement.spans else made.question if measurement.prompts is not None else made.ids[None]
+    return measurement.measure(subject, made.choices if measurement.items else given, config)
+
+
+def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
+    document = source.document
+    units = {metric.name: metric.unit or None for metric in words}
+    scores = []
+    profiles = {}
+    for name, value in found.whole.items():
+        scores.append(source.score(name, value, unit=units.get(name)))
+    for name, curve in found.curves.items():
+        profiles[profile_name(document, None, name)] = Profile(curve.values, curve.axes)
+    for layer in found.layers:
+        for name, values in layer.heads.items():
+            defined = [None if math.isnan(value) else value for value in values.tolist()]
+            scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
+        for name, value in layer.whole.items():
+            scores.append(source.score(name, value, layer=layer.layer, unit=units.get(name)))
+        for name, curve in layer.curves.items():
+            profiles[profile_name(document, layer.layer, name)] = Profile(curve.values, curve.axes)
+    if not scores:
+        raise TextError(f"{document or 'the documents together'} gave no scores")
+    return PartResult(scores=scores, profiles=profiles)
+
+
+def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | None) -> Provenance:
+    loaded = subject.loaded
+    extra: dict[str, Any] = {
+        "spec": loaded.spec,
+        "revision": loaded.revision,
+        # The name that was asked for, such as step1000; the revision is the commit it stood for.
+        "checkpoint": checkpoint,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "encoding": subject.encoding,
+        "layer_kinds": layer_kinds(subject.proof.layers),
+    }
+    if loaded.device.startswith("cuda"):
+        extra["gpu"] = torch.cuda.get_device_name(loaded.device.split("+")[0])
+    return Provenance(
+        model_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        text_hash=text_hash(texts),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        seed=loaded.seed,
+        extra=extra,
+    )
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """Finished runs of a model and its controls.
+
+    Attributes:
+        runs: Run directory by weights, the model itself first.
+        left_out: Why a control is missing, by its weights.
+    """
+
+    runs: dict[str, RunDirectory]
+    left_out: dict[str, str]
+
+
+def run_with_controls(
+    request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None
+) -> Controlled:
+    """Measure a model, and as controls the same model with other weights.
+
+    Args:
+        request: What to measure.
+        controls: Weights of the controls, such as ``("random", "shuffled")``.
+        out: Folder that holds run directories.
+        progress: Where to tell how far it is; silent by default.
+
+    Raises:
+        WherewhatError: If the model itself cannot be measured, or the disk cannot be written.
+    """
+    runs = {str(request.model.weights): run(request, out=out, progress=progress)}
+    left_out: dict[str, str] = {}
+    for weights in controls:
+        outcome = run_control(request.twin(weights), out=out, progress=progress)
+        if isinstance(outcome, str):
+            left_out[weights] = outcome
+        else:
+            runs[weights] = outcome
+    return Controlled(runs, left_out)
+
+
+def run_control(
+    request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
+) -> RunDirectory | str:
+    """The finished run of a control, or in one line why there is none.
+
+    Some models have no such control: the entries of quantised weights, for example, cannot be permuted.
+
+    Raises:
+        WherewhatError: If the disk cannot be written.
+    """
+    try:
+        return run(request, out=out, progress=progress, models=models)
+    except (LoadError, CaptureError, MeasureError) as error:
+        return str(error)
+
+
+_Options = ParamSpec("_Options")
+
+
+def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, LoadedModel]:
+    """``load`` with the same options, and a proof at the end."""
+
+    @wraps(load, assigned=[name for name in WRAPPER_ASSIGNMENTS if name not in ("__doc__", "__module__")])
+    def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
+        """Load a causal language model and prove its capture.
+
+        Options are those of ``read_model``: ``smollm2`` (embedded), a Hugging Face id, a folder or a
+        ``.gguf`` file, and how to load it.
+
+        Raises:
+            ConfigError: If an option has an unknown value.
+            LoadError: If the model cannot be found, read or used.
+            CaptureError: If its attention cannot be captured faithfully, with the numbers.
+        """
+        loaded = load(*args, **options)
+        prove(loaded.model)
+        return loaded
+
+    return proved
+
+
+load = _then_proved(load_unproved)

@@ -1,0 +1,283 @@
+"""All scores of a store in one table, kept in ``index.parquet``."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from wherewhat.errors import StoreError
+from wherewhat.hashes import parse_object
+from wherewhat.imports import require
+from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
+from wherewhat.runs.storage import Folder, Place, open_place
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+FACTS: dict[str, str] = {
+    "run": "str",
+    "measurement": "str",
+    "model": "str",
+    "size": "int",
+    "checkpoint": "str",
+    "step": "int",
+    "weights": "str",
+    "encoding": "str",
+    "seed": "int",
+    "dtype": "str",
+    "tokens": "int",
+    "text": "str",
+}
+"""What runs can be grouped by, and the type of each."""
+
+_CHECKPOINT = re.compile(
+    r"^(?:(?:global[-_]?)?step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)([km]?)(?:[-_.].*)?$", re.I
+)
+_SIZE = re.compile(r"(?:^|[-_.x])(\d+(?:\.\d+)?)([kmbt])(?=$|[-_.])", re.I)
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of one run.
+
+    Args:
+        name: Name of its folder.
+        config: Its configuration.
+        provenance: What made it.
+    """
+    extra = provenance.get("extra")
+    extra = extra if isinstance(extra, Mapping) else {}
+    model, checkpoint = _model(config, extra)
+    parameters = extra.get("parameters")
+    text = provenance.get("text_hash")
+    return {
+        "run": name,
+        "measurement": _text(config.get("measurement")),
+        "model": model,
+        "size": parameters if isinstance(parameters, int) else stated_size(model or ""),
+        "checkpoint": checkpoint,
+        "step": None if checkpoint is None else training_step(checkpoint),
+        "weights": _text(config.get("weights")),
+        "encoding": _text(extra.get("encoding") or config.get("encoding")),
+        "seed": _integer(config.get("seed")),
+        "dtype": _text(config.get("dtype")),
+        "tokens": _integer(config.get("tokens")),
+        "text": text[:12] if isinstance(text, str) else None,
+    }
+
+
+def training_step(checkpoint: str) -> int | None:
+    """The step in the name of a checkpoint: 1000 in ``step1000``, ``checkpoint-1000`` or ``global_step1k``."""
+    found = _CHECKPOINT.match(PurePosixPath(checkpoint).name)
+    return None if found is None else int(found[1]) * _FACTORS[found[2].lower()]
+
+
+def stated_size(model: str) -> int | None:
+    """Parameters that a model's name states: 160,000,000 in ``pythia-160m``."""
+    found = _SIZE.search(model)
+    return None if found is None else round(float(found[1]) * _FACTORS[found[2].lower()])
+
+
+def _model(config: Mapping[str, Any], extra: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Model and checkpoint. A folder that is called after a step belongs to the model of the folder around it."""
+    name = _text(config.get("model"))
+    asked = _text(extra.get("checkpoint"))
+    if asked is not None:
+        return name, asked
+    if name is not None and training_step(name) is not None:
+        parent = PurePosixPath(str(extra.get("spec") or "").replace("\\", "/")).parent.name
+        return parent or name, name
+    return name, _text(extra.get("revision"))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+_log = logging.getLogger(__name__)
+
+INDEX = "index.parquet"
+_OPENED_TOGETHER = 512
+
+
+@dataclass
+class Indexed:
+    """The numbers of a store.
+
+    Attributes:
+        values: One row per run, metric and document, read when it is collected.
+        runs: How many runs there are.
+        unreadable: Name and reason of finished runs that cannot be read.
+    """
+
+    values: pl.LazyFrame
+    runs: int
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def open_index(address: str) -> Indexed:
+    """The numbers of the store at an address, with its index brought up to date.
+
+    Raises:
+        StoreError: If there is no such store, or it cannot be read.
+    """
+    check_polars()
+    import polars as pl
+
+    place = open_place(address)
+    if isinstance(place, Folder) and not place.path.is_dir():
+        raise StoreError(f"there is no store at {address}: give a folder that holds run directories")
+    stamps = _finished(place)
+    known = _read(place)
+    kept = known
+    old: dict[str, str] = {}
+    if known is not None:
+        listed = known.select("run", "stamp").unique().collect()
+        old = dict(zip(listed["run"], listed["stamp"], strict=True))
+        same = [name for name, stamp in old.items() if stamps.get(name) == stamp]
+        kept = known if len(same) == len(old) else known.filter(pl.col("run").is_in(same))
+        old = {name: old[name] for name in same}
+    new = [name for name in stamps if name not in old]
+    if not new and kept is known and known is not None:
+        return Indexed(known, len(old))
+    found, unreadable = _condense(place, new, stamps)
+    table = pl.concat([kept.collect(), found]) if kept is not None else found
+    _write(place, table)
+    return Indexed(table.lazy(), table["run"].n_unique(), unreadable)
+
+
+def check_polars() -> None:
+    """Refuse early what cannot be computed.
+
+    Raises:
+        LoadError: If it is not installed.
+    """
+    require("polars", why="comparing runs", install="'wherewhat[compare]'")
+
+
+def schema() -> dict[str, Any]:
+    """Columns of the index."""
+    import polars as pl
+
+    types = {"str": pl.String, "int": pl.Int64}
+    facts = {name: types[kind] for name, kind in FACTS.items()}
+    return {**facts, "stamp": pl.String, "metric": pl.String, "document": pl.String, "value": pl.Float64}
+
+
+def _finished(place: Place) -> dict[str, str]:
+    """Finished runs by name, with a mark that changes when one is written anew."""
+    if isinstance(place, Folder):
+        found = {}
+        for name in place.names(""):
+            try:
+                seal = (place.path / name / COMPLETE).stat()
+            except OSError:
+                continue  # an unfinished run, or no run at all
+            found[name] = f"{seal.st_mtime_ns}-{seal.st_size}"
+        return found
+    names = [name for name in place.names("") if name not in (INDEX, "sweeps")]
+    # The name ends in the hash of the configuration: what is finished under it stays the same.
+    return {path.rpartition("/")[0]: "" for path in place.read_many(f"{name}/{COMPLETE}" for name in names)}
+
+
+def _read(place: Place) -> pl.LazyFrame | None:
+    """The index as it lies there; None if there is none that can be used."""
+    import polars as pl
+
+    try:
+        if isinstance(place, Folder):
+            path = place.path / INDEX
+            table = pl.scan_parquet(path, glob=False) if path.is_file() else None
+        else:
+            content = place.read(INDEX)
+            table = None if content is None else pl.read_parquet(io.BytesIO(content)).lazy()
+        return table if table is not None and dict(table.collect_schema()) == schema() else None
+    except (pl.exceptions.PolarsError, OSError):
+        return None  # damaged or foreign: it is made again
+
+
+def _write(place: Place, table: pl.DataFrame) -> None:
+    buffer = io.BytesIO()
+    table.write_parquet(buffer, compression="zstd")
+    try:
+        place.write(INDEX, buffer.getvalue())
+    except StoreError as error:
+        _log.info("the index is not kept: %s", error)  # a store that can only be read is compared all the same
+
+
+def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Rows of the index for some runs, and which of them cannot be read."""
+    import polars as pl
+
+    tables = [pl.DataFrame(schema=schema())]
+    unreadable: dict[str, str] = {}
+    for start in range(0, len(names), _OPENED_TOGETHER):
+        some = names[start : start + _OPENED_TOGETHER]
+        facts = _facts(place, some, unreadable)
+        values = _values(place, list(facts), unreadable)
+        described = pl.DataFrame(list(facts.values()), schema={name: schema()[name] for name in FACTS})
+        marks = pl.Series("stamp", [stamps[name] for name in described["run"]], dtype=pl.String)
+        described = described.with_columns(marks)
+        tables.append(described.join(values, on="run").select(list(schema())))
+    return pl.concat(tables), unreadable
+
+
+def _facts(place: Place, names: Iterable[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
+    names = list(names)
+    contents = place.read_many(f"{name}/{file}" for name in names for file in (CONFIG, PROVENANCE))
+    found = {}
+    for name in names:
+        config, provenance = (parse_object(contents.get(f"{name}/{file}", b"")) for file in (CONFIG, PROVENANCE))
+        if config is None or provenance is None:
+            unreadable[name] = f"{CONFIG if config is None else PROVENANCE} is missing or damaged"
+        else:
+            found[name] = run_facts(name, config, provenance)
+    return found
+
+
+def _values(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> pl.DataFrame:
+    """Mean over heads and layers by run, metric and document."""
+    import polars as pl
+
+    if isinstance(place, Folder) and names:
+        paths = {str(place.path / name / SCORES): name for name in names}
+        try:
+            # All files at once, in parallel; one that is damaged spoils this, and is then looked for.
+            table = _means(pl.scan_parquet(list(paths), include_file_paths="run", glob=False)).collect()
+            return table.with_columns(pl.col("run").replace_strict(paths, return_dtype=pl.String))
+        except (pl.exceptions.PolarsError, OSError):
+            pass
+    tables = []
+    for name in names:
+        content = place.read(f"{name}/{SCORES}")
+        try:
+            if content is None:
+                raise OSError("it is missing")
+            tables.append(_means(pl.read_parquet(io.BytesIO(content)).lazy().with_columns(run=pl.lit(name))).collect())
+        except (pl.exceptions.PolarsError, OSError) as error:
+            unreadable[name] = f"{SCORES} cannot be read ({(str(error).splitlines() or ['damaged'])[0][:120]})"
+    empty = pl.DataFrame(schema={name: schema()[name] for name in ("run", "metric", "document", "value")})
+    return pl.concat([empty, *tables])
+
+
+def _means(rows: pl.LazyFrame) -> pl.LazyFrame:
+    import polars as pl
+
+    strings = [pl.col(name).cast(pl.String) for name in ("run", "metric", "document")]
+    defined = rows.select(*strings, "value").filter(pl.col("value").is_not_null())
+    return defined.group_by("run", "metric", "document").agg(pl.col("value").mean())
+
+
+def paths_of(addresses: Sequence[str]) -> list[str]:
+    """Addresses without repetitions, in order."""
+    return list(dict.fromkeys(str(Path(a).expanduser()) if "://" not in a else a.rstrip("/") for a in addresses))

@@ -1,0 +1,192 @@
+"""What a run measures: documents cut to size, prompts for the tokenizer, or questions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import ConfigError, TextError
+from wherewhat.measures.choices import Choices
+from wherewhat.measures.measurement import Measurement, Question, Text
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.runs.request import Request
+from wherewhat.runs.words import with_spans
+from wherewhat.text.documents import Document
+from wherewhat.text.files import read_documents
+from wherewhat.text.prompts.kinds import make
+from wherewhat.text.prompts.prompt import Prompt
+from wherewhat.text.prompts.vocabulary import Speller
+from wherewhat.text.questions import Item, read_items
+
+
+def item_choices(loaded: LoadedModel, item: Item, *, beyond: bool = False) -> Choices:
+    """An item in tokens, cut between context and alternatives as lm-evaluation-harness does.
+
+    Each alternative is tokenised with its context and is what comes behind as many tokens as the context has by
+    itself; white space at the end of the context counts to the alternatives.
+
+    Raises:
+        TextError: If the item gives no tokens.
+        ConfigError: If it has more tokens than the model has positions.
+    """
+    context = item.context.rstrip()
+    space = item.context[len(context) :]
+    try:
+        ids = loaded.encode(context, allow_beyond=beyond)
+        whole = [loaded.encode(context + space + text, allow_beyond=beyond).tolist() for text in item.continuations]
+    except (TextError, ConfigError) as error:
+        raise type(error)(f"item '{item.name}': {error}") from error
+    continuations = tuple(tuple(tokens[len(ids) :]) for tokens in whole)
+    if not all(continuations):
+        number = [bool(tokens) for tokens in continuations].index(False)
+        raise TextError(f"item '{item.name}': alternative {number + 1} has no tokens of its own; leave the item out")
+    return Choices(
+        context=with_spans(loaded, context, ids),
+        continuations=continuations,
+        lengths=tuple(len(text.removeprefix(" ")) for text in item.continuations),
+        gold=item.gold,
+        blank=blank(loaded),
+        seed=text_seed(context),
+    )
+
+
+def blank(loaded: LoadedModel) -> tuple[int, ...]:
+    """Tokens that stand for no text: what the model puts in front of one, else BOS or EOS; empty if it has none."""
+    named = (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id)
+    return loaded.prefix or tuple(token for token in named if token is not None)[:1]
+
+
+def text_seed(text: str) -> int:
+    """A number for a text, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:5], "big")
+
+
+DEFAULT_DOCUMENTS = 4
+"""Embedded documents or prompts used by default: enough for an interval, few enough for a laptop."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One text as a model sees it.
+
+    Attributes:
+        document: Its name and text.
+        ids: Token ids, ``(n,)``.
+        question: What is asked at its end, for measurements of answers.
+        spanned: The ids with where words and sentences are, for measurements that must know.
+        choices: The question and its alternatives, for measurements of items; the ids are then the question's.
+    """
+
+    document: Document
+    ids: Tensor
+    question: Question | None = None
+    spanned: Text | None = None
+    choices: Choices | None = None
+
+
+def read_texts(request: Request, measurement: Measurement) -> list[Document]:
+    """The documents a request names; none where prompts are made for the model, or items are read for it.
+
+    Raises:
+        ConfigError: If texts are named, but not used.
+        TextError: If there are too few documents, or they cannot be read.
+    """
+    if measurement.prompts is not None and (request.text is not None or request.prompts is not None):
+        raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
+    if measurement.items and (request.text is not None or request.prompts is not None):
+        raise ConfigError(f"{measurement.name} is measured on items: leave --text and --prompts out")
+    if measurement.items and request.items is None:
+        raise ConfigError(f"{measurement.name} needs --items: a task such as arc_easy or boolq, or a .jsonl file")
+    if request.items is not None and not measurement.items:
+        raise ConfigError(f"{measurement.name} is not measured on items: leave --items out")
+    if measurement.items or measurement.prompts is not None or request.prompts is not None:
+        return []
+    count = request.documents
+    if request.text is None and count is None:
+        count = max(DEFAULT_DOCUMENTS, measurement.least_documents)
+    texts = read_documents(request.text, count=count)
+    if len(texts) < (least := measurement.least_documents):
+        raise TextError(
+            f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "
+            f"{len(texts)} is all there is; give more with --text or --documents"
+        )
+    return texts
+
+
+def model_inputs(
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
+) -> list[Input]:
+    """The texts in the model's tokens, or the prompts that the request or the measurement asks for.
+
+    Raises:
+        TextError: If a document is shorter than asked for, or the tokenizer cannot spell a prompt.
+        ConfigError: If the model has fewer positions than asked for.
+    """
+    if measurement.items:
+        assert request.items is not None
+        return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]
+    made = _inputs(request, measurement, config, loaded, texts)
+    if not measurement.spans:
+        return made
+    return [replace(x, spanned=with_spans(loaded, x.document.text, x.ids)) for x in made]
+
+
+def _inputs(
+    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
+) -> list[Input]:
+    if measurement.prompts is None and request.prompts is None:
+        return [Input(text, _encode(loaded, text, request)) for text in texts]
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
+    speller = Speller.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
+    seed = request.model.seed
+    if measurement.prompts is None:
+        assert request.prompts is not None
+        count = request.documents or DEFAULT_DOCUMENTS
+        named = [(p.name, p) for p in make(request.prompts, speller, tokens=request.tokens, count=count, seed=seed)]
+    else:
+        named = [
+            (f"{made.name}-{number}", prompt)
+            for made in measurement.prompts(config)
+            for number, prompt in enumerate(make(made.kind, speller, count=made.count, seed=seed, **made.options), 1)
+        ]
+    for _, prompt in named:
+        loaded.check_length(len(prompt.ids), allow_beyond=request.beyond)
+    return [_input(name, prompt) for name, prompt in named]
+
+
+def _input(name: str, prompt: Prompt) -> Input:
+    ids = torch.tensor(prompt.ids, dtype=torch.int64)
+    document = Document(name, prompt.text, f"{prompt.kind} prompts")
+    if not prompt.asks:
+        return Input(document, ids)
+    role = prompt.items[prompt.answer_item].role
+    # Items of solved examples are not among the alternatives: those come with the answer's own role, once a group.
+    alternatives = [item for item in prompt.items if item.role == role]
+    place = alternatives.index(prompt.items[prompt.answer_item])
+    question = Question(
+        ids=ids[None],
+        candidates=prompt.candidates,
+        correct=prompt.correct,
+        kind=prompt.kind,
+        size=len(alternatives),
+        place=place / max(1, len(alternatives) - 1),
+    )
+    return Input(document, ids, question)
+
+
+def _chosen(loaded: LoadedModel, item: Item, request: Request) -> Input:
+    choices = item_choices(loaded, item, beyond=request.beyond)
+    # Alternatives and which is right are part of what the numbers depend on.
+    return Input(Document(item.name, item.text, item.source), choices.context.ids[0], choices=choices)
+
+
+def _encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:
+    try:
+        return loaded.encode(text.text, tokens=request.tokens, allow_beyond=request.beyond)
+    except TextError as error:
+        raise TextError(f"document '{text.name}': {error}") from error

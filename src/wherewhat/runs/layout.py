@@ -1,0 +1,262 @@
+"""The files of a run directory, and its parts: one per document, computed once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from wherewhat.errors import ConfigError, StoreError
+from wherewhat.files import (
+    atomic_folder,
+    explain,
+    is_folder,
+    is_temporary,
+    make_folder,
+    remove,
+    remove_temporaries,
+    write_file,
+)
+from wherewhat.hashes import (
+    HASH_DIGITS,
+    JSON,
+    config_hash,
+    fingerprints,
+    first_damaged,
+    parse_object,
+    part_folder_name,
+    read_sealed,
+    write_sealed,
+)
+from wherewhat.runs.profiles import Profile, write_profiles
+from wherewhat.runs.provenance import PartTimes, package_version
+from wherewhat.runs.schema import SCHEMA_VERSION, Score, check_version, encode_scores, score_table
+
+CONFIG = "config.json"
+PROVENANCE = "provenance.json"
+SCORES = "scores.parquet"
+PROFILES = "profiles.safetensors"
+COMPLETE = "complete.json"
+PARTS = "parts"
+LOCK = ".lock"
+
+_OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
+
+
+def read_object(path: Path) -> dict[str, JSON] | None:
+    """The JSON object in a file; None when the file is missing or holds anything else.
+
+    Raises:
+        StoreError: The file is there but may not be read.
+    """
+    try:
+        return parse_object(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+
+
+def stored_config_hash(path: Path) -> str | None:
+    """The hash of the configuration in the run directory `path`; None when there is no valid one."""
+    config = read_object(path / CONFIG)
+    with suppress(ConfigError):  # an altered byte can make a number infinite or a string invalid
+        return None if config is None else config_hash(config)
+    return None
+
+
+def check_place(path: Path, *, config_hash: str) -> None:
+    """Checks that `path` is, or can become, the run directory of a configuration; writes nothing.
+
+    Raises:
+        StoreError: It holds something else, belongs to another configuration, or cannot be read.
+    """
+    if _nearest_folder(path) != path:
+        return
+    stored = stored_config_hash(path)
+    # A valid configuration that earns the same folder name is another run, not damage to this one.
+    if stored not in (None, config_hash) and stored[:HASH_DIGITS] == config_hash[:HASH_DIGITS]:
+        raise StoreError(f"{path} belongs to the configuration {stored}, not {config_hash}: choose another folder")
+    if os.path.lexists(path / CONFIG):
+        return
+    try:
+        foreign = sorted(p.name for p in path.iterdir() if p.name not in _OWN_NAMES and not is_temporary(p))
+    except FileNotFoundError:
+        return  # another process took its empty run directory away just now
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+    if foreign:
+        raise StoreError(f"{path} is not a run directory, it holds {foreign[0]!r}: choose another folder")
+
+
+def check_writable(path: Path) -> None:
+    """Checks, without trying, that `path` can be made or written.
+
+    Raises:
+        StoreError: The nearest folder that exists may not be written.
+    """
+    existing = _nearest_folder(path)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise StoreError(f"cannot write to {existing}: permission denied; choose another folder")
+
+
+def _nearest_folder(path: Path) -> Path:
+    for folder in (path, *path.parents):
+        try:
+            if is_folder(folder):
+                return folder
+        except (OSError, ValueError) as error:
+            reason = explain(error) if isinstance(error, OSError) else str(error)
+            raise StoreError(f"cannot make the folder {path}: {reason}") from error
+    return Path()
+
+
+def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str | None]:
+    """Checks every file of a finished run against its checksum.
+
+    Returns:
+        The names of the run's parts and None; or None and what is wrong.
+
+    Raises:
+        StoreError: A file is there but may not be read, or a newer wherewhat wrote the run.
+    """
+    if not os.path.lexists(path / COMPLETE):
+        return None, "the run is not finished"
+    seal = read_sealed(path / COMPLETE)
+    if seal is None:
+        return None, f"{COMPLETE} is damaged"
+    check_version(seal.get("schema"), path / COMPLETE)
+    if seal.get("config_hash") != config_hash:
+        return None, f"{COMPLETE} belongs to the configuration {seal.get('config_hash')}, not {config_hash}"
+    damaged = first_damaged(path, seal.get("files"))
+    if damaged is not None:
+        return None, f"{damaged} is missing or damaged"
+    parts = seal.get("parts")
+    return frozenset(str(key) for key in parts) if isinstance(parts, list) else frozenset(), None
+
+
+def take_away_if_empty(path: Path) -> None:
+    """Removes a run directory in which nothing was finished. Only for the holder of the run's lock."""
+    with suppress(OSError):  # whatever cannot be removed stays; it is a valid, empty run
+        if (path / PARTS).is_dir():
+            (path / PARTS).rmdir()
+        if {entry.name for entry in path.iterdir()} <= {CONFIG, LOCK}:
+            (path / CONFIG).unlink(missing_ok=True)
+            (path / LOCK).unlink(missing_ok=True)
+            path.rmdir()
+
+
+_PART = "part.json"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartResult:
+    """What computing one part gave.
+
+    Attributes:
+        scores: Score rows.
+        profiles: Curves under the names that `profile_name` makes.
+    """
+
+    scores: Iterable[Score] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+
+class Parts:
+    """The finished parts of one run, in the folder `parts` of its directory."""
+
+    def __init__(self, folder: Path, *, config_hash: str) -> None:
+        """Looks at `folder`, which need not exist yet, for parts of the configuration `config_hash`."""
+        self.folder = folder
+        self._config_hash = config_hash
+        self._known: dict[str, PartTimes] = {}
+
+    def path(self, key: str) -> Path:
+        """The folder of the part `key`."""
+        return self.folder / part_folder_name(key)
+
+    def times(self, key: str, *, trust: bool = True) -> PartTimes | None:
+        """Times of the part `key` if it is finished and undamaged, else None.
+
+        Args:
+            key: Name of the part.
+            trust: Believe what this process checked or wrote before, instead of reading again.
+
+        Raises:
+            StoreError: The part may not be read, or a newer wherewhat wrote it.
+        """
+        if trust and key in self._known:
+            return self._known[key]
+        self._known.pop(key, None)
+        path = self.path(key)
+        content = read_sealed(path / _PART)
+        if content is None:
+            return None
+        check_version(content.get("schema"), path / _PART)
+        if (content.get("key"), content.get("config_hash")) != (key, self._config_hash):
+            return None
+        if first_damaged(path, content.get("files")) is not None:
+            return None
+        self._known[key] = PartTimes(**cast("dict[str, JSON]", content["times"]))  # type: ignore[arg-type]
+        return self._known[key]
+
+    def forget(self) -> None:
+        """Forgets what was checked, since another process may have been at work."""
+        self._known.clear()
+
+    def discard_damaged(self, key: str) -> None:
+        """Removes what stands in the place of the part `key`. Only for the holder of the run's lock."""
+        path = self.path(key)
+        if path.exists() or path.is_symlink():
+            _log.warning("the part %r in %s is damaged: it is computed again", key, path)
+            remove(path)
+
+    def remove_leftovers(self) -> None:
+        """Removes unfinished writes of dead processes. Only for the holder of the run's lock."""
+        if self.folder.is_dir():
+            remove_temporaries(self.folder)
+
+    def save(self, key: str, result: PartResult, *, seconds: float) -> None:
+        """Keeps a finished part. Only for the holder of the run's lock.
+
+        Raises:
+            StoreError: The result breaks the schema or cannot be written; nothing of it remains then.
+        """
+        table = score_table(result.scores)
+        now = time.time()
+        times = PartTimes(
+            key=key,
+            started=_utc(now - seconds),
+            finished=_utc(now),
+            seconds=float(seconds),
+            wherewhat=package_version("wherewhat"),
+        )
+        make_folder(self.folder)
+        path = self.path(key)
+        try:
+            with atomic_folder(path) as folder:
+                write_file(folder / SCORES, encode_scores(table))
+                write_profiles(folder / PROFILES, result.profiles)
+                content: dict[str, JSON] = {
+                    "schema": SCHEMA_VERSION,
+                    "config_hash": self._config_hash,
+                    "key": key,
+                    "times": asdict(times),
+                    "files": fingerprints(folder, [SCORES, PROFILES]),
+                }
+                write_sealed(folder / _PART, content)
+        except StoreError as error:
+            raise StoreError(f"cannot save the part {key!r}: {error}") from error
+        self._known[key] = times
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,209 @@
+"""Where a store is: a folder, or any address that fsspec opens (``s3://``, ``gs://``, ``memory://``, …)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from wherewhat.errors import StoreError, one_line
+from wherewhat.files import explain, make_folder, write_file
+from wherewhat.imports import require
+
+_PREFIX = ".tmp-"
+_ATTEMPTS = 5
+
+
+class Folder:
+    """A store in a folder of this machine or of a shared file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def address(self) -> str:
+        """What opens it again, from anywhere on the machine."""
+        return str(self.path.absolute())
+
+    def check(self) -> None:
+        """Make the folder if need be.
+
+        Raises:
+            StoreError: If it cannot be made, read or written.
+        """
+        make_folder(self.path)
+        probe = self.path / f"{_PREFIX}{secrets.token_hex(8)}"
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise StoreError(f"cannot write to the store {self.path}: {explain(error)}") from error
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder; none where there is no such folder.
+
+        Raises:
+            StoreError: If it cannot be read.
+        """
+        try:
+            return sorted(entry.name for entry in (self.path / folder).iterdir() if not entry.name.startswith(_PREFIX))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot read the store {self.path}: {explain(error)}") from error
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where there is no such file.
+
+        Raises:
+            StoreError: If it cannot be read.
+        """
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path / name}: {explain(error)}") from error
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Contents of those of the files that exist."""
+        return {name: content for name in names if (content := self.read(name)) is not None}
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that appears whole.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        path = self.path / name
+        make_folder(path.parent)
+        write_file(path, content)
+
+
+class Remote:
+    """A store behind an address that fsspec opens."""
+
+    def __init__(self, address: str) -> None:
+        fsspec = require("fsspec", why=f"the store {address}")
+        self.address = address
+        with _told(address):
+            self._system, root = fsspec.core.url_to_fs(address, skip_instance_cache=False)
+        self._root = root.rstrip("/")
+
+    def check(self) -> None:
+        """Write a small file and take it away again.
+
+        Raises:
+            StoreError: If the store cannot be reached or written.
+        """
+        name = f"{_PREFIX}{secrets.token_hex(8)}"
+        with _told(self.address):
+            self._system.makedirs(self._root, exist_ok=True)
+            self._system.pipe_file(self._path(name), b"wherewhat")
+            self._system.rm_file(self._path(name))
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder; none where there is no such folder.
+
+        Raises:
+            StoreError: If the store cannot be reached.
+        """
+        with _told(self.address):
+            self._system.invalidate_cache(self._path(folder))
+            try:
+                found = self._system.ls(self._path(folder), detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        names = {PurePosixPath(path.rstrip("/")).name for path in found} - {PurePosixPath(folder).name}
+        return sorted(name for name in names if not name.startswith(_PREFIX))
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where there is no such file.
+
+        Raises:
+            StoreError: If the store cannot be reached.
+        """
+        return self.read_many([name]).get(name)
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Contents of those of the files that exist, asked for together.
+
+        Raises:
+            StoreError: If the store cannot be reached.
+        """
+        paths = {self._path(name): name for name in names}
+        if not paths:
+            return {}
+        with _told(self.address):
+            found = self._system.cat(list(paths), on_error="return", recursive=False)
+            contents = found if isinstance(found, dict) else {next(iter(paths)): found}
+            by_name = {paths[self._own(path)]: content for path, content in contents.items()}
+            for content in by_name.values():
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise content
+        return {name: content for name, content in by_name.items() if not isinstance(content, Exception)}
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that appears whole: under another name first, for systems that write in pieces.
+
+        Raises:
+            StoreError: If the store cannot be reached or written.
+        """
+        path = self._path(name)
+        parent = path.rpartition("/")[0]
+        temporary = f"{parent}/{_PREFIX}{secrets.token_hex(8)}"
+        with _told(self.address):
+            self._system.makedirs(parent, exist_ok=True)
+            self._system.pipe_file(temporary, content)
+            self._system.mv(temporary, path)
+
+    def upload(self, folder: Path, names: Iterable[str]) -> None:
+        """Copy files of a finished run directory, in this order: the last one says that all are there.
+
+        Another worker may upload the same run with other times at the same moment. What is there in the end must be
+        of one of them, so it is looked at again.
+
+        Raises:
+            StoreError: If the store cannot be reached or written, or holds something else in the end.
+        """
+        listed = list(names)
+        contents = {f"{folder.name}/{name}": (folder / name).read_bytes() for name in listed}
+        for attempt in range(_ATTEMPTS):
+            for name, content in contents.items():
+                self.write(name, content)
+            if self.read_many(contents) == contents:
+                return
+            time.sleep(secrets.randbelow(1000) / 1000 * (attempt + 1))
+        raise StoreError(f"{folder.name} in {self.address} is not what was uploaded, {_ATTEMPTS} times: start again")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _own(self, path: str) -> str:
+        # Some systems answer with their protocol or a leading slash that was not asked for.
+        return str(self._system._strip_protocol(path))
+
+
+Place = Folder | Remote
+
+
+def open_place(address: str) -> Place:
+    """The store at an address.
+
+    Raises:
+        StoreError: If nothing opens such an address.
+    """
+    return Remote(address) if "://" in address else Folder(Path(address).expanduser())
+
+
+@contextmanager
+def _told(address: str) -> Iterator[None]:
+    """Turn whatever a file system raises into one line that names the store."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise StoreError(f"the store {address} cannot be reached: {one_line(error)}") from error

@@ -1,0 +1,174 @@
+"""A loaded model as measurements see it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.blocks import Blocks, blocks, key_mixing
+from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
+from wherewhat.captures.comparison import input_device
+from wherewhat.captures.proof import Proof, capture, intervene, prove
+from wherewhat.errors import CaptureError
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.positions import max_positions, trained_length
+from wherewhat.runs.continuation import continued
+from wherewhat.runs.placement import computing, placed, positions_refused, reordered
+
+
+class ModelSubject:
+    """Runs a loaded, proved model and shows its layers.
+
+    Args:
+        loaded: The model.
+        proof: Its proof; by default it is proved now.
+        chunk: Longer texts are run in chunks of at most so many tokens through the key-value cache.
+        offload: Keep what chunks leave in main memory until a layer's turn comes.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, proof: Proof | None = None, *, chunk: int | None = None, offload: bool = False
+    ) -> None:
+        check_chunk(chunk)
+        self.loaded = loaded
+        self._chunk, self._offload = chunk, offload
+        self._proved_chunks = 0
+        self._open_orders = 0
+        self.proof = proof or prove(loaded.model)
+        # The head's output is (n, vocabulary): often larger than everything measured. Most families can skip it.
+        accepts = inspect.signature(type(loaded.model).forward).parameters
+        self._without_head = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
+
+    def run(
+        self,
+        ids: Tensor,
+        reducer: Callable[[LayerAttention], None],
+        *,
+        logits: bool = False,
+        positions: Tensor | None = None,
+    ) -> Tensor | None:
+        """Run on ``ids`` ``(batch, n)`` and hand each layer to ``reducer``.
+
+        Args:
+            ids: Tokens.
+            reducer: Called with each layer.
+            logits: Whether logits are wanted.
+            positions: Where the tokens stand, ``(n,)``; one after the other by default.
+
+        Returns:
+            Logits ``(batch, n, vocabulary)`` if asked for, else None.
+
+        Raises:
+            CaptureError: If positions are given to a model that takes none.
+            ConfigError: If it has no such positions.
+        """
+        model = self.loaded.model
+        ids = ids.to(input_device(model))
+        arguments = self._placed(ids, positions)
+        # Hidden states in another order need all tokens of the text at once.
+        if self._chunk is not None and ids.shape[1] > self._chunk and not self._open_orders:
+            self._prove_chunks(ids.shape[1])
+            with computing(model, positions):
+                return run_in_chunks(
+                    model,
+                    ids,
+                    reducer,
+                    proof=self.proof,
+                    chunk=self._chunk,
+                    offload=self._offload,
+                    logits=logits,
+                    placed=arguments,
+                    without_head=self._without_head,
+                )
+        with torch.no_grad(), computing(model, positions), capture(model, reducer, proof=self.proof):
+            output = model(input_ids=ids, use_cache=False, **arguments, **({} if logits else self._without_head))
+        return output.logits if logits else None
+
+    def continued(
+        self,
+        ids: Tensor,
+        continuations: Sequence[Sequence[int]],
+        *,
+        positions: Tensor | None = None,
+        orders: Mapping[int, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of each continuation of a text, and whether the model would say it; see `continuing`."""
+        if positions is not None and self._refusal:
+            raise CaptureError(self._refusal)
+        return continued(self.loaded.model, self.proof, ids, continuations, positions=positions, orders=orders)
+
+    def _prove_chunks(self, tokens: int) -> None:
+        """Prove chunks once, and again for texts that are longer than windows the last proof did not reach."""
+        if tokens > self._proved_chunks:
+            prove_chunks(self.loaded.model, self.proof, tokens=tokens)
+            self._proved_chunks = tokens
+
+    @contextmanager
+    def reordered(self, orders: Mapping[int, Tensor]) -> Iterator[None]:
+        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``."""
+        self._open_orders += 1
+        try:
+            with reordered(self.loaded.model, self.proof, orders):
+                yield
+        finally:
+            self._open_orders -= 1
+
+    @property
+    def encoding(self) -> str:
+        """How the model tells positions, as far as it was seen: ``rope``, ``bias``, ``learned`` or ``none``."""
+        rotations = [layer.plan.rotation for layer in self.proof.layers]
+        if any(rotation is not None and bool(rotation.inv_freq.any()) for rotation in rotations):
+            return "rope"
+        if any("bias" in layer.features for layer in self.proof.layers):
+            return "bias"
+        return "learned" if max_positions(self.loaded.model)[1] else "none"
+
+    @functools.cached_property
+    def _refusal(self) -> str:
+        return positions_refused(self.loaded.model)
+
+    def _placed(self, ids: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+        """Arguments that put tokens at positions; none by default."""
+        if positions is None:
+            return {}
+        if self._refusal:
+            raise CaptureError(self._refusal)
+        return placed(self.loaded.model, ids, positions)
+
+    @functools.cached_property
+    def _mixing(self) -> dict[int, float]:
+        return key_mixing(self.loaded.model, self.proof)
+
+    def trained_length(self) -> int:
+        """Tokens of the texts it was trained on, as its configuration says.
+
+        Raises:
+            ConfigError: If it does not say.
+        """
+        return trained_length(self.loaded.model)
+
+    def key_mixing(self) -> Mapping[int, float]:
+        """How far swapping two inputs of a layer is from swapping its keys, by layer; see `capturing.blocks`."""
+        return self._mixing
+
+    def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
+        """The attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+        model = self.loaded.model
+        return blocks(model, ids.to(input_device(model)), self.proof)
+
+    def edited(
+        self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None], *, positions: Tensor | None = None
+    ) -> Tensor:
+        """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+        model = self.loaded.model
+        ids = ids.to(input_device(model))
+        arguments = self._placed(ids, positions)
+        with torch.no_grad(), computing(model, positions), intervene(model, editor, proof=self.proof):
+            logits: Tensor = model(input_ids=ids, use_cache=False, **arguments).logits
+        return logits

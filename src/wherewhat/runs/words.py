@@ -1,0 +1,116 @@
+"""Where the words and sentences of a text are in its tokens, and what words are with two letters transposed."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from torch import Tensor
+
+from wherewhat.measures.measurement import Text
+from wherewhat.models.loaded import LoadedModel
+
+_ENDS = re.compile(r"[.!?][\"'”’)\]_*]*$")
+_ABBREVIATED = re.compile(r"(^|\W)(Mr|Mrs|Ms|Dr|St|Capt|Col|Messrs|[A-Z])\.$")
+_LETTERS = re.compile(r"[^\W\d_]+")
+
+Spans = tuple[tuple[int, int], ...]
+
+
+def with_spans(loaded: LoadedModel, text: str, ids: Tensor) -> Text:
+    """Token ids ``(n,)`` of a text, with its words and sentences.
+
+    A word is what stands between white space; tokens of white space alone are in no word. A sentence is a run of whole
+    words up to one that ends in ``.``, ``!`` or ``?``, closing marks after it allowed; abbreviated titles do not end
+    one, and what is cut off at the end of the text is none. Both are None where the tokenizer does not say which
+    characters a token holds, or other tokens than ``ids`` come of the text.
+    """
+    prefix = len(loaded.prefix)
+    plain = Text(ids[None], prefix)
+    if not getattr(loaded.tokenizer, "is_fast", False):
+        return plain
+    made = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    count = len(ids) - prefix
+    if list(made["input_ids"][:count]) != ids[prefix:].tolist():
+        return plain
+    tokens, characters = find_words(text, made["offset_mapping"][:count])
+    # A word cut off by the end of the text is no word.
+    if tokens and tokens[-1][1] == count and text[characters[-1][1] :][:1].strip():
+        tokens, characters = tokens[:-1], characters[:-1]
+    words = tuple((start + prefix, end + prefix) for start, end in tokens)
+    sentences = find_sentences(words, [text[start:end] for start, end in characters])
+    return Text(ids[None], prefix, words, sentences, _respellings(loaded, text, ids, words, characters))
+
+
+def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Words as spans of tokens, and as spans of characters.
+
+    Args:
+        text: The text.
+        offsets: First character of each token and one past its last; white space in front may or may not be counted.
+    """
+    tokens: list[tuple[int, int]] = []
+    characters: list[tuple[int, int]] = []
+    for index, (start, end) in enumerate(offsets):
+        piece = text[start:end]
+        if not piece.strip():
+            continue
+        first, last = start + len(piece) - len(piece.lstrip()), end - (len(piece) - len(piece.rstrip()))
+        # Tokens that share a character, such as the bytes of an accented letter, are of one word.
+        begins = (first == 0 or text[first - 1].isspace()) and (not characters or first >= characters[-1][1])
+        if begins or not tokens:
+            tokens.append((index, index + 1))
+            characters.append((first, last))
+        else:
+            tokens[-1] = (tokens[-1][0], index + 1)
+            characters[-1] = (characters[-1][0], last)
+    return tokens, characters
+
+
+def find_sentences(words: Spans, texts: list[str]) -> Spans:
+    """Whole sentences as spans of tokens, from those of words ``(start, end)`` and what they say."""
+    found = []
+    start: int | None = None
+    for (first, end), word in zip(words, texts, strict=True):
+        start = first if start is None else start
+        if _ENDS.search(word) and not _ABBREVIATED.search(word):
+            found.append((start, end))
+            start = None
+    return tuple(found)
+
+
+def transpose_letters(word: str, chooser: random.Random) -> str | None:
+    """The word with two adjacent inner letters that differ transposed; None if there are none."""
+    run = max(_LETTERS.finditer(word), key=lambda match: match.end() - match.start(), default=None)
+    if run is None:
+        return None
+    places = [i for i in range(run.start() + 1, run.end() - 2) if word[i] != word[i + 1]]
+    if not places:
+        return None
+    i = chooser.choice(places)
+    return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
+
+
+def _respellings(
+    loaded: LoadedModel, text: str, ids: Tensor, words: Spans, characters: list[tuple[int, int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each word with two letters transposed; empty where that cannot be spelled in its place."""
+    chooser = random.Random(0)  # noqa: S311 - a choice of letters, reproducible
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
+    unknown = loaded.tokenizer.unk_token_id
+
+    def encode(piece: str) -> tuple[int, ...]:
+        return tuple(loaded.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
+
+    found: list[tuple[int, ...]] = []
+    for (first, end), (start, stop) in zip(words, characters, strict=True):
+        changed = transpose_letters(text[start:stop], chooser)
+        spelled: tuple[int, ...] = ()
+        # Tokens of a word by itself are those it has in the text only if the unchanged word shows that they are.
+        for lead in dict.fromkeys((text[start - 1 : start], "")):
+            if changed is not None and encode(lead + text[start:stop]) == tuple(ids[first:end].tolist()):
+                spelled = encode(lead + changed)
+                break
+        usable = bool(spelled) and max(spelled) < rows and unknown not in spelled
+        found.append(spelled if usable else ())
+    return tuple(found)

@@ -1,0 +1,344 @@
+"""Expand a sweep file into cells: one request each, checked before the first one runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from wherewhat.errors import ConfigError, LoadError
+from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
+from wherewhat.measures.measurement import Measurement
+from wherewhat.measures.registry import find_measurement
+from wherewhat.models.folder import CONFIG, WEIGHTS, adapter_base, is_adapter, weight_files
+from wherewhat.models.loaded import check_device_map, resolve_dtype
+from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
+from wherewhat.options import build_config, config_values
+from wherewhat.runs.inputs import read_texts
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.sweep.engine import Resources
+from wherewhat.sweep.file import (
+    EMBEDDED_TEXT,
+    ON_MODELS,
+    ON_TEXTS,
+    Axes,
+    MeasurementEntry,
+    ModelEntry,
+    SweepFile,
+    TextEntry,
+    axes_of,
+    check_keys,
+    listed,
+    measurement_entries,
+    model_entry,
+    names_of,
+    text_entries,
+    typed,
+)
+from wherewhat.text.documents import Document, text_hash
+from wherewhat.text.questions import read_items
+
+_MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(ModelRequest))
+_REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(Request) if f.name != "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One measurement of one model on one text.
+
+    Attributes:
+        request: What is measured; paths are as they were written.
+        text: Name of the text for people; None where the measurement makes its own or is measured on items.
+        checkpoint: Revision or checkpoint folder; None where there is only one.
+        inputs: What identifies the texts or items and a local model's files, so that a changed one is another cell.
+    """
+
+    request: Request
+    text: str | None = None
+    checkpoint: str | None = None
+    inputs: Mapping[str, JSON] = field(default_factory=dict)
+
+    @cached_property
+    def id(self) -> str:
+        """Name of the cell's record: readable, then a hash of everything it depends on."""
+        key = request_json(self.request)
+        del key["text"]  # a text is known by its content, wherever it lies
+        key["items"] = None  # so are items; the key stays, as names of other cells hold it
+        digest = text_sha256(canonical_json({"request": key, "inputs": self.inputs}))
+        model = Path(str(self.request.model.model)).name
+        readable = slug(f"{self.request.measurement}-{model}-{self.request.model.weights}", fallback="cell")
+        return f"{readable}-{digest[:HASH_DIGITS]}"
+
+    @property
+    def described(self) -> str:
+        """The cell in a few words."""
+        model = self.request.model
+        at = "" if self.checkpoint is None else f" at {self.checkpoint}"
+        seed = f", seed {model.seed}" if model.weights != "trained" or model.seed else ""
+        on = "" if self.text is None else f" on {self.text}"
+        return f"{self.request.measurement} of {Path(str(model.model)).name}{at} ({model.weights}{seed}){on}"
+
+    def json(self) -> dict[str, Any]:
+        """The cell in ``sweep.json``: the request's fields in one level, and the names of its places on the axes."""
+        return {
+            **request_json(self.request),
+            "text_name": self.text,
+            "checkpoint": self.checkpoint,
+            "inputs": dict(self.inputs),
+            "described": self.described,
+        }
+
+
+def request_json(request: Request) -> dict[str, Any]:
+    """A request as plain values, in one level."""
+    values = {name: getattr(request, name) for name in _REQUEST_FIELDS}
+    values |= {name: getattr(request.model, name) for name in _MODEL_FIELDS}
+    values["model"] = os.fspath(request.model.model)
+    values["text"] = None if request.text is None else list(request.text)
+    values["options"] = dict(request.options)
+    return values
+
+
+def request_from_json(values: Mapping[str, Any]) -> Request:
+    """The request that :func:`request_json` wrote."""
+    model = ModelRequest(**{name: values[name] for name in _MODEL_FIELDS})
+    named = {name: values[name] for name in _REQUEST_FIELDS}
+    named["text"] = None if named["text"] is None else tuple(named["text"])
+    return Request(model=model, **named)
+
+
+def located(request: Request) -> Request:
+    """The same request with absolute paths, for workers that were started elsewhere."""
+    model = os.fspath(request.model.model)
+    path = Path(model).expanduser()
+    if model != EMBEDDED and path.exists():
+        model = str(path.absolute())
+    text = None if request.text is None else tuple(str(Path(name).absolute()) for name in request.text)
+    items = request.items
+    if items is not None and Path(items).is_file():
+        items = str(Path(items).absolute())
+    located_model = dataclasses.replace(request.model, model=model)
+    return dataclasses.replace(request, model=located_model, text=text, items=items)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form of a model.
+
+    Attributes:
+        request: How to load it.
+        checkpoint: Its revision or checkpoint folder; None where there is only one.
+        files: Size and time of a local model's files, so that a model that was saved again is another one; None for
+            a model that is not a local file.
+        first_seed: Whether its seed is the first of its list.
+    """
+
+    request: ModelRequest
+    checkpoint: str | None
+    files: JSON
+    first_seed: bool
+
+
+def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[Variant]:
+    """The forms of one entry of ``models``.
+
+    Args:
+        entry: The model and its axes.
+        shared: What the file says of all models.
+        where: The place in the file, for messages.
+
+    Raises:
+        ConfigError: If revisions or checkpoints do not fit the kind of model, or a value is unknown.
+        LoadError: If a local model is not there.
+    """
+    options = {**shared, **entry.shared}
+    resolve_dtype(options.get("dtype", "float32"))
+    check_device_map(options.get("device_map"), options.get("device", "auto"))
+    for model, revision, checkpoint in _checkpoints(entry, offline=bool(options.get("offline")), where=where):
+        for weights in entry.axes.weights:
+            files = _files(model, weights)
+            for number, seed in enumerate(entry.axes.seeds):
+                request = ModelRequest(model=model, weights=weights, seed=seed, revision=revision, **options)
+                yield Variant(request, checkpoint, files, number == 0)
+
+
+def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tuple[str, str | None, str | None]]:
+    """Model, revision and the checkpoint's name."""
+    model, axes = entry.model, entry.axes
+    from_hub = model != EMBEDDED and not Path(model).expanduser().exists() and HUB_ID.fullmatch(model) is not None
+    if axes.revisions is not None and not from_hub:
+        raise ConfigError(
+            f"{where}: '{model}' has no revisions, only Hugging Face models have: give checkpoints for a folder, or "
+            "put revisions into the tables of the models that have them"
+        )
+    if axes.checkpoints is not None and (from_hub or not Path(model).expanduser().is_dir()):
+        raise ConfigError(f"{where}: '{model}' is no folder with checkpoints: give revisions for a Hugging Face model")
+    if from_hub:
+        for revision in axes.revisions or (None,):
+            if offline:
+                resolve(model, offline=True, revision=revision)
+            yield model, revision, revision
+        return
+    if axes.checkpoints is None:
+        _check(model)
+        yield model, None, None
+        return
+    for pattern in axes.checkpoints:
+        for folder in _folders(Path(model).expanduser(), pattern, where):
+            _check(str(folder))
+            yield str(folder), None, folder.name
+
+
+def _check(model: str) -> None:
+    """Refuse a local model that is not there, before anything runs."""
+    path = Path(model).expanduser()
+    if is_adapter(path, model):  # the cell that runs it downloads its base model
+        adapter_base(path, model)
+        return
+    source = resolve(model)
+    if source.folder is not None and not (source.folder / "config.json").is_file():
+        raise LoadError(f"{model!r} has no config.json: is it a model folder?")
+
+
+def _folders(folder: Path, pattern: str, where: str) -> list[Path]:
+    """Checkpoint folders that a name or a pattern such as ``step-*`` stands for, by number."""
+    try:
+        found = [path for path in folder.glob(pattern) if path.is_dir()]
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"{where}: checkpoints '{pattern}' is no name or pattern: {error}") from error
+    if not found:
+        raise LoadError(f"{where}: {str(folder)!r} has no checkpoint '{pattern}'")
+    return sorted(found, key=lambda path: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", path.name)])
+
+
+def _files(model: str, weights: str) -> JSON:
+    path = Path(model).expanduser()
+    if model == EMBEDDED or not path.exists():
+        return None
+    if path.is_file():
+        return {path.name: _state(path)}
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json", CONFIG, WEIGHTS]
+    files = [path / name for name in names if (path / name).is_file()]
+    if weights != "random" and not is_adapter(path, model):
+        files += weight_files(path, model)
+    return {file.name: _state(file) for file in files}
+
+
+def _state(path: Path) -> JSON:
+    found = path.stat()
+    # As text: nanoseconds are beyond the whole numbers that every JSON reader keeps.
+    return [found.st_size, str(found.st_mtime_ns)]
+
+
+_OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
+
+
+def resources_of(file: SweepFile) -> Resources:
+    """What each cell needs, from the file's ``resources``.
+
+    Raises:
+        ConfigError: If a key is unknown or a value makes no sense.
+    """
+    table = file.values.get("resources", {})
+    where = f"{file.path}: resources"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table, with {', '.join(names_of(Resources))}")
+    check_keys(table, names_of(Resources), where)
+    try:
+        made = build_config(Resources, table)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    assert isinstance(made, Resources)
+    return made
+
+
+def expand(file: SweepFile) -> list[Cell]:
+    """The cells of a sweep, in the order of the file: models outside, measurements inside.
+
+    Seeds vary twins and prompts. Trained weights on documents do not depend on them and are measured with the first
+    one only; a measurement that makes its own prompts or is measured on items is not repeated for every text.
+
+    Raises:
+        WherewhatError: If a key, name or value is unknown, texts, items or a model's folder cannot be read, or two
+            cells are the same.
+    """
+    values, where = file.values, str(file.path)
+    check_keys(values, [*_OWN_KEYS, *names_of(Axes), *names_of(ON_MODELS), *names_of(ON_TEXTS)], where)
+    if "measurements" not in values:
+        raise ConfigError(f"{where}: 'measurements' is missing: say what to measure, such as measurements = ['axes']")
+    axes = axes_of(values, where)
+    models = [
+        model_entry(value, f"{where}: models[{i}]", axes)
+        for i, value in enumerate(listed(values.get("models", [EMBEDDED]), f"{where}: models"))
+    ]
+    texts = text_entries(values.get("texts", [EMBEDDED_TEXT]), f"{where}: texts")
+    measurements = measurement_entries(values["measurements"], f"{where}: measurements")
+    on_models, on_texts = typed(ON_MODELS, values, where), typed(ON_TEXTS, values, where)
+    identify = _Texts()
+    cells: dict[str, Cell] = {}
+    for number, model in enumerate(models):
+        for variant in variants(model, on_models, f"{where}: models[{number}]"):
+            for cell in _cells(variant, texts, measurements, on_texts, identify):
+                if cell.id in cells:
+                    raise ConfigError(f"{where}: two cells are the same: {cell.described}; remove what is repeated")
+                cells[cell.id] = cell
+    return list(cells.values())
+
+
+def _cells(
+    variant: Variant,
+    texts: list[TextEntry],
+    measurements: list[MeasurementEntry],
+    on_texts: dict[str, Any],
+    identify: _Texts,
+) -> Iterator[Cell]:
+    """Cells of one form of a model."""
+    for entry in measurements:
+        measurement = find_measurement(entry.measurement)
+        options = config_values(build_config(measurement.config, entry.options))
+        for text in _on(measurement, texts):
+            makes_own = measurement.prompts is not None
+            drawn = variant.request.weights != "trained" or makes_own or (text is not None and text.prompts is not None)
+            if not drawn and not variant.first_seed:
+                continue
+            request = Request(
+                measurement=measurement.name,
+                model=variant.request,
+                text=text.text if text else None,
+                prompts=text.prompts if text else None,
+                options=options,
+                **{**on_texts, **(text.shared if text else {}), **entry.shared},
+            )
+            inputs: dict[str, JSON] = {"texts": identify(request, measurement), "model": variant.files}
+            yield Cell(request=request, text=text.name if text else None, checkpoint=variant.checkpoint, inputs=inputs)
+
+
+def _on(measurement: Measurement, texts: Sequence[TextEntry]) -> Sequence[TextEntry | None]:
+    """The texts a measurement is repeated for; None for what it makes itself, or items named elsewhere."""
+    if measurement.items:
+        return [text for text in texts if "items" in text.shared] or [None]
+    return texts if measurement.prompts is None else [None]
+
+
+class _Texts:
+    """Reads texts and items and knows them by their content, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], str | None] = {}
+
+    def __call__(self, request: Request, measurement: Measurement) -> str | None:
+        """Hash of the documents or items of a request; None where prompts are made for the model."""
+        named = (request.text, request.prompts, request.items, request.documents)
+        key = (*named, measurement.least_documents, measurement.prompts is not None, measurement.items)
+        if key not in self._known:
+            texts = read_texts(request, measurement)
+            if measurement.items and request.items is not None:
+                found = read_items(request.items, count=request.documents)
+                texts = [Document(item.name, item.text, item.source) for item in found]
+            self._known[key] = text_hash(texts) if texts else None
+        return self._known[key]

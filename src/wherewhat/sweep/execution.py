@@ -1,0 +1,217 @@
+"""Run a sweep from its file to the last cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from wherewhat.errors import ConfigError, WherewhatError
+from wherewhat.hashes import canonical_json, text_sha256
+from wherewhat.imports import require
+from wherewhat.models.source import cache_root
+from wherewhat.progress import Silent
+from wherewhat.runs.execution import LastModel
+from wherewhat.runs.layout import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES
+from wherewhat.runs.request import Request
+from wherewhat.runs.storage import Folder, Remote, open_place
+from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json, resources_of
+from wherewhat.sweep.engine import Resources, Task, Watch, Work
+from wherewhat.sweep.file import SweepFile
+from wherewhat.sweep.local_engine import run_locally
+from wherewhat.sweep.ray_engine import run_on_ray
+from wherewhat.sweep.records import Record, SweepFolder, finished_elsewhere, sweep_name
+from wherewhat.sweep.resources import local_slots, memory_needed
+
+_log = logging.getLogger(__name__)
+_MODELS = LastModel()
+"""One per worker process: cells of one model come in a row."""
+
+
+def perform(task: Task) -> Record:
+    """Run a cell and write its record; a cell that somebody finished meanwhile is left alone.
+
+    Raises:
+        StoreError: If the record cannot be written: then nothing of the sweep can be.
+    """
+    folder = SweepFolder(open_place(task.store), task.sweep)
+    known = folder.record(task.cell)
+    if known is not None and known.done:
+        return known
+    import torch
+
+    torch.set_num_threads(task.threads)
+    started = time.perf_counter()
+    record = Record(state="failed")
+    try:
+        run = measured(request_from_json(task.request), folder.place)
+        record = Record(state="done", run=run)
+    except WherewhatError as error:
+        record = Record(state="failed", reason=_line(str(error)))
+    except (MemoryError, torch.OutOfMemoryError):
+        _MODELS.forget()
+        record = Record(state="failed", reason="out of memory: ask for fewer tokens, or a smaller dtype")
+    except Exception as error:  # noqa: BLE001 - a bug in one cell must not stop the others; it is on record
+        _log.exception("%s", task.described)
+        record = Record(state="failed", reason=_line(f"{type(error).__name__}: {error}"))
+    record = dataclasses.replace(record, seconds=time.perf_counter() - started, attempts=task.attempts + 1)
+    folder.write(task.cell, record)
+    return record
+
+
+def measured(request: Request, place: Folder | Remote) -> str:
+    """Measure a request into a store.
+
+    Returns:
+        Name of the run directory in the store.
+
+    Raises:
+        WherewhatError: If anything about the request, the model, the text or the store is wrong.
+    """
+    from wherewhat.runs.execution import measure, prepare
+
+    silent = Silent()
+    out = place.path if isinstance(place, Folder) else _scratch(place.address)
+    prepared = prepare(request, out=out, progress=silent, models=_MODELS)
+    name = prepared.directory.path.name
+    if isinstance(place, Folder):
+        measure(prepared, progress=silent, models=_MODELS)
+        return name
+    # A finished run that is still here was never seen whole in the store, whatever lies there.
+    if prepared.directory.is_complete or place.read(f"{name}/{COMPLETE}") is None:
+        directory = measure(prepared, progress=silent, models=_MODELS)
+        place.upload(directory.path, [CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE])
+    shutil.rmtree(prepared.directory.path, ignore_errors=True)
+    return name
+
+
+def _scratch(address: str) -> Path:
+    """Where runs for a remote store are made: one place per store, so that a killed one goes on where it was."""
+    return cache_root() / "sweeps" / text_sha256(address)[:12]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:500]
+
+
+Engine = Literal["local", "ray"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of every cell when a sweep ends.
+
+    Attributes:
+        folder: The sweep's folder in the store.
+        cells: All cells by name.
+        records: How those ended that did.
+    """
+
+    folder: SweepFolder
+    cells: Mapping[str, Cell]
+    records: Mapping[str, Record]
+
+    @property
+    def failed(self) -> dict[str, Record]:
+        """Records of cells that failed."""
+        return {cell: record for cell, record in self.records.items() if not record.done}
+
+
+def sweep(
+    file: SweepFile,
+    *,
+    watch: Watch,
+    store: str | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    work: Work = perform,
+) -> Outcome:
+    """Run the cells of a sweep that are not done yet.
+
+    Args:
+        file: The sweep file.
+        watch: Who is told what happens.
+        store: Folder or address of the results; as the file says by default.
+        engine: ``local`` for the devices of this machine, ``ray`` for a Ray cluster.
+        address: The Ray cluster; by default one is started on this machine.
+        workers: Local worker processes; by default one per GPU, or as many as cores and memory have room for.
+        retry_failed: Also run cells that failed before.
+        work: What a worker does with a cell.
+
+    Raises:
+        WherewhatError: If anything in the file is wrong, the store cannot be reached or written, or the workers are
+            gone. Cells that are done stay done.
+    """
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"there is no engine '{engine}': use local or ray")
+    if engine == "local" and address is not None:
+        raise ConfigError(f"--address {address} is that of a Ray cluster: add --engine ray")
+    if engine == "ray":
+        require("ray", why="--engine ray", install="'wherewhat[ray]'")
+    resources = resources_of(file)
+    cells = {cell.id: cell for cell in expand(file)}
+    place = open_place(store or file.store)
+    place.check()
+    folder = SweepFolder(place, sweep_name(cells))
+    folder.begin({name: cell.json() for name, cell in cells.items()}, title=file.path.stem, file_sha256=file.sha256)
+    records = folder.records(cells)
+    for name, record in finished_elsewhere(place, cells.keys() - records.keys(), but=folder.name).items():
+        folder.write(name, record)
+        records[name] = record
+    missing = [name for name in cells if name not in records or (retry_failed and not records[name].done)]
+    tasks = [_task(cells[name], folder, resources) for name in missing]
+    if not tasks:
+        return Outcome(folder, cells, records)
+    kept = [record for name, record in records.items() if name not in set(missing)]
+    watch.planned(left=len(missing), done=sum(r.done for r in kept), failed=sum(not r.done for r in kept))
+    told = _Keeping(watch, records)
+    if engine == "ray":
+        run_on_ray(tasks, address=address, resources=resources, work=work, watch=told)
+    else:
+        memory = max(task.memory for task in tasks)
+        slots = local_slots([cells[n] for n in missing], cpus=resources.cpus, memory=memory, workers=workers)
+        run_locally(tasks, slots=slots, work=work, watch=told, retries=resources.retries)
+    return Outcome(folder, cells, records)
+
+
+def _task(cell: Cell, folder: SweepFolder, resources: Resources) -> Task:
+    request = request_json(located(cell.request))
+    model = {name: request[name] for name in ("model", "weights", "seed", "revision", "device", "dtype", "device_map")}
+    gib = resources.memory_gib
+    return Task(
+        cell=cell.id,
+        described=cell.described,
+        request=request,
+        model=canonical_json(model),
+        store=folder.place.address,
+        sweep=folder.name,
+        threads=resources.cpus,
+        memory=memory_needed(cell) if gib is None else int(gib * 2**30),
+    )
+
+
+class _Keeping:
+    """Keeps the records of cells as they end, and tells the watcher."""
+
+    def __init__(self, watch: Watch, records: dict[str, Record]) -> None:
+        self._watch, self._records = watch, records
+
+    def planned(self, *, left: int, done: int, failed: int) -> None:
+        self._watch.planned(left=left, done=done, failed=failed)
+
+    def begin(self, *, workers: str, dashboard: str | None) -> None:
+        self._watch.begin(workers=workers, dashboard=dashboard)
+
+    def running(self, cells: Sequence[str]) -> None:
+        self._watch.running(cells)
+
+    def finished(self, task: Task, record: Record) -> None:
+        self._records[task.cell] = record
+        self._watch.finished(task, record)

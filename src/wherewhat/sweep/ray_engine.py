@@ -1,0 +1,182 @@
+"""The Ray engine: one task per cell with its resources declared; placing, retrying and queueing are Ray's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from wherewhat.errors import ConfigError, StoreError, one_line
+from wherewhat.imports import require
+from wherewhat.runs.storage import open_place
+from wherewhat.sweep.engine import EngineError, Resources, Task, Watch, Work, lost
+from wherewhat.sweep.records import Record, SweepFolder
+
+_AT_ONCE = 1000
+"""Tasks in Ray's hands at a time: enough for any cluster, few enough that waiting for them stays quick."""
+_TICK = 0.5
+_SILENCE = 15.0
+"""Seconds without an answer from the cluster's head after which it is gone. Ray ends this process after 60."""
+
+
+def run_on_ray(tasks: Sequence[Task], *, address: str | None, resources: Resources, work: Work, watch: Watch) -> None:
+    """Run tasks on a Ray cluster.
+
+    Args:
+        tasks: What to run, in the order in which Ray gets it.
+        address: The cluster; None for ``$RAY_ADDRESS``, or else a cluster on this machine for as long as it takes.
+        resources: What each task needs.
+        work: What a worker does with a task.
+        watch: Who is told.
+
+    Raises:
+        LoadError: If Ray is not installed.
+        ConfigError: If no node could ever run a cell.
+        EngineError: If the cluster cannot be reached, or goes away.
+        StoreError: If the store can no longer be written.
+    """
+    ray = require("ray", why="--engine ray", install="'wherewhat[ray]'")
+    with _cluster(ray, address) as context:
+        gpus = _gpus(ray, resources, ours=context.ours)
+        remote = ray.remote(_call)
+        watch.begin(workers=_described(ray), dashboard=context.dashboard)
+        waiting = list(reversed(tasks))
+        under_way: dict[Any, Task] = {}
+        head = _Head(context.gcs)
+        while waiting or under_way:
+            while waiting and len(under_way) < _AT_ONCE:
+                task = waiting.pop()
+                options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": gpus, "name": task.described}
+                options |= {"memory": task.memory, "max_retries": resources.retries}
+                under_way[remote.options(**options).remote(work, task)] = task
+            ready, _ = ray.wait(list(under_way), num_returns=min(64, len(under_way)), timeout=_TICK, fetch_local=False)
+            for reference in ready:
+                task = under_way.pop(reference)
+                watch.finished(task, _outcome(ray, reference, task, resources))
+            head.check()
+            watch.running(_running(ray, len(under_way), resources.cpus))
+
+
+def _call(work: Work, task: Task) -> Record:
+    """The Ray task. The worker process stays, and with it the model that it loaded last."""
+    return work(task)
+
+
+def _outcome(ray: Any, reference: Any, task: Task, resources: Resources) -> Record:
+    """What came of a task."""
+    errors = ray.exceptions
+    try:
+        record: Record = ray.get(reference)
+    except errors.RayTaskError as error:
+        if isinstance(error.cause, StoreError):
+            raise StoreError(str(error.cause)) from None
+        reason = " ".join(f"{type(error.cause).__name__}: {error.cause}".split())[:500]
+        record = Record(state="failed", reason=reason, attempts=task.attempts + 1)
+        SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
+    except (errors.LocalRayletDiedError, errors.RaySystemError, ConnectionError) as error:
+        raise _gone(error) from error
+    except errors.RayError as error:
+        record = lost(replace(task, attempts=task.attempts + 1 + resources.retries), type(error).__name__)
+        SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
+    return record
+
+
+class _Context:
+    """A connection to a cluster."""
+
+    def __init__(self, ray: Any, context: Any, *, ours: bool) -> None:
+        self.ours = ours
+        self.gcs: str = ray.get_runtime_context().gcs_address
+        url = getattr(context, "dashboard_url", None)
+        self.dashboard: str | None = f"http://{url}" if url else None
+
+
+@contextmanager
+def _cluster(ray: Any, address: str | None) -> Iterator[_Context]:
+    """Connect to a cluster, or start one on this machine; what was started or opened here is closed again."""
+    already = ray.is_initialized()
+    if not already:
+        _knock(address or os.environ.get("RAY_ADDRESS"))
+    try:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        context = ray.init(address=address, ignore_reinit_error=True, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+        where = f"the Ray cluster at {address} cannot be reached" if address else "Ray cannot be started"
+        raise EngineError(f"{where}: {one_line(error)}") from error
+    try:
+        yield _Context(ray, context, ours=address is None and not already)
+    except (ConnectionError, ray.exceptions.RaySystemError) as error:
+        raise _gone(error) from error
+    finally:
+        if not already:
+            with suppress(ConnectionError, RuntimeError):
+                ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Refuse an address where nobody answers: Ray itself would try for minutes and say so in many lines."""
+    host, colon, port = (address or "").removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # none, or a name such as auto, which Ray resolves at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SILENCE).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"the Ray cluster at {address} cannot be reached: {one_line(error)}") from error
+
+
+class _Head:
+    """Whether the head of the cluster still answers: Ray waits a minute for it and then ends the process."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = (host, int(port))
+        self._answered = self._asked = time.monotonic()
+
+    def check(self) -> None:
+        """Ask every few seconds.
+
+        Raises:
+            EngineError: If it has not answered for a while.
+        """
+        now = time.monotonic()
+        if now - self._asked < _SILENCE / 5:
+            return
+        self._asked = now
+        try:
+            socket.create_connection(self._address, timeout=_SILENCE / 5).close()
+            self._answered = time.monotonic()
+        except OSError as error:
+            if time.monotonic() - self._answered > _SILENCE:
+                raise _gone(error) from error
+
+
+def _gpus(ray: Any, resources: Resources, *, ours: bool) -> float:
+    """GPUs of a task: as declared, or one where the cluster has any."""
+    there = ray.cluster_resources()
+    gpus = resources.gpus if resources.gpus is not None else float(there.get("GPU", 0) >= 1)
+    for name, wanted in (("GPU", gpus), ("CPU", resources.cpus)):
+        # Other clusters may grow; a task that waits for a node to come is none of our business there.
+        if ours and wanted > there.get(name, 0):
+            raise ConfigError(f"a cell needs {wanted:g} {name}s, but this machine has {there.get(name, 0):g}")
+    return gpus
+
+
+def _described(ray: Any) -> str:
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    there = ray.cluster_resources()
+    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", f"{there.get('CPU', 0):g} CPUs"]
+    return "Ray: " + ", ".join([*parts, *([f"{there['GPU']:g} GPUs"] if there.get("GPU") else [])])
+
+
+def _running(ray: Any, under_way: int, cpus: int) -> list[str]:
+    """How many tasks run now, by the cores that are taken; Ray does not tell which without its dashboard."""
+    taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
+    return [""] * min(under_way, round(taken / cpus))
+
+
+def _gone(error: BaseException) -> EngineError:
+    return EngineError(f"the Ray cluster is gone ({one_line(error)}); what is finished is kept: start the sweep again")

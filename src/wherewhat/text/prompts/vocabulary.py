@@ -1,0 +1,297 @@
+"""Words and symbols that a tokenizer distinguishes, and their token ids inside a text."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wherewhat.errors import TextError
+
+# What a piece is encoded behind, by how the piece begins; the first one that stays a token of its own is taken.
+_AFTER_LETTER = ("a", "x", "=", "\n")
+_AFTER_BREAK = ("=", "\n", ".", ",")
+
+
+@dataclass(frozen=True)
+class Speller:
+    """Spells text in a model's tokens.
+
+    Attributes:
+        encode: Ids of a text, without special tokens.
+        decode: Text of ids.
+        vocabulary: Number of ids the model knows.
+        prefix: Ids the model expects in front of every text.
+        special: Ids that are no ordinary text: BOS, padding, reserved ones.
+    """
+
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int]], str]
+    vocabulary: int
+    prefix: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset()
+    _pieces: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, tokenizer: Any, prefix: Iterable[int] = (), *, vocabulary: int | None = None) -> Speller:
+        """A speller from a Hugging Face tokenizer, or from anything that can be called like one.
+
+        Args:
+            tokenizer: The tokenizer.
+            prefix: Ids the model expects in front of every text.
+            vocabulary: Number of ids the model knows, where that is less than what the tokenizer has.
+        """
+        used = set(tokenizer.get_vocab().values())
+        known = max(used, default=-1) + 1
+        known = known if vocabulary is None else min(known, vocabulary)
+        special = set(tokenizer.all_special_ids)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special |= {index for index, token in added.items() if getattr(token, "special", False)}
+        special |= set(range(known)) - used
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+        return cls(encode, decode, known, tuple(prefix), frozenset(special))
+
+    def start(self, text: str) -> tuple[int, ...]:
+        """Ids of ``text`` at the beginning of a text.
+
+        Raises:
+            TextError: If the tokenizer cannot spell it.
+        """
+        ids = tuple(self.encode(text))
+        if not self._says(ids, text):
+            raise self._cannot(text)
+        return ids
+
+    def piece(self, text: str) -> tuple[int, ...]:
+        """Ids of ``text`` in the middle of a text.
+
+        Some tokenizers put a space in front of whatever they encode and others drop it, so the piece is encoded
+        behind something else, which is then taken away.
+
+        Raises:
+            TextError: If the tokenizer cannot spell it.
+        """
+        found = self._pieces.get(text)
+        if found is None:
+            found = self._find_piece(text)
+            if found is None:
+                raise self._cannot(text)
+            self._pieces[text] = found
+        return found
+
+    def spells(self, text: str) -> bool:
+        """Whether the tokenizer can say ``text`` with ordinary tokens; case and white space do not count."""
+        return text in self._pieces or self._find_piece(text) is not None
+
+    def blanks(self, ids: Sequence[int]) -> int:
+        """How many of the first ids are white space on their own; never all of them."""
+        count = 0
+        while count < len(ids) - 1 and not self.decode([ids[count]]).strip():
+            count += 1
+        return count
+
+    def _find_piece(self, text: str) -> tuple[int, ...] | None:
+        for anchor in _AFTER_BREAK if text[:1].isalnum() else _AFTER_LETTER:
+            head = list(self.encode(anchor))
+            ids = list(self.encode(anchor + text))
+            if ids[: len(head)] == head and self._says(ids[len(head) :], text):
+                return tuple(ids[len(head) :])
+        return None
+
+    def _says(self, ids: Sequence[int], text: str) -> bool:
+        if not ids or max(ids) >= self.vocabulary or not self.special.isdisjoint(ids):
+            return False
+        return plain(self.decode(ids)) == plain(text)
+
+    def _cannot(self, text: str) -> TextError:
+        return TextError(f"the tokenizer cannot spell {text!r}: use a model whose tokenizer knows English")
+
+
+def plain(text: str) -> str:
+    """``text`` without white space and in one case: what every tokenizer for English keeps."""
+    return "".join(text.split()).casefold()
+
+
+@dataclass(frozen=True)
+class Word:
+    """A piece of text and its token ids."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Words that are spelt with different tokens, in the same surroundings.
+
+    Attributes:
+        lead: White space in front of every word that has tokens of its own; empty where it is part of the words.
+        words: The words, those of a single token first.
+    """
+
+    lead: Word
+    words: tuple[Word, ...]
+
+    @classmethod
+    def of(cls, speller: Speller, texts: Iterable[str], *, after: str = " ", answers: bool = True) -> Pool:
+        """The words that a tokenizer can spell and tell apart.
+
+        Args:
+            speller: The tokenizer.
+            texts: The words, the most wanted first.
+            after: What stands in front of each of them.
+            answers: Whether they are to be answers: then none may begin with the tokens of another.
+        """
+        texts = [text for text in texts if speller.spells(after + text)]
+        spelt = [speller.piece(after + text) for text in texts]
+        blank = _common_blank(speller, spelt)
+        lead = Word(after if blank else "", spelt[0][:blank] if spelt else ())
+        in_front = "" if blank else after
+        kept: list[Word] = []
+        taken: set[tuple[int, ...]] = set()
+        begun: set[tuple[int, ...]] = set()
+        for text, ids in zip(texts, (ids[blank:] for ids in spelt), strict=True):
+            starts = {ids[:end] for end in range(1, len(ids) + 1)}
+            if ids in taken or (answers and (ids in begun or not starts.isdisjoint(taken))):
+                continue
+            taken.add(ids)
+            begun |= starts
+            kept.append(Word(in_front + text, ids))
+        return cls(lead, tuple(sorted(kept, key=lambda word: len(word.ids) > 1)))
+
+    def of_one_token(self, *, least: int) -> Pool:
+        """The words of a single token, if there are at least ``least``; else all of them."""
+        short = tuple(word for word in self.words if len(word.ids) == 1)
+        return Pool(self.lead, short) if len(short) >= least else self
+
+    def draw(self, rng: random.Random, count: int) -> list[Word]:
+        """``count`` different words in random order.
+
+        Words of a single token come before longer ones, and words that differ in their first token before those that
+        differ only later.
+        """
+        shuffled = rng.sample(self.words, len(self.words))
+        shuffled.sort(key=lambda word: len(word.ids) > 1)
+        firsts: set[int] = set()
+        clear: list[Word] = []
+        alike: list[Word] = []
+        for word in shuffled:
+            (alike if word.ids[0] in firsts else clear).append(word)
+            firsts.add(word.ids[0])
+        chosen = [*clear, *alike][:count]
+        rng.shuffle(chosen)
+        return chosen
+
+    def draw_again(self, rng: random.Random, *counts: int) -> list[Word]:
+        """Words in random order for lists of ``counts`` words, one list after the other.
+
+        All different where there are enough; else each list has every word as often as any other, within one.
+        """
+        if sum(counts) <= len(self.words):
+            return self.draw(rng, sum(counts))
+        drawn: list[Word] = []
+        for count in counts:
+            rounds, rest = divmod(count, len(self.words))
+            listed = [*self.words * rounds, *self.draw(rng, rest)]
+            rng.shuffle(listed)
+            drawn += listed
+        return drawn
+
+
+def _common_blank(speller: Speller, spelt: list[tuple[int, ...]]) -> int:
+    """How many white-space tokens all the spellings begin with."""
+    if not spelt:
+        return 0
+    count = min(speller.blanks(ids) for ids in spelt)
+    while len({ids[:count] for ids in spelt}) > 1:
+        count -= 1
+    return count
+
+
+NAMES: tuple[str, ...] = tuple(
+    """
+Adam Agnes Alan Albert Alex Alfred Alice Allen Alma Amanda Amber Amelia Amy Andre Andrea Andrew Andy Angela Ann Anna
+Anne Annie Anthony Anton Antonio Ariel Arnold Arthur Ashley Audrey August Austin Barbara Barry Basil Beatrice Becky
+Ben Benjamin Bernard Beth Betty Bill Billy Blake Bob Bobby Brad Bradley Brandon Brenda Brian Bridget Bruce Bryan
+Calvin Cameron Carl Carla Carlos Carmen Carol Caroline Carrie Casey Catherine Cecil Charles Charlie Charlotte Chester
+Chris Christian Christina Christine Christopher Cindy Claire Clara Clark Claude Clifford Clinton Cole Colin Connie
+Connor Craig Curtis Cynthia Daisy Dale Dan Daniel Danny Darren Dave David Dean Deborah Dennis Derek Diana Diane Diego
+Dominic Don Donald Donna Dora Doris Dorothy Doug Douglas Duncan Dylan Earl Eddie Edgar Edith Edmund Eduardo Edward
+Edwin Eileen Elaine Eleanor Elena Eli Elias Elijah Elizabeth Ella Ellen Elliott Emily Emma Eric Erik Erin Ernest
+Esther Ethan Eugene Eva Evan Evelyn Faith Felix Fernando Fiona Florence Floyd Frances Francis Francisco Frank Franklin
+Fred Frederick Gabriel Gary Gavin Gene George Gerald Gilbert Gina Glenn Gloria Gordon Grace Graham Grant Greg Gregory
+Guy Hannah Harold Harriet Harrison Harry Harvey Heather Hector Heidi Helen Henry Herbert Herman Holly Howard Hugh Hugo
+Ian Ida Igor Irene Iris Isaac Isabel Ivan Jack Jackie Jackson Jacob Jake James Jamie Jan Jane Janet Janice Jason Jay
+Jean Jeff Jeffrey Jen Jennifer Jenny Jeremy Jerome Jerry Jess Jesse Jessica Jill Jim Jimmy Joan Joanna Joe Joel John
+Johnny Jon Jonathan Jordan Jorge Jose Joseph Josh Joshua Joyce Juan Judith Judy Julia Julian Julie Justin Karen Karl
+Kate Katherine Kathleen Kathy Katie Kay Keith Kelly Ken Kenneth Kevin Kim Kurt Kyle Lance Larry Laura Lauren Lawrence
+Lee Leo Leon Leonard Leslie Lewis Liam Lily Linda Lisa Logan Louis Louise Lucas Lucy Luis Luke Lydia Lynn Madison
+Malcolm Manuel Marc Marcus Margaret Maria Marie Marilyn Mario Marion Mark Marshall Martha Martin Marvin Mary Mason
+Matt Matthew Maurice Max Maya Megan Melissa Mia Michael Michelle Miguel Mike Miles Mitchell Mohammed Molly Monica
+Morgan Morris Nancy Naomi Natalie Nathan Neil Nelson Nicholas Nick Nicole Nina Noah Nora Norman Oliver Olivia Omar
+Oscar Otto Owen Pablo Pam Pamela Patricia Patrick Paul Paula Pedro Peggy Penny Percy Perry Pete Peter Philip Phyllis
+Pierre Polly Priscilla Rachel Ralph Ramon Randy Ray Raymond Rebecca Reed Regina Rex Richard Rick Rita Rob Robert
+Roberto Robin Rodney Roger Roland Ron Ronald Rosa Rosemary Ross Roy Russell Ruth Ryan Sally Sam Samantha Samuel Sandra
+Sandy Sara Sarah Scott Sean Seth Shane Sharon Shawn Sheila Sherman Shirley Sidney Simon Sofia Sophia Sophie Stan
+Stanley Stella Stephanie Stephen Steve Steven Stewart Stuart Sue Susan Suzanne Sylvia Tara Ted Teresa Terry Theodore
+Theresa Thomas Tim Timothy Tina Todd Tom Tommy Tony Tracy Travis Trevor Tyler Ursula Valerie Vanessa Vera Vernon
+Veronica Victor Victoria Vincent Viola Violet Virginia Vivian Wallace Walter Wanda Warren Wayne Wendy Wesley Will
+William Willie Wilson Winston Xavier Yolanda Yvonne Zach Zoe
+    """.split()  # noqa: SIM905 - a list of quoted words would be three times as long
+)
+"""First names."""
+
+THINGS: tuple[str, ...] = tuple(
+    """
+almonds animals ants apples aquariums architecture arrows art articles astronomy autumn avocados babies badges bags
+ballet balloons balls bananas baseball basketball baskets batteries beaches beads beans bears beer bees bells belts
+berries bicycles bikes biology birds biscuits blankets blogs blueberries boats bones books boots bottles bowls boxes
+bracelets bread bricks bridges bubbles buckets burgers buses butter butterflies buttons cabbage cabins cacti cakes
+calendars camels cameras camping candles candy canoes caps cards carpets carrots cars cartoons castles cats caves
+cereal chains chairs chalk cheese chemistry cherries chess chickens chips chocolate churches cinema circles circus
+cities clay cliffs clocks clothes clouds clubs coats coconut coffee coins colors comedy comets comics computers
+concerts cookies cooking copper coral corn costumes cotton cows crabs crayons cream crickets crystals cubes cucumbers
+cups curry curtains cycling dance dancing deer deserts desserts diamonds diaries dinosaurs dogs dolls dolphins doors
+dragons drama drawing drawings dreams dresses drums ducks eagles earrings economics eggs elephants engines evenings
+exercise fairs farming farms fashion feathers ferns fiction films fire fireworks fish fishing flags flies flour
+flowers flutes flying fog folklore football forests fossils fountains foxes fruit fruits furniture games gardening
+gardens garlic geese gems geography geology geometry ghosts gifts ginger giraffes glass gloves goats gold golf grammar
+grapes grass guitars gymnastics hammers hats herbs hiking history hockey holidays honey horses hotels houses ice
+insects iron islands ivory ivy jackets jam jazz jewelry jokes journals juice kayaks keys kites kittens knitting knives
+ladders lakes lamps language lanterns laptops laughter leather leaves lemons letters lettuce libraries lilies limes
+lions literature lizards logic lunch machines magazines magic magnets mangoes maps marbles markets masks mathematics
+meadows meals meat medals medicine melons metals mice milk mirrors money monkeys monsters moons mornings mosaics moss
+motors mountains movies mud museums mushrooms music mustard myths necklaces needles nets newspapers nights novels
+numbers nuts oak oceans oil olives onions opera oranges orchids organs owls oysters painting paintings palaces
+pancakes pandas paper parades parks parrots parties pasta peaches peanuts pearls pears peas pebbles pencils penguins
+pens peppers perfume philosophy phones photography photos physics pianos pickles picnics pictures pies pigeons pigs
+pillows pines pirates pizza planes planets plants plates poems poetry politics ponds pools popcorn poppies porridge
+postcards posters potatoes pottery pudding pumpkins puppets puppies puzzles pyramids questions quilts quizzes rabbits
+radio railways rain rainbows raisins raspberries reading recipes ribbons rice riddles riding rings rivers roads robots
+rockets rocks roofs ropes roses rowing rugby rugs running sailing salads salmon salt sand sandwiches satellites sauce
+scarves schools science scissors sculptures seafood seals seeds shadows sharks sheep shells ships shirts shoes
+shopping silence silk silver singing skating sketches skiing skirts snacks snails snakes snow soap soccer socks soda
+songs soup spaghetti spices spiders spinach spoons sports spring squares squirrels stamps stars statues steak steam
+stickers stones stories storms strawberries streams sugar summer sunflowers sunglasses sunshine surfing swans sweaters
+sweets swimming swings swords tables tea telescopes television temples tennis tents theater thunder tickets tigers
+tiles toast tomatoes tools towers toys traffic trains travel trees triangles tricks trucks trumpets tulips tunnels
+turkeys turnips turtles umbrellas uniforms vanilla vegetables velvet videos villages vinegar violins volcanoes
+volleyball waffles walking wallets walnuts walruses watches water waterfalls watermelon waves weddings whales wheat
+wheels whistles wind windows wine wings winter wolves wood wool words worms wrestling writing yachts yoga yogurt
+zebras zoos
+    """.split()  # noqa: SIM905 - a list of quoted words would be three times as long
+)
+"""Nouns that stand alone after a verb: plurals and nouns without one."""
+
+
+LETTERS: tuple[str, ...] = tuple(string.ascii_lowercase)
+BIGRAMS: tuple[str, ...] = tuple(one + two for one in LETTERS for two in LETTERS)
+DIGITS: tuple[str, ...] = tuple(string.digits)

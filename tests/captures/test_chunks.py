@@ -1,0 +1,239 @@
+"""Parity: chunks through the key-value cache show the layers of one pass, and refuse models that cannot do it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from captures.tiny import Kept, run, tiny, tokens
+from wherewhat.captures.attention import Mask
+from wherewhat.captures.chunk_masks import Piece, PieceMask
+from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks
+from wherewhat.captures.proof import capture, prove
+from wherewhat.errors import CaptureError, ConfigError
+from wherewhat.measures.registry import find_measurement
+from wherewhat.runs.subject import ModelSubject
+
+N = 41
+# Rotary, learned positions, ALiBi by key and by query, soft-cap, sinks, windows that drop keys, attention in blocks,
+# shared keys, latent keys, norms on keys, a recurrence beside attention.
+KINDS = [
+    *("llama", "gpt2", "opt", "gptj", "bloom", "mpt", "falcon:alibi", "falcon:new_decoder", "gemma2", "gpt_oss"),
+    *("gemma3_text:window", "mistral", "llama4_text", "deepseek_v3", "qwen3", "qwen3_5_text", "cohere2"),
+]
+WINDOWED = ["gemma2", "gpt_oss", "gemma3_text:window", "mistral"]
+
+
+def chunked(model, ids, chunk, **options):
+    kept = Kept([])
+    logits = run_in_chunks(model, ids, kept, proof=prove(model), chunk=chunk, **options)
+    return kept.layers, logits
+
+
+def assert_same(ours, expected, *, within=2e-5):
+    assert [layer.layer for layer in ours] == [layer.layer for layer in expected]
+    for a, b in zip(ours, expected, strict=True):
+        for name in ("rot_q", "rot_k", "value", "output", "q", "k"):
+            x, y = getattr(a, name), getattr(b, name)
+            assert x.shape == y.shape
+            assert x.dtype == y.dtype
+            torch.testing.assert_close(x, y, atol=within * float(y.abs().max()), rtol=0)
+        assert torch.equal(a.positions, b.positions)
+        assert torch.equal(*torch.broadcast_tensors(a.visible(), b.visible()))
+        torch.testing.assert_close(a.pattern(), b.pattern(), atol=within, rtol=0)
+        assert (a.scale, a.softcap, a.name, a.declared_window) == (b.scale, b.softcap, b.name, b.declared_window)
+        logits, reference = (x.attn_scores().masked_fill(~x.visible(), 0.0) for x in (a, b))
+        torch.testing.assert_close(logits, reference, atol=10 * within * float(reference.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [7, 16, 40])
+def test_layers_are_those_of_one_pass(kind, chunk):
+    model = tiny(kind)
+    ids = tokens(N)
+    layers, logits = chunked(model, ids, chunk, logits=True)
+    assert_same(layers, run(model, ids))
+    with torch.no_grad():
+        plain = model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(logits, plain, atol=2e-5 * float(plain.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bloom", "gemma3_text:window"])
+def test_a_batch_of_texts_and_offloading(kind):
+    model = tiny(kind)
+    ids = tokens(N, batch=2)
+    assert_same(chunked(model, ids, 8, offload=True)[0], run(model, ids))
+
+
+@pytest.mark.parametrize("kind", [*WINDOWED, "llama", "bloom"])
+def test_masks_that_follow_a_rule_are_kept_as_the_rule(kind):
+    model = tiny(kind)
+    for layer in chunked(model, tokens(N), 8)[0]:
+        assert type(layer.mask) is Mask
+        assert layer.mask.causal
+        assert not layer.mask.visible_only
+        assert all(term.shape[-2] == 1 for term in layer.mask.added)
+
+
+def test_masks_without_a_rule_are_kept_row_by_row():
+    n, generator = 12, torch.Generator().manual_seed(0)
+    seen = torch.rand(1, 1, n, n, generator=generator) > 0.4
+    added = torch.randn(1, 2, n, n, generator=generator)
+    first_keys = [0, 0, 3]
+    pieces = []
+    for (start, stop), first in zip(bounds(n, 4), first_keys, strict=True):
+        here = (slice(None), slice(None), slice(start, stop), slice(first, stop))
+        pieces.append(Piece(start, stop, first, Mask(added=(added[here],), visible_only=(seen[here],))))
+    mask = PieceMask(pieces=tuple(pieces))
+    dense = torch.zeros(1, 2, n, n, dtype=torch.bool)
+    for piece in pieces:
+        here = (slice(None), slice(None), slice(piece.start, piece.stop), slice(piece.first_key, piece.stop))
+        dense[here] = seen[here]
+    chosen = torch.tensor([0, 3, 4, 11])
+    for rows in (slice(None), slice(0, 1), slice(3, 9), slice(5, 5), slice(-2, None), slice(1, 11, 3), chosen):
+        assert torch.equal(mask.visible(rows, n, n).expand(1, 2, -1, -1), dense[:, :, rows])
+        bias = mask.bias(rows, n, n)
+        assert torch.equal(bias * mask.visible(rows, n, n), added[:, :, rows] * dense[:, :, rows])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gptj", "gpt2"])
+def test_tokens_at_positions_of_ones_choice(kind):
+    model = tiny(kind)
+    subject = ModelSubject(SimpleNamespace(model=model))
+    in_chunks = ModelSubject(SimpleNamespace(model=model), subject.proof, chunk=8)
+    positions = torch.arange(N).flip(0)
+    one, two = Kept([]), Kept([])
+    subject.run(tokens(N), one, positions=positions)
+    in_chunks.run(tokens(N), two, positions=positions)
+    assert torch.equal(two.layers[0].positions, positions)
+    assert_same(two.layers, one.layers)
+
+
+@pytest.mark.parametrize("name", ["axes", "attention", "planes", "heads", "distance"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
+def test_scores_are_those_of_one_pass(name, kind):
+    model = tiny(kind, dtype=torch.float64)
+    measurement = find_measurement(name)
+    config = measurement.config()
+    one = ModelSubject(SimpleNamespace(model=model))
+    two = ModelSubject(SimpleNamespace(model=model), one.proof, chunk=32)
+    ids = tokens(96)
+    expected, found = (measurement.measure(subject, ids, config) for subject in (one, two))
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        assert a.heads.keys() == b.heads.keys()
+        for metric in a.heads:
+            torch.testing.assert_close(a.heads[metric], b.heads[metric], atol=1e-6, rtol=1e-6, equal_nan=True)
+    assert found.whole == pytest.approx(expected.whole, abs=1e-6, rel=1e-6, nan_ok=True)
+
+
+def test_hidden_states_in_another_order_are_run_at_once():
+    model = tiny("llama")
+    one = ModelSubject(SimpleNamespace(model=model))
+    two = ModelSubject(SimpleNamespace(model=model), one.proof, chunk=8)
+    kept = [Kept([]), Kept([])]
+    for subject, into in zip((one, two), kept, strict=True):
+        with subject.reordered({1: torch.arange(N).flip(0)}):
+            subject.run(tokens(N), into)
+        subject.run(tokens(N), into)
+    assert_same(kept[1].layers, kept[0].layers)
+
+
+@pytest.mark.parametrize(("count", "chunk"), [(41, 8), (41, 40), (16, 4), (7, 2), (2, 512)])
+def test_chunks_cover_the_text_evenly(count, chunk):
+    found = list(bounds(count, chunk))
+    sizes = [stop - start for start, stop in found]
+    assert [i for start, stop in found for i in range(start, stop)] == list(range(count))
+    assert max(sizes) <= chunk
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "bloom", "gemma3_text:window", "gpt_oss"])
+@pytest.mark.parametrize("length", [9, 23, 200])
+def test_the_proof_accepts_what_is_the_same(kind, length):
+    model = tiny(kind)
+    assert prove_chunks(model, prove(model), tokens=length) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("openai-gpt", "no key-value cache: leave --chunk out"),
+        ("zamba", "differs from one pass by"),
+        ("jamba", "differs from one pass by"),
+        ("bart", "cannot go on from its cache"),
+        ("cpmant", "its cache holds other keys"),
+        ("llama:longrope", "frequencies depend on the length"),
+    ],
+)
+def test_models_whose_chunks_differ_are_refused(kind, reason):
+    model = tiny(kind)
+    with pytest.raises(CaptureError, match=reason) as error:
+        prove_chunks(model, prove(model), tokens=64)
+    assert "\n" not in str(error.value)
+
+
+def test_a_window_cache_that_lets_go_of_too_many_keys_is_refused(monkeypatch):
+    from transformers.cache_utils import DynamicSlidingWindowLayer
+
+    model = tiny("gemma3_text:window")
+    proof = prove(model)
+    original = DynamicSlidingWindowLayer.update
+
+    def forgetful(self, key_states, value_states, *args, **kwargs):
+        found = original(self, key_states, value_states, *args, **kwargs)
+        if self.keys.shape[2] > 1:
+            self.keys = torch.zeros_like(self.keys)
+        return found
+
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", forgetful)
+    with pytest.raises(CaptureError, match="differs from one pass"):
+        prove_chunks(model, proof, tokens=64)
+
+
+@pytest.mark.parametrize("chunk", [1, 0, -3])
+def test_chunks_that_are_too_short_are_refused(chunk):
+    model = tiny("llama")
+    with pytest.raises(ConfigError, match=f"--chunk is {chunk}"):
+        ModelSubject(SimpleNamespace(model=model), chunk=chunk)
+
+
+def test_nothing_is_left_of_a_layer_once_it_was_handed_over():
+    import gc
+    import weakref
+
+    model = tiny("llama")
+    seen = []
+
+    def look(attention):
+        gc.collect()
+        assert all(ref() is None for ref in seen[:-1])
+        seen.append(weakref.ref(attention.rot_q))
+
+    run_in_chunks(model, tokens(N), look, proof=prove(model), chunk=8)
+    assert len(seen) == 4
+
+
+def test_a_capture_open_around_chunks_still_sees_each_of_them():
+    model = tiny("llama")
+    proof = prove(model)
+    outer = []
+    with capture(model, lambda a: outer.append((a.n, a.m)), proof=proof):
+        run_in_chunks(model, tokens(16), lambda a: None, proof=proof, chunk=8)
+    assert outer == [(8, 8)] * 4 + [(8, 16)] * 4
+
+
+@pytest.mark.slow
+def test_scores_of_the_embedded_model_in_four_chunks():
+    """2,048 tokens in chunks of 512: every score within 1e-6, sums of squares relative to themselves."""
+    import wherewhat
+
+    loaded = wherewhat.load("smollm2")
+    ids = loaded.encode(wherewhat.embedded_documents()[0].text, tokens=2048)[None]
+    axes = find_measurement("axes")
+    one = ModelSubject(loaded)
+    two = ModelSubject(loaded, one.proof, chunk=512)
+    expected, found = (axes.measure(subject, ids, axes.config()) for subject in (one, two))
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        for metric in a.heads:
+            relative = 1e-6 if metric in ("sse", "tss") else 0.0
+            torch.testing.assert_close(a.heads[metric], b.heads[metric], atol=1e-6, rtol=relative)

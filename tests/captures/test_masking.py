@@ -1,0 +1,147 @@
+"""Brute force: ``Mask`` says row by row what a dense mask says at once."""
+
+import pytest
+import torch
+
+from wherewhat.captures.attention import Mask
+
+N, M, HEADS, BATCH = 7, 11, 3, 2
+LOW = torch.finfo(torch.float32).min
+ROWS = [
+    slice(None),
+    slice(0, 3),
+    slice(3, 7),
+    slice(6, 7),
+    slice(-2, None),
+    slice(1, 7, 2),
+    slice(4, 4),
+    slice(5, 2),
+]
+
+
+def dense(n, m, *, causal=False, window=None):
+    """Visibility by two loops; queries are the last n of m positions."""
+    out = torch.ones(n, m, dtype=torch.bool)
+    for i in range(n):
+        for j in range(m):
+            position = i + m - n
+            if (causal and j > position) or (window is not None and position - j >= window):
+                out[i, j] = False
+    return out
+
+
+def alibi(m):
+    return torch.tensor([0.5, 0.25, 0.125]).view(1, HEADS, 1, 1) * torch.arange(m)
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("n", [N, M, 1])
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 4), (False, 3), (False, None), (True, 1)])
+def test_causal_and_window(rows, n, causal, window):
+    mask = Mask(causal=causal, window=window)
+    expected = dense(n, M, causal=causal, window=window)
+    assert torch.equal(mask.visible(rows, n, M)[0, 0], expected[rows])
+    assert mask.bias(rows, n, M) is None
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("low", ["min", "-inf", "-1e4"])
+def test_additive_mask_with_alibi_inside(rows, dtype, low):
+    low = torch.finfo(dtype).min if low == "min" else float(low)
+    visible = dense(N, M, causal=True, window=5)
+    bias = alibi(M).to(dtype)
+    added = torch.where(visible, bias, low).expand(BATCH, HEADS, N, M)
+    mask = Mask(added=(added,))
+    assert torch.equal(mask.visible(rows, N, M), visible.expand(BATCH, HEADS, N, M)[:, :, rows])
+    ours = mask.bias(rows, N, M)
+    assert torch.equal(torch.where(visible[rows], ours, 0), torch.where(visible[rows], bias.float(), 0).expand_as(ours))
+    assert bool(ours.isfinite().all())
+
+
+def test_terms_add_up_and_any_of_them_hides():
+    seen, shown = (
+        dense(N, M, causal=True),
+        torch.rand(BATCH, 1, 1, M, generator=torch.Generator().manual_seed(1)) > 0.3,
+    )
+    shown[..., 0] = True
+    mask = Mask(
+        added=(alibi(M), torch.where(seen, 0.0, LOW)[None, None], torch.full((1, 1, 1, 1), 0.25)),
+        hidden=(~dense(N, M, window=6)[None, None],),
+        visible_only=(shown,),
+    )
+    expected = seen & dense(N, M, window=6) & shown
+    assert torch.equal(mask.visible(slice(None), N, M), expected.expand(BATCH, HEADS, N, M))
+    ours = mask.bias(slice(None), N, M)
+    assert torch.allclose(torch.where(seen, ours, 0), torch.where(seen, alibi(M) + 0.25, 0).expand_as(ours))
+
+
+@pytest.mark.parametrize("shape", [(M,), (N, M), (1, 1, M), (BATCH, 1, 1, M), (1, HEADS, N, M), (1, 1, N, M + 4)])
+def test_terms_of_every_rank_broadcast(shape):
+    term = torch.rand(shape, generator=torch.Generator().manual_seed(0)) > 0.5
+    expected = term[..., :M].expand(BATCH, HEADS, N, M)
+    for mask in (Mask(visible_only=(term,)), Mask(hidden=(~term,))):
+        for rows in ROWS:
+            ours = mask.visible(rows, N, M)
+            assert torch.equal(ours.expand(BATCH, HEADS, *ours.shape[2:]), expected[:, :, rows])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_long_alibi_hides_nothing(apart):
+    """MPT counts its bias back from the last token: whole rows lie below -1e4 in a long text, and still attend."""
+    n, slope = 40, 0.75
+    far = -slope * (20_000 - torch.arange(n, dtype=torch.float32)).view(1, 1, 1, n)
+    future = ~dense(n, n, causal=True)[None, None]
+    mask = Mask(added=(far,), hidden=(future,)) if apart else Mask(added=(far.masked_fill(future, LOW),))
+    assert torch.equal(mask.visible(slice(None), n, n)[0, 0], dense(n, n, causal=True))
+    bias = mask.bias(slice(None), n, n)
+    centred = torch.where(~future, bias - bias.gather(-1, torch.zeros_like(bias[..., :1], dtype=torch.long)), 0)
+    assert torch.allclose(centred, torch.where(~future, slope * torch.arange(n), 0.0), atol=2e-3)
+
+
+def test_a_long_alibi_hides_nothing_when_the_bias_covers_later_keys_too():
+    """The largest entry of such a row belongs to the last key, which the query does not see."""
+    m, slope = 30_000, 0.75
+    bias = -slope * torch.arange(m - 1, -1, -1.0).view(1, 1, 1, m)
+    future = torch.arange(m).view(1, 1, 1, m) > torch.arange(4).view(1, 1, 4, 1)
+    mask = Mask(added=(bias,), hidden=(future.expand(1, 1, 4, m),))
+    assert mask.visible(slice(None), 4, m).sum(-1).flatten().tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("low", [LOW, -torch.inf])
+def test_a_row_that_sees_nothing_stays_so(low):
+    added = torch.zeros(1, 1, N, M)
+    added[:, :, 2] = low
+    visible = Mask(added=(added,)).visible(slice(None), N, M)
+    assert visible.sum(-1).flatten().tolist() == [M, M, 0, *[M] * (N - 3)]
+    assert bool(Mask(added=(added,)).bias(slice(None), N, M).isfinite().all())
+
+
+def test_double_precision_bias_keeps_its_digits():
+    bias = torch.rand(1, 1, N, M, dtype=torch.float64)
+    assert torch.equal(Mask(added=(bias,)).bias(slice(None), N, M), bias)
+
+
+def test_rows_may_be_given_by_their_indices():
+    added = torch.where(dense(N, M, causal=True, window=5), alibi(M), LOW)
+    hidden = torch.zeros(1, 1, 1, M, dtype=torch.bool)
+    hidden[..., 2] = True
+    mask = Mask(causal=True, added=(added,), hidden=(hidden,))
+    chosen = torch.tensor([0, 2, 5, 6])
+    assert torch.equal(mask.visible(chosen, N, M), mask.visible(slice(None), N, M)[:, :, chosen])
+    assert torch.equal(mask.bias(chosen, N, M), mask.bias(slice(None), N, M)[:, :, chosen])
+
+
+@pytest.mark.parametrize(
+    ("mask", "plain"),
+    [
+        (Mask(causal=True), True),
+        (Mask(), False),
+        (Mask(causal=True, window=4), False),
+        (Mask(causal=True, added=(torch.zeros(1),)), False),
+        (Mask(causal=True, hidden=(torch.zeros(M, dtype=torch.bool),)), False),
+        (Mask(causal=True, visible_only=(torch.ones(M, dtype=torch.bool),)), False),
+    ],
+)
+def test_only_causal_means_nothing_else(mask, plain):
+    assert mask.only_causal is plain

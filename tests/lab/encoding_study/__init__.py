@@ -1,0 +1,1 @@
+"""Tests of wherewhat.lab.encoding_study."""

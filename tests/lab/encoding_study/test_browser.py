@@ -1,0 +1,53 @@
+"""End-to-end: the study's page in a real browser, offline. Skips where there is no playwright or no Chromium."""
+
+from __future__ import annotations
+
+import pytest
+
+from report.test_browser import browser  # noqa: F401 - a fixture
+from wherewhat.lab.encoding_study.page import write_page
+from wherewhat.lab.encoding_study.study import open_runs
+from wherewhat.lab.encoding_study.summary import summarise_run
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(params=[1280, 390])
+def opened(request, browser, study, tmp_path):  # noqa: F811 - a fixture
+    """The page, ready; nothing may have gone wrong in the end, and it must fit the window."""
+    runs = open_runs(study[0])
+    path = write_page(tmp_path, runs, [summarise_run(run) for run in runs])
+    context = browser.new_context(viewport={"width": request.param, "height": 900}, offline=True)
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda asking: asked.append(asking.url))
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= request.param
+    context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+
+
+def test_everything_is_drawn(opened):
+    assert opened.locator("#time .main-svg").count() > 0
+    assert "3 encodings" in opened.text_content("#about")
+    assert opened.locator("#when-table tbody tr").count() == 3
+    lines = opened.locator("#time .scatterlayer .trace").count()
+    opened.locator("#legend input").first.uncheck()
+    assert opened.locator("#time .scatterlayer .trace").count() < lines
+    opened.click("#theme")
+    assert opened.get_attribute("#theme", "aria-pressed") == "true"
+
+
+def test_curves_can_be_chosen(opened):
+    assert opened.input_value("#method") == "none"
+    opened.select_option("#method", "yarn")
+    assert "does not apply to alibi, learned" in opened.text_content("#length-note")
+    opened.select_option("#kind", "position_jitter")
+    opened.select_option("#y", "rise_length")
+    assert "Too few" in opened.text_content("#relation-note")

@@ -1,0 +1,324 @@
+"""Parity: the laboratory's model against Hugging Face's GPT-J; identity: what its options must and must not change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from wherewhat.errors import ConfigError, LoadError
+from wherewhat.lab.block import MaskDrawer
+from wherewhat.lab.config import LabConfig
+from wherewhat.lab.encodings import ENCODINGS, allowed_planes
+from wherewhat.lab.hugging_face.gptj import from_hugging_face, to_hugging_face
+from wherewhat.lab.model import LabModel
+from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.options import build_config
+
+SMALL = LabConfig(vocabulary=40, layers=3, heads=2, width=32)
+
+
+def spread(model):
+    """The model with larger weights, and biases that are not zero: initial ones hide mistakes."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def draw(n=17, batch=4, vocabulary=40):
+    return torch.randint(vocabulary, (batch, n), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, heads=1),
+        replace(SMALL, encoding="partial", rotary_share=0.5),
+        replace(SMALL, encoding="partial", heads=1),
+        LabConfig(),
+    ],
+)
+def test_equals_gptj_and_back(config):
+    model = spread(LabModel(config)) if config.layers < 12 else LabModel(config)
+    theirs = to_hugging_face(model)
+    tokens = draw(vocabulary=config.vocabulary)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        scale = max(1.0, float(expected.abs().max()))
+        assert float((model(tokens, all_tokens=True) - expected).abs().max()) < 1e-5 * scale
+        assert float((model(tokens) - expected[:, -1]).abs().max()) < 1e-5 * scale
+    again = from_hugging_face(theirs)
+    assert again.config == config if config.rotary_share else again.config.layers == config.layers
+    weights, found = model.state_dict(), again.state_dict()
+    assert weights.keys() == found.keys()
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), again(tokens))
+    once_more = to_hugging_face(again).state_dict()
+    assert all(torch.equal(value, once_more[name]) for name, value in theirs.state_dict().items())
+
+
+def test_gptj_starts_alike():
+    from transformers import GPTJForCausalLM
+
+    from wherewhat.lab.hugging_face.gptj import hugging_face_config
+
+    ours, theirs = LabModel(LabConfig()), GPTJForCausalLM(hugging_face_config(LabConfig()))
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    for name, weight in from_hugging_face(theirs).state_dict().items():
+        if weight.ndim == 2:
+            assert float(ours.state_dict()[name].std()) == pytest.approx(float(weight.std()), rel=0.05)
+        else:
+            assert torch.equal(ours.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize(
+    "options", [{"encoding": "alibi"}, {"base": 500.0}, {"frequencies": ("0.0:0",)}, {"norm": False}]
+)
+def test_what_gptj_has_not_is_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        to_hugging_face(LabModel(replace(SMALL, **options)))
+
+
+def test_other_hugging_face_models_are_refused():
+    from captures.tiny import tiny
+
+    with pytest.raises(LoadError, match="GPT-J"):
+        from_hugging_face(tiny("gpt2"))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_is_what_the_model_used(encoding, heads):
+    model = spread(LabModel(replace(SMALL, encoding=encoding, heads=heads, frequencies=("1.0:0-3",))))
+    tokens = draw()
+    outputs = {}
+    with torch.no_grad():
+        whole = model(tokens, edit=lambda layer, output: outputs.update({layer: output}))
+        assert torch.allclose(whole, model(tokens), atol=1e-4)
+    for layer in model.attention(tokens):
+        attended = torch.matmul(layer.pattern(), layer.value).transpose(1, 2)
+        assert torch.allclose(attended, outputs[layer.layer], atol=1e-4)
+        assert torch.allclose(layer.output, outputs[layer.layer], atol=1e-5)
+        assert (layer.rotation is None) == (encoding in ("alibi", "learned", "nope"))
+        if layer.rotation is not None:
+            assert torch.allclose(layer.rotation.rotate(layer.k, layer.positions), layer.rot_k, atol=1e-4)
+        unused = bool((layer.rot_q[:, 0, :, 8:] == 0).all())
+        assert unused == (layer.layer == 1)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_future_tokens_change_nothing(encoding):
+    model = spread(LabModel(replace(SMALL, encoding=encoding)))
+    tokens, other = draw(), draw()
+    other[:, 9:] = (other[:, 9:] + 1) % 40
+    with torch.no_grad():
+        assert torch.allclose(model(tokens, all_tokens=True)[:, :9], model(other, all_tokens=True)[:, :9], atol=1e-4)
+
+
+def test_encodings_differ_as_they_should():
+    def rotation(**options):
+        return LabModel(LabConfig(layers=1, **options)).rotation
+
+    full = rotation().inv_freq
+    assert torch.equal(full, 1.0 / (10000 ** (torch.arange(0, 128, 2) / 128)))
+    p_rope = rotation(encoding="p-rope").inv_freq
+    assert torch.equal(p_rope[:48], full[:48])
+    assert not p_rope[48:].any()
+    assert rotation(encoding="partial").planes == 16
+    assert rotation(encoding="partial", rotary_share=0.5).planes == 32
+    assert rotation(angles=(0.5,)).inv_freq.tolist() == [0.5]
+    slopes = ENCODINGS["alibi"].slopes
+    assert slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    assert len(slopes(12)) == 12
+
+
+def test_alibi_and_nope_depend_on_positions_as_they_say():
+    tokens = draw()
+    for encoding, expected in (("nope", 0.0), ("alibi", -(2.0**-4) - 2.0**-8)):
+        model = spread(LabModel(replace(SMALL, encoding=encoding)))
+        layer = model.attention(tokens)[0]
+        plain = torch.matmul(layer.rot_q, layer.rot_k.mT) * layer.scale
+        gap = (layer.attn_scores() - plain)[0, :, 16, 15].sum()
+        assert float(gap) == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_of_measurements_apply():
+    layer = spread(LabModel(SMALL)).attention(draw(batch=1))[1]
+    found = layer_swaps(layer, [16])
+    assert bool((found.exclusion >= 1).all())
+
+
+def test_edits_take_effect():
+    model = spread(LabModel(SMALL))
+    tokens = draw()
+    with torch.no_grad():
+        before = model(tokens)
+        assert torch.allclose(model(tokens, edit=lambda layer, output: output), before, atol=1e-5)
+        assert not torch.allclose(model(tokens, edit=lambda i, x: 0 * x if i == 1 else None), before, atol=1e-2)
+        streams = {}
+        model(tokens, edit_stream=lambda layer, x: streams.update({layer: x.clone()}))
+        assert sorted(streams) == [0, 1, 2, 3]
+        patched = model(draw() * 0, edit_stream=lambda layer, x: streams[3] if layer == 3 else None)
+        assert torch.allclose(patched, before, atol=1e-5)
+
+
+def test_masks_drop_as_often_as_they_should():
+    config = LabConfig(layers=2)
+    masks = MaskDrawer(config, batch=64, n=17).draw(torch.Generator().manual_seed(0))
+    for mask in (masks.embedding, masks.layers[0].attention, masks.layers[0].mlp):
+        assert mask.unique().tolist() == pytest.approx([0, 1 / 0.9])
+        assert float((mask == 0).float().mean()) == pytest.approx(0.1, abs=4e-3)
+    assert masks.layers[0].pattern.shape == (64, 1, 17, 17)
+    assert masks.layers[1].pattern.shape == (64, 1, 1, 17)
+    assert masks.layers[1].mlp.shape == (64, 1, 128)
+    none = MaskDrawer(replace(config, dropout=0.0), batch=2, n=5).draw(torch.Generator().manual_seed(0))
+    assert bool((none.embedding == 1).all())
+
+
+def test_masks_of_nothing_change_nothing():
+    for heads in (1, 2):
+        model = spread(LabModel(replace(SMALL, dropout=0.0, heads=heads, encoding="alibi")))
+        tokens = draw()
+        masks = MaskDrawer(model.config, batch=4, n=17).draw(torch.Generator().manual_seed(0))
+        assert torch.allclose(model(tokens, masks=masks), model(tokens), atol=1e-4)
+
+
+def test_weights_by_hand():
+    """One layer without LayerNorm, MLP and residual stream is attention and nothing else."""
+    config = LabConfig(
+        vocabulary=6, layers=1, width=6, norm=False, mlp=False, residual=False, scale=50.0, angles=(0.3,)
+    )
+    model = LabModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embedding.copy_(torch.eye(6))
+        model.blocks[0].qkv.weight[12:].copy_(torch.eye(6))
+        model.blocks[0].out.weight.copy_(torch.eye(6))
+        model.head.weight.copy_(torch.eye(6))
+        # All queries and keys are the same vector: a query attends to its own place, where the angle is 0.
+        model.blocks[0].qkv.weight[0] = model.blocks[0].qkv.weight[6] = 1
+        assert torch.equal(model(draw(vocabulary=6)).argmax(-1), draw(vocabulary=6)[:, -1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 33},
+        {"width": 32, "heads": 3},
+        {"layers": 0},
+        {"dropout": 1.0},
+        {"rotary_share": 0.5},
+        {"encoding": "partial", "rotary_share": 0.001},
+        {"angles": (1.0,) * 99},
+        {"frequencies": ("nonsense",)},
+        {"frequencies": ("9.0:1",)},
+        {"frequencies": ("0.0:0-99",)},
+    ],
+)
+def test_wrong_options_are_told_in_one_line(options):
+    with pytest.raises(ConfigError) as error:
+        LabModel(build_config(LabConfig, {**vars(SMALL), **options}))
+    assert "\n" not in str(error.value)
+
+
+def test_planes_as_text():
+    allowed = allowed_planes(("*.*:0-1", "1.0:3+0"), layers=2, heads=2, planes=4)
+    assert allowed[0].tolist() == [[True, True, False, False]] * 2
+    assert allowed[1].tolist() == [[True, False, False, True], [True, True, False, False]]
+    assert allowed_planes((), layers=2, heads=2, planes=4) is None
+
+
+def test_learned_positions_end():
+    with pytest.raises(ConfigError, match="17 tokens"):
+        LabModel(replace(SMALL, encoding="learned", positions=16))(draw())
+    with pytest.raises(ConfigError, match="20 tokens"):
+        LabModel(replace(SMALL, encoding="learned", positions=18))(draw(), positions=torch.arange(17) + 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_looking_changes_nothing_and_may_change_all(encoding):
+    model, tokens = spread(LabModel(replace(SMALL, encoding=encoding))), draw()
+    before = model(tokens, all_tokens=True)
+    seen = []
+    assert torch.equal(model(tokens, all_tokens=True, look=seen.append), before)
+    assert [layer.layer for layer in seen] == [0, 1, 2]
+    rebuilt = model(tokens, all_tokens=True, look=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2))
+    assert torch.allclose(rebuilt, before, atol=1e-3)
+    edited = []
+    gone = model(tokens, look=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output))
+    assert not any(output.any() for output in edited)
+    assert torch.allclose(gone, model(tokens, edit=lambda index, output: 0 * output), atol=1e-5)
+
+
+@torch.no_grad()
+def test_wrong_positions_are_told():
+    with pytest.raises(ConfigError, match="do not fit 17 tokens"):
+        LabModel(SMALL)(draw(), positions=torch.arange(5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", ["parallel", "sequential", "llama"])
+def test_blocks_see_what_they_should(block):
+    """The MLP of a sequential block sees what its attention gives; that of a parallel one does not."""
+    config = replace(SMALL, layers=1, block=block, dropout=0.0)
+    model, tokens = spread(LabModel(config)), draw()
+
+    def after(factor):
+        streams = {}
+        model(tokens, edit=lambda _, x: factor * x, edit_stream=lambda index, x: streams.update({index: x}))
+        return streams[1]
+
+    assert torch.allclose(after(2) - after(1), after(1) - after(0), atol=1e-3) == (block == "parallel")
+    masks = MaskDrawer(config, batch=4, n=17).draw(torch.Generator().manual_seed(0))
+    assert torch.allclose(model(tokens, masks=masks), model(tokens, all_tokens=True)[:, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("block", "biases", "expected"),
+    [
+        ("sequential", "all", 10),
+        ("sequential", "inner", 9),
+        ("sequential", "none", 0),
+        ("llama", "inner", 0),
+    ],
+)
+def test_biases(block, biases, expected):
+    model = LabModel(replace(SMALL, block=block, layers=2, biases=biases))
+    assert sum(name.endswith(".bias") for name, _ in model.named_parameters()) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["rope", "partial", "alibi", "nope", "pope"])
+def test_moving_all_positions_changes_nothing(encoding):
+    model, tokens = spread(LabModel(replace(SMALL, encoding=encoding))), draw()
+    moved = model(tokens, positions=torch.arange(17) + 50)
+    assert torch.allclose(moved, model(tokens), atol=1e-3)
+    assert torch.equal(model(tokens, positions=torch.arange(17)), model(tokens))
+    apart = model(tokens, positions=3 * torch.arange(17))
+    assert torch.allclose(apart, model(tokens), atol=1e-3) == (encoding == "nope")
+
+
+@torch.no_grad()
+def test_axes_find_the_slopes_that_alibi_was_given():
+    """Up to the gauge: the distance curve is minus slope times distance, on top of what content gives."""
+    n = 48
+    model = spread(LabModel(LabConfig(vocabulary=40, layers=2, heads=3, width=48, encoding="alibi")))
+    line = -ENCODINGS["alibi"].slopes(3)[:, None].double() * torch.arange(n)
+    tokens = draw(n=n, batch=1)
+    for layer in model.attention(tokens):
+        assert float(layer.rot_q.std()) > 0.1
+        bare = replace(layer, rot_q=0 * layer.rot_q)
+        found = fit_layer(bare)
+        assert torch.allclose(found.a - found.a[:, :1], line, atol=1e-9)
+        assert torch.allclose(found.r, torch.ones(3, dtype=torch.float64), atol=1e-9)
+        with_content, content = fit_layer(layer), fit_layer(replace(layer, mask=replace(layer.mask, added=())))
+        curve = with_content.a - content.a
+        assert torch.allclose(curve - curve[:, :1], line, atol=1e-4)

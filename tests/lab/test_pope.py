@@ -1,0 +1,78 @@
+"""Brute force: PoPE's logits against its formula; identity: what its planes mean."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from lab.test_model import draw, spread
+from wherewhat.lab.block import MaskDrawer
+from wherewhat.lab.config import LabConfig
+from wherewhat.lab.model import LabModel
+
+POPE = LabConfig(vocabulary=40, layers=2, heads=2, width=16, encoding="pope", dropout=0.0)
+
+
+def with_phases(low=-2 * math.pi, high=0.0):
+    model = spread(LabModel(POPE))
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.phase.uniform_(low, high, generator=generator)
+    return model
+
+
+@torch.no_grad()
+def by_formula(model, tokens):
+    """Logits of the first layer, entry by entry."""
+    config, block = model.config, model.blocks[0]
+    d, n = config.head_width, tokens.shape[1]
+    normed = block.norm(model.embed(tokens)).double()
+    q, k, _ = functional.linear(normed, block.qkv.weight.double()).view(*tokens.shape, 3, config.heads, d).unbind(2)
+    q, k = functional.softplus(q), functional.softplus(k)
+    logits = torch.zeros(len(tokens), config.heads, n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(n):
+            for f in range(d):
+                angle = (j - i) * config.base ** (-f / d) + block.phase[:, f].double().clamp(-2 * math.pi, 0)
+                logits[:, :, i, j] += q[:, i, :, f] * k[:, j, :, f] * angle.cos()
+    return logits * d**-0.5
+
+
+def test_equals_its_formula():
+    model, tokens = with_phases(), draw(n=9, batch=2)
+    layer = model.attention(tokens)[0]
+    assert layer.rot_q.shape == (2, 2, 9, 16)
+    assert layer.value.shape == (2, 2, 9, 8)
+    assert torch.allclose(layer.attn_scores().double(), by_formula(model, tokens), atol=1e-4)
+
+
+def test_phases_outside_their_range_are_held_at_its_ends():
+    model, tokens = with_phases(-9.0, 3.0), draw(n=5, batch=1)
+    assert torch.allclose(model.attention(tokens)[0].attn_scores().double(), by_formula(model, tokens), atol=1e-4)
+
+
+def test_planes_hold_no_content_in_their_angles():
+    layer = LabModel(POPE).attention(draw())[0]
+    assert layer.rotation.planes == POPE.head_width
+    assert torch.allclose(layer.rotation.inv_freq, 10_000 ** (-torch.arange(8) / 8))
+    for x in (layer.q, layer.k):  # phases start at 0: before rotation, planes lie along their first dimension
+        assert float(x[..., 0::2].min()) > 0
+        assert float(x[..., 1::2].abs().max()) < 1e-5
+
+
+def test_phases_are_learned():
+    model = LabModel(POPE)
+    assert all(not block.phase.any() for block in model.blocks)
+    model(draw()).square().mean().backward()
+    assert all(bool(block.phase.grad.any()) for block in model.blocks)
+
+
+@torch.no_grad()
+def test_last_token_alone_equals_all():
+    model, tokens = with_phases(), draw()
+    masks = MaskDrawer(model.config, batch=4, n=17).draw(torch.Generator().manual_seed(0))
+    assert torch.allclose(model(tokens), model(tokens, all_tokens=True)[:, -1], atol=1e-5)
+    assert torch.allclose(model(tokens, masks=masks), model(tokens), atol=1e-4)

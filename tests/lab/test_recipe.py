@@ -1,0 +1,27 @@
+"""Errors: a recipe of multi-hop trainings that makes no sense ends in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from wherewhat.errors import ConfigError
+from wherewhat.lab.multihop.study import Recipe
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"seeds": 3}, "seeds=3"),
+        ({"lengths": 17}, "lengths=17"),
+        ({"seeds": "01"}, "seeds='01'"),
+        ({"seeds": []}, "whole numbers"),
+        ({"seeds": [True]}, "whole numbers"),
+        ({"tasks": "number"}, "tasks is a list"),
+        ({"options": 1}, "options is a table"),
+        ({"task_options": {"number": 3}}, "table of tables"),
+        ({"task": ["number"]}, "has no 'task'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ConfigError, match=match):
+        Recipe.of(wrong)

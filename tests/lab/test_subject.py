@@ -1,0 +1,133 @@
+"""Identity: a laboratory model run as a subject gives its own logits; brute force: scores of all swaps against layers
+that are run again; end-to-end: measurements of language models run on every encoding."""
+
+from __future__ import annotations
+
+import functools
+import typing
+
+import pytest
+import torch
+
+from wherewhat.errors import ConfigError
+from wherewhat.lab.config import EncodingName, LabConfig
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.subject import LabSubject
+from wherewhat.measures.measurement import Subject, Text
+from wherewhat.measures.perturb.changes import PerturbConfig
+from wherewhat.measures.perturb.measurement import PERTURB
+from wherewhat.measures.residual import RESIDUAL, ResidualConfig
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.placement import reference_scores
+
+ENCODINGS = typing.get_args(EncodingName)
+N = 24
+
+
+def make(encoding="rope", *, dtype=torch.float64):
+    """A model with larger weights than initial ones, which hide mistakes."""
+    model = LabModel(LabConfig(vocabulary=32, layers=2, heads=2, width=16, positions=40, encoding=encoding)).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator, dtype=dtype))
+            if name.endswith("phase"):
+                parameter.copy_(-parameter.abs())
+    return model
+
+
+def subject(encoding="rope", **options) -> LabSubject:
+    return LabSubject(make(encoding, **options), trained_length=N)
+
+
+def tokens(batch=1, n=N):
+    return torch.randint(32, (batch, n), generator=torch.Generator().manual_seed(2))
+
+
+def all_logits(model, ids, **options):
+    with torch.no_grad():
+        return model(ids, all_tokens=True, **options)
+
+
+def test_it_is_a_subject():
+    known: Subject = subject()
+    assert known.trained_length() == N
+    assert known.key_mixing() == {0: 0.0, 1: 0.0}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_running_gives_the_models_own_logits_and_layers(encoding):
+    it, ids, layers = subject(encoding), tokens(3), []
+    logits = it.run(ids, layers.append, logits=True)
+    assert torch.equal(logits, all_logits(it.model, ids))
+    assert [layer.layer for layer in layers] == [0, 1]
+    for layer in layers:
+        output = (layer.pattern() @ layer.value).transpose(1, 2)
+        torch.testing.assert_close(output, layer.output, atol=1e-9, rtol=1e-9)
+    assert it.run(ids, lambda _: None) is None
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_editing(encoding):
+    it, ids = subject(encoding), tokens(2)
+    plain = all_logits(it.model, ids)
+    assert torch.equal(it.edited(ids, lambda _: None), plain)
+    assert torch.equal(it.edited(ids, lambda attention: attention.output), plain)
+    without = it.edited(ids, lambda attention: torch.zeros_like(attention.output))
+    assert float((without - plain).abs().max()) > 1e-3
+    # Without attention a model knows nothing but the token itself, and its learned position.
+    other = ids.clone()
+    other[:, 0] = (other[:, 0] + 1) % 32
+    again = it.edited(other, lambda attention: torch.zeros_like(attention.output))
+    assert torch.equal(again[:, 1:], without[:, 1:])
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
+def test_a_constant_shift_of_positions_changes_nothing(encoding):
+    it, ids = subject(encoding), tokens()
+    moved = it.run(ids, lambda _: None, logits=True, positions=torch.arange(N) + 7)
+    # Angles are float32 products, as in all models.
+    torch.testing.assert_close(moved, all_logits(it.model, ids), atol=1e-4, rtol=1e-4)
+
+
+def test_positions_beyond_a_learned_table_are_refused():
+    with pytest.raises(ConfigError, match="40 positions"):
+        subject("learned").run(tokens(), lambda _: None, positions=torch.arange(N) + 20)
+
+
+def test_reordering_the_first_layer_is_reordering_tokens():
+    it, ids = subject("nope"), tokens()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    with it.reordered({0: order}):
+        inside = it.run(ids, lambda _: None, logits=True)
+    assert torch.equal(inside, all_logits(it.model, ids[:, order]))
+    assert torch.equal(it.run(ids, lambda _: None, logits=True), all_logits(it.model, ids))
+    with pytest.raises(ConfigError, match="no layer 2"), it.reordered({2: order}):
+        pass
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_scores_of_all_swaps_are_those_of_layers_run_again(encoding):
+    it, ids, layers = subject(encoding), tokens(), []
+    it.run(ids, layers.append)
+    with it.blocks(ids) as again:
+        assert again.layers == [0, 1]
+        for layer in layers:
+            fast = layer_swaps(layer, [5, N - 1], tau=1e-2)
+            before = again.run(layer.layer, again.hidden(layer.layer))
+            torch.testing.assert_close(before.rot_k, layer.rot_k)
+            s_pos, s_sym = reference_scores(before, functools.partial(again.swapped, layer.layer), [5, N - 1], tau=1e-2)
+            torch.testing.assert_close(fast.s_pos, s_pos, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(fast.s_sym, s_sym, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_measurements_of_language_models_run(encoding):
+    it, ids = subject(encoding, dtype=torch.float32), tokens()
+    residual = RESIDUAL.measure(it, ids, ResidualConfig(strengths=(0.0, 1.0)))
+    assert residual.whole["loss_strength_1"] == pytest.approx(residual.whole["loss"], abs=1e-4)
+    options = PerturbConfig(kinds=("tokens", "position_jitter"), rates=(0.0, 0.5), seeds=1, equivalence=False)
+    perturbed = PERTURB.measure(it, Text(ids), options).whole
+    assert perturbed["rise_tokens_at_0"] == pytest.approx(0, abs=1e-5)
+    moved = abs(perturbed["rise_position_jitter_at_50"])
+    assert moved < 1e-6 if encoding == "nope" else moved > 1e-3

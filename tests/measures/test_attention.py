@@ -1,0 +1,104 @@
+"""Brute force and identity: entropy, sink mass and effective rank against dense definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.attention import AttentionConfig, attention_stats, effective_rank, gaussian_rank
+
+
+def layer(q, k, *, window=None, sinks=None, scale=1.0):
+    """A causal layer without rotation; q ``(heads, n, d)``, k ``(kv_heads, n, d)``."""
+    return LayerAttention(
+        layer=0,
+        name="attention",
+        rot_q=q[None],
+        rot_k=k[None],
+        value=k[None],
+        output=q[None].transpose(1, 2),
+        scale=scale,
+        mask=Mask(causal=True, window=window),
+        rotation=None,
+        positions=torch.arange(k.shape[1]),
+        sinks=sinks,
+    )
+
+
+def random_layer(heads=4, kv_heads=2, n=37, d=8, **options):
+    generator = torch.Generator().manual_seed(1)
+    return layer(
+        torch.randn(heads, n, d, generator=generator),
+        torch.randn(kv_heads, n, d, generator=generator),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
+def test_equals_dense_definition(window, sinks):
+    attention = random_layer(window=window, sinks=sinks)
+    stats = attention_stats(attention, AttentionConfig(sink_tokens=2))
+    weights = attention.pattern()[0].double()
+    outcomes = (
+        torch.cat([weights, (1 - weights.sum(-1, keepdim=True)).clamp_min(0)], -1) if sinks is not None else weights
+    )
+    entropy = torch.special.entr(outcomes).sum(-1)[:, 1:].mean(-1)
+    torch.testing.assert_close(stats.entropy, entropy, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stats.sink_mass, weights[:, 2:, :2].sum(-1).mean(-1), rtol=1e-5, atol=1e-7)
+    seen = [min(i + 1, window or i + 1) for i in range(37)]
+    assert stats.uniform_entropy == pytest.approx(sum(math.log(s + (sinks is not None)) for s in seen[1:]) / 36)
+
+
+def test_blocks_of_rows_change_nothing():
+    attention = random_layer(heads=64, kv_heads=64, n=300)
+    whole = attention_stats(attention, AttentionConfig(block_mib=1024))
+    blocks = attention_stats(attention, AttentionConfig(block_mib=1))
+    torch.testing.assert_close(whole.entropy, blocks.entropy, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(whole.sink_mass, blocks.sink_mass, rtol=1e-6, atol=1e-8)
+
+
+def test_no_entropy_is_above_that_of_uniform_attention_with_a_sink_column():
+    stats = attention_stats(random_layer(scale=0.0, sinks=torch.zeros(4)), AttentionConfig())
+    assert stats.entropy.tolist() == pytest.approx([stats.uniform_entropy] * 4, rel=1e-6)
+
+
+def test_uniform_attention_reaches_its_controls():
+    attention = random_layer(scale=0.0)
+    stats = attention_stats(attention, AttentionConfig())
+    torch.testing.assert_close(
+        stats.entropy, torch.full((4,), stats.uniform_entropy, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        stats.sink_mass, torch.full((4,), stats.uniform_sink_mass, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+
+
+def test_effective_rank_of_known_spectra():
+    basis = torch.linalg.qr(torch.randn(50, 6, dtype=torch.float64))[0]
+    assert float(effective_rank(basis)) == pytest.approx(6)
+    assert float(effective_rank(basis[:, :1] @ torch.randn(1, 6, dtype=torch.float64))) == pytest.approx(1, abs=1e-5)
+    assert float(effective_rank(torch.zeros(5, 3))) == 0.0
+    values = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    expected = math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert float(effective_rank(basis[:, :2] * values)) == pytest.approx(expected)
+
+
+def test_gaussian_rank_is_the_most_tokens_can_have_and_grows_with_n():
+    assert 1 < gaussian_rank(16, 64) < 16
+    assert gaussian_rank(64, 64) < gaussian_rank(4096, 64) <= 64
+
+
+def test_text_no_longer_than_the_sink_is_refused():
+    with pytest.raises(MeasureError, match="only 37 tokens"):
+        attention_stats(random_layer(), AttentionConfig(sink_tokens=37))
+
+
+@pytest.mark.parametrize("options", [{"sink_tokens": 0}, {"block_mib": 0}])
+def test_senseless_options_are_refused(options):
+    with pytest.raises(ConfigError, match="at least 1"):
+        AttentionConfig(**options)

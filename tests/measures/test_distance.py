@@ -1,0 +1,440 @@
+"""Brute force, identity, parity and end-to-end tests of controlled distance.
+
+Brute force: every number against a dense table made by rotating q to distance d and k to 0 with the model's own
+rotation, and against sums over complex planes. Identity: planted additive and multiplicative heads. Parity: the real
+logits of captured models, SciPy's rank correlation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from captures.tiny import run, tiny, tokens
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.distance.controlled import controlled_distance, scramble_phases
+from wherewhat.measures.distance.measurement import (
+    DISTANCE,
+    DistanceConfig,
+    distance_grid,
+    layer_scores,
+    spaced_queries,
+)
+from wherewhat.measures.statistics import centred_ranks, cosine
+
+MODELS = ["llama", "gptj", "gpt_neox:partial", "llama:yarn", "deepseek_v3", "qwen3", "gemma2"]
+DISTANCES = [0, 1, 2, 4, 8, 16, 22, 46]
+QUERIES = [11, 17, 22]
+
+
+@functools.cache
+def captured(name: str) -> list[LayerAttention]:
+    return run(tiny(name), tokens(23))
+
+
+def rotated(name: str) -> LayerAttention:
+    return next(layer for layer in captured(name) if layer.rotation is not None)
+
+
+def random_qk(heads=4, kv_heads=2, n=30, d=16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(heads, n, d, generator=generator, dtype=torch.float64)
+    return q, torch.randn(kv_heads, n, d, generator=generator, dtype=torch.float64)
+
+
+def rope(planes=6, *, pairing="half", offset=0, scaling=1.0, base=100.0):
+    # Powers of two times whole numbers up to 2²⁴ are exact in float32, as the model's product of angles is.
+    inv_freq = (base ** (-torch.arange(planes) / planes) * 2**12).round() / 2**12
+    return Rotation(pairing, offset, inv_freq, scaling)
+
+
+ROTATIONS = [
+    rope(8),
+    rope(8, pairing="interleaved"),
+    rope(5, offset=6, scaling=1.3),
+    rope(3, pairing="interleaved", offset=2, scaling=0.8),
+]
+
+
+def dense(q, k, rotation, i, keys, distances, scale):
+    """``L[h, k, d]``, rotating the query to d and the keys to 0."""
+    groups = q.shape[0] // k.shape[0]
+    at_zero = rotation.rotate(k[:, keys].double(), torch.zeros(len(keys))).repeat_interleave(groups, 0)
+    turned = torch.stack([rotation.rotate(q[:, i : i + 1].double(), torch.tensor([float(d)])) for d in distances], -1)
+    return scale * (at_zero @ turned[:, 0])
+
+
+def dense_numbers(table, real_table):
+    """Everything by its definition; ``real_table`` ``(heads, m, m)`` holds the table at every real distance."""
+    grand = table.mean((1, 2), keepdim=True)
+    f, g = table.mean(1, keepdim=True), table.mean(2, keepdim=True)
+    total = (table - grand).square().sum((1, 2))
+    interaction = (table - f - g + grand).square().sum((1, 2))
+    logits = real_table.diagonal(dim1=1, dim2=2)
+    component = logits - real_table.mean(1)
+    profiles = (table - f).mT  # (heads, distances, m)
+
+    def centre(x):
+        return (x - x.mean(-1, keepdim=True))[:, None]
+
+    def spearman(x, y):
+        return torch.tensor([[spearmanr(p, r[0]).statistic for p in ps] for ps, r in zip(x.tolist(), y, strict=True)])
+
+    real, raw = centre(component), centre(logits)
+    cos = (profiles * real).sum(-1) / profiles.norm(dim=-1) / real.norm(dim=-1)
+    return {
+        "additive_share": 1 - interaction / total,
+        "distance_share": (f - grand).square().sum((1, 2)) * table.shape[1] / total,
+        "key_share": (g - grand).square().sum((1, 2)) * table.shape[2] / total,
+        "key_constancy": 1 - interaction / (table - f).square().sum((1, 2)),
+        "curve": f[:, 0],
+        "drift": (profiles - real).norm(dim=-1) / real.norm(dim=-1),
+        "shape_drift": 1 - cos.square(),
+        "logit_drift": (profiles - raw).norm(dim=-1) / raw.norm(dim=-1),
+        "rank_correlation": spearman(profiles, real),
+        "logit_rank_correlation": spearman(profiles, raw),
+        "rank_correlation_reference": spearman(profiles, profiles[:, :1]),  # the first distance is 0
+    }
+
+
+def check_against_dense(q, k, rotation, *, scale, queries, distances, positions, visible=None, rtol=1e-9, atol=1e-10):
+    found = controlled_distance(
+        q, k, rotation, scale=scale, queries=queries, distances=distances, positions=positions, visible=visible
+    )
+    rows = []
+    for row, i in enumerate(queries):
+        keys = torch.arange(i + 1) if visible is None else visible[row].nonzero()[:, 0]
+        real = (positions[i] - positions[keys]).tolist()
+        rows.append(
+            dense_numbers(dense(q, k, rotation, i, keys, distances, scale), dense(q, k, rotation, i, keys, real, scale))
+        )
+    for name in rows[0]:
+        each = torch.stack([row[name] for row in rows])
+        torch.testing.assert_close(getattr(found, name), each.mean(0).double(), rtol=rtol, atol=atol, msg=name)
+    shares = torch.stack([row["additive_share"] for row in rows])
+    torch.testing.assert_close(found.additive_share_spread, shares.std(0), rtol=1e-6, atol=1e-9)
+    return found
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_equals_dense_tables(rotation):
+    q, k = random_qk()
+    positions = torch.arange(30)
+    check_against_dense(q, k, rotation, scale=0.3, queries=[15, 20, 29], distances=DISTANCES, positions=positions)
+
+
+def test_equals_dense_tables_with_gaps_and_a_window():
+    q, k = random_qk()
+    positions = torch.arange(30) * 3 + 100
+    index = torch.arange(30)
+    visible = torch.stack([(index <= i) & (index > i - 7) for i in (15, 29)])
+    check_against_dense(
+        q, k, rope(8), scale=1.0, queries=[15, 29], distances=[0, 3, 9], positions=positions, visible=visible
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_dense_tables_of_captured_models(name):
+    layer = rotated(name)
+    # The model's rotation takes its angles in float32.
+    check_against_dense(
+        layer.q[0],
+        layer.k[0],
+        layer.rotation,
+        scale=layer.scale,
+        queries=QUERIES,
+        distances=DISTANCES,
+        positions=layer.positions,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_table_is_the_sum_over_complex_planes():
+    q, k = random_qk(heads=2, kv_heads=2)
+    rotation = rope(5, offset=6, scaling=1.3)
+    left, right = rotation.pairs.unbind(-1)
+    z = torch.complex(q[..., left], q[..., right])[:, 20, None] * torch.complex(k[..., left], k[..., right]).conj()
+    d = torch.tensor([0.0, 1, 5, 11], dtype=torch.float64)
+    waves = torch.exp(1j * rotation.inv_freq.double()[:, None] * d)
+    plain = (q[:, 20, None, :6] * k[..., :6]).sum(-1, keepdim=True)
+    table = 0.3 * (1.3**2 * (z @ waves).real + plain)[:, :21]
+    expected = dense(q, k, rotation, 20, torch.arange(21), d.tolist(), 0.3)
+    torch.testing.assert_close(table, expected, rtol=1e-10, atol=1e-10)
+    found = controlled_distance(q, k, rotation, scale=0.3, queries=[20], distances=d)
+    torch.testing.assert_close(found.curve, table.mean(1), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_real_distance_gives_the_models_own_logits(name):
+    layer = replace(rotated(name), softcap=None, mask=Mask(causal=True))
+    scores = layer.attn_scores()[0].double()
+    # If all keys are copies of one, the mean logit at that key's real distance is the model's.
+    for i, j in ((22, 0), (17, 9), (12, 12)):
+        k = layer.k[0][:, [j] * 23]
+        found = controlled_distance(
+            layer.q[0], k, layer.rotation, scale=layer.scale, queries=[i], distances=[i - j, i - j + 1]
+        )
+        torch.testing.assert_close(found.curve[:, 0], scores[:, i, j], rtol=1e-4, atol=1e-4)
+    found = controlled_distance(
+        layer.q[0], layer.k[0], layer.rotation, scale=layer.scale, queries=[22], distances=[0, 5]
+    )
+    profile = dense(layer.q[0], layer.k[0], layer.rotation, 22, torch.arange(23), [5], layer.scale)[..., 0]
+    for head in range(layer.heads):
+        expected = spearmanr(profile[head], scores[head, 22]).statistic
+        assert float(found.logit_rank_correlation[head, 1]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_blocks_change_nothing():
+    q, k = random_qk(heads=16, kv_heads=16, n=200)
+    options = {"queries": [150, 199], "distances": range(0, 200, 3)}
+    whole = controlled_distance(q, k, rope(8), block_mib=4096, **options)
+    parts = controlled_distance(q, k, rope(8), block_mib=1, **options)
+    for name in ("rank_correlation", "drift", "rank_correlation_reference"):
+        torch.testing.assert_close(getattr(whole, name), getattr(parts, name), rtol=1e-10, atol=1e-12)
+
+
+def test_keys_that_differ_outside_the_planes_only_are_additive():
+    q, k = random_qk(heads=2, kv_heads=1)
+    rotation = rope(5, offset=6)
+    k[..., 6:] = k[:, :1, 6:]  # every key the same in the planes, whatever in the rest
+    found = controlled_distance(q, k, rotation, queries=[20, 29], distances=DISTANCES)
+    ones = torch.ones(2, len(DISTANCES), dtype=torch.float64)
+    torch.testing.assert_close(found.additive_share, ones[:, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.key_constancy, ones[:, 0], rtol=0, atol=1e-12)
+    assert float(found.drift.max()) < 1e-12
+    assert float(found.shape_drift.max()) < 1e-12
+    assert float(found.rank_correlation.min()) > 1 - 1e-9
+    assert float(found.rank_correlation_reference.min()) > 1 - 1e-9
+    assert float(found.logit_rank_correlation.max()) < 0.99  # the distance curve is in the real logits
+    assert bool((found.distance_share > 0.01).all())
+    assert bool((found.key_share > 0.01).all())
+
+
+def test_keys_with_one_fast_plane_and_no_mean_are_multiplicative():
+    """L = |q| |k| cos(θd + φ_k): with phases all round and distances over whole turns nothing is additive."""
+    n = 64
+    phases = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    k = torch.stack([phases.cos(), phases.sin()], -1)[None]
+    rotation = Rotation("half", 0, torch.tensor([2 * math.pi / 8]), 1.0)
+    found = controlled_distance(torch.ones_like(k), k, rotation, queries=[n - 1], distances=range(16))
+    assert float(found.additive_share) < 1e-9
+    assert float(found.key_constancy) < 1e-9
+    # Over keys the real logits are a wave of 7 periods, a profile one of 1: they have nothing in common.
+    assert float(found.shape_drift.min()) == pytest.approx(1)
+    assert float(found.drift.min()) == pytest.approx(math.sqrt(2))
+
+
+def test_a_small_multiplicative_part_takes_its_share():
+    """A key term of variance 1 and an interaction of variance s²/2 over whole turns: share 1 / (1 + s²/2)."""
+    n, strength = 64, 0.4
+    phases = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    term = torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0).double()
+    k = torch.stack([strength * phases.cos(), strength * phases.sin(), term], -1)[None]
+    q = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64).expand(1, n, 3)
+    rotation = Rotation("half", 0, torch.tensor([2 * math.pi / 8]), 1.0)
+    found = controlled_distance(q, k, rotation, queries=[n - 1], distances=range(16))
+    assert float(found.additive_share) == pytest.approx(1 / (1 + strength**2 / 2), abs=1e-6)
+
+
+def test_numbers_do_not_depend_on_scale_or_a_constant():
+    q, k = random_qk(d=18)
+    options = {"queries": [15, 29], "distances": DISTANCES}
+    before = controlled_distance(q, k, rope(8), **options)
+    q[..., 16:] = 1.0
+    k[..., 16:] = 5.0
+    constant = controlled_distance(q, k, rope(8), scale=7.0, **options)
+    q[..., 16:] = 0.0
+    without = controlled_distance(q, k, rope(8), **options)
+    for name in ("additive_share", "key_share", "drift", "shape_drift", "rank_correlation", "logit_drift"):
+        torch.testing.assert_close(getattr(constant, name), getattr(without, name), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(constant.curve, 7 * (without.curve + 10), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(before.additive_share, without.additive_share)
+
+
+def test_shares_add_up_and_stay_between_0_and_1():
+    for name in MODELS:
+        layer = rotated(name)
+        found = controlled_distance(layer.q[0], layer.k[0], layer.rotation, queries=QUERIES, distances=DISTANCES)
+        torch.testing.assert_close(found.distance_share + found.key_share, found.additive_share, rtol=1e-10, atol=1e-12)
+        for values in (found.additive_share, found.key_constancy, found.shape_drift):
+            assert float(values.min()) >= -1e-12
+            assert float(values.max()) <= 1 + 1e-12
+
+
+def test_within_bounds_the_shares_but_not_the_curves():
+    q, k = random_qk()
+    inner = controlled_distance(q, k, rope(8), queries=[29], distances=[0, 1, 4])
+    outer = controlled_distance(q, k, rope(8), queries=[29], distances=[0, 1, 4, 60], within=10)
+    torch.testing.assert_close(inner.additive_share, outer.additive_share)
+    torch.testing.assert_close(inner.drift, outer.drift[:, :3])
+    assert outer.within.tolist() == [True, True, True, False]
+
+
+def test_constant_logits_have_no_shares():
+    q, k = random_qk()
+    q[1] = 0
+    found = controlled_distance(q, k, rope(8), queries=[20, 29], distances=DISTANCES)
+    undefined = [False, True, False, False]
+    for values in (found.additive_share, found.key_constancy, found.rank_correlation[:, 2], found.drift[:, 2]):
+        assert values.isnan().tolist() == undefined
+
+
+def test_ranks_with_ties_equal_scipy():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(0, 6, (40, 2, 25), generator=generator).double()
+    x[20:] = torch.randn(20, 2, 25, generator=generator, dtype=torch.float64)
+    x[0, 0] = 3.0  # all tied: undefined
+    found = cosine(centred_ranks(x)[:, 0], centred_ranks(x)[:, 1])
+    expected = torch.tensor([spearmanr(a, b).statistic if a.std() > 0 else torch.nan for a, b in x])
+    torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_scrambling_keeps_magnitudes_and_what_does_not_rotate(rotation):
+    _, k = random_qk()
+    out = scramble_phases(k, rotation, seed=4)
+    left, right = rotation.pairs.unbind(-1)
+    torch.testing.assert_close(torch.hypot(out[..., left], out[..., right]), torch.hypot(k[..., left], k[..., right]))
+    still = [x for x in range(16) if x not in rotation.pairs.flatten().tolist()]
+    torch.testing.assert_close(out[..., still], k[..., still])
+    assert torch.equal(out, scramble_phases(k, rotation, seed=4))
+    assert not torch.equal(out, scramble_phases(k, rotation, seed=5))
+    deviations = scramble_phases(k + 9, rotation, keep_mean=True, seed=4) - (k + 9).mean(1, keepdim=True)
+    centred = k - k.mean(1, keepdim=True)
+    torch.testing.assert_close(deviations, scramble_phases(centred, rotation, seed=4))
+
+
+def test_scrambled_slow_planes_stay_additive_and_fast_ones_do_not():
+    q, k = random_qk(n=400)
+    options = {"queries": [399], "distances": [0, 1, 2, 4, 8, 16, 32]}
+    slow, fast = (Rotation("half", 0, torch.full((8,), f), 1.0) for f in (1e-4, 1.9))
+    assert float(controlled_distance(q, scramble_phases(k, slow), slow, **options).additive_share.min()) > 0.999
+    assert float(controlled_distance(q, scramble_phases(k, fast), fast, **options).additive_share.max()) < 0.5
+
+
+def test_grids_and_queries():
+    assert distance_grid(11) == [0, 1, 2, 4, 8, 11]
+    assert distance_grid(8) == [0, 1, 2, 4, 8]
+    assert distance_grid(511, beyond=(2, 4))[-4:] == [256, 511, 1024, 2048]
+    assert distance_grid(8, per_octave=2) == [0, 1, 2, 3, 4, 6, 8]
+    assert spaced_queries(512, 16)[0] == 256
+    assert spaced_queries(512, 16)[-1] == 511
+    assert len(spaced_queries(512, 16)) == 16
+    assert spaced_queries(8, 100) == [4, 5, 6, 7]
+
+
+class Replay:
+    """A subject that shows layers captured before."""
+
+    def __init__(self, layers):
+        self.layers = layers
+
+    def run(self, ids, reducer, *, logits=False):
+        for layer in self.layers:
+            reducer(layer)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "smollm3", "mistral"])
+def test_measurement_of_captured_models(name):
+    layers = captured(name)
+    config = DistanceConfig(queries=4, beyond=(2,))
+    found = DISTANCE.measure(Replay(layers), tokens(23), config)
+    assert [s.layer for s in found.layers] == [a.layer for a in layers if a.rotation is not None]
+    for scores, attention in zip(found.layers, [a for a in layers if a.rotation is not None], strict=True):
+        for metric in DISTANCE.metrics:
+            assert scores.heads[metric.name].shape == (attention.heads,)
+            assert scores.heads[metric.control].shape == (attention.heads,)
+            assert bool(scores.heads[metric.name].isfinite().all())
+        count = scores.curves["distances"].values.numel()
+        for curve in scores.curves.values():
+            assert tuple(curve.values.shape) == ((attention.heads, count) if len(curve.axes) == 2 else (count,))
+        assert scores.curves["distances"].values.tolist() == [0, 1, 2, 4, 8, 16, 22, 46]
+    again = DISTANCE.measure(Replay(layers), tokens(23), config)
+    assert all(
+        torch.equal(a.heads[n], b.heads[n]) for a, b in zip(found.layers, again.layers, strict=True) for n in a.heads
+    )
+
+
+def test_window_bounds_what_counts():
+    """A layer that sees 8 keys is judged on distances below 8."""
+    scores = layer_scores(rotated("mistral"), DistanceConfig(queries=4))
+    inside = scores.curves["within"].values
+    assert scores.curves["distances"].values[inside].tolist() == [0, 1, 2, 4]
+    expected = scores.curves["drift"].values[:, inside].mean(-1)
+    torch.testing.assert_close(scores.heads["drift"], expected)
+
+
+def test_positions_are_the_models():
+    """Positions moved by a constant change nothing; positions spread out are other distances."""
+    layer = rotated("llama")
+    same = layer_scores(layer, DistanceConfig(queries=4))
+    rotation = layer.rotation
+
+    def moved(positions):
+        turned = {
+            "rot_q": rotation.rotate(layer.q, positions),
+            "rot_k": rotation.rotate(layer.k, positions),
+        }
+        return layer_scores(replace(layer, positions=positions, **turned), DistanceConfig(queries=4))
+
+    shifted, spread = moved(layer.positions + 50), moved(layer.positions * 4)
+    torch.testing.assert_close(shifted.heads["drift"], same.heads["drift"], rtol=1e-3, atol=1e-4)
+    assert spread.curves["distances"].values[-1] == 88
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+def test_models_without_rotation_are_refused(name):
+    with pytest.raises(MeasureError, match="no layer of this model rotates"):
+        DISTANCE.measure(Replay(captured(name)), tokens(23), DistanceConfig())
+
+
+def test_too_short_a_text_is_refused():
+    with pytest.raises(MeasureError, match="7 tokens"):
+        DISTANCE.measure(Replay([]), tokens(7), DistanceConfig())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"queries": 0}, {"per_octave": 0}, {"per_octave": 65}, {"block_mib": 0}, {"beyond": (1,)}, {"seed": -1}],
+)
+def test_senseless_options_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        DistanceConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"q": torch.zeros(30, 16)}, "must be"),
+        ({"q": torch.zeros(4, 30, 8)}, "agree in dimension"),
+        ({"q": torch.zeros(4, 31, 16)}, "a key per query"),
+        ({"q": torch.zeros(3, 30, 16)}, "evenly"),
+        ({"q": torch.full((4, 30, 16), torch.nan)}, "NaN or Inf"),
+        ({"k": torch.full((2, 30, 16), torch.inf)}, "NaN or Inf"),
+        ({"rotation": rope(9)}, "do not fit"),
+        ({"rotation": Rotation("half", 0, torch.zeros(4), 1.0)}, "no plane"),
+        ({"distances": [3]}, "at least 2"),
+        ({"distances": [3, 3.0]}, "at least 2"),
+        ({"distances": [0, torch.nan]}, "finite"),
+        ({"queries": []}, "at least one"),
+        ({"queries": [30]}, "from 0 to 29"),
+        ({"queries": [1]}, "sees 2 keys"),
+        ({"positions": torch.arange(29)}, "one per key"),
+        ({"visible": torch.ones(2, 30, dtype=torch.bool)}, "queries, keys"),
+        ({"within": 0.5}, "up to 0.5"),
+    ],
+)
+def test_wrong_tensors_are_refused_in_one_line(change, words):
+    q, k = random_qk()
+    given = {"q": q, "k": k, "rotation": rope(8), "distances": [0, 1], "queries": [20]} | change
+    with pytest.raises(MeasureError, match=words) as caught:
+        controlled_distance(**given)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,359 @@
+"""Brute force, identity and end-to-end: what is measured beyond the trained length, and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from captures.tiny import run, tiny, tokens
+from measures.test_heads import TinySubject
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
+from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.extend.measurement import EXTEND
+from wherewhat.measures.extend.metrics import ExtendConfig, by_multiple, compare, finding, loss, read_in_pieces, reasons
+from wherewhat.measures.extend.probes import (
+    Reference,
+    ShiftSums,
+    axes,
+    find_planted,
+    look,
+    plant,
+    rank_correlation,
+    sample,
+    shift,
+)
+
+SMALL = {"depths": (0, 100), "run": 2}
+
+
+class Trained(TinySubject):
+    """A tiny model that says it was trained on 16 tokens."""
+
+    def trained_length(self):
+        return 16
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return Trained("llama")
+
+
+def plain_losses(subject, ids):
+    with torch.no_grad():
+        logits = subject.model(input_ids=ids).logits
+    return torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
+
+
+def test_none_is_the_untouched_model(subject):
+    ids = tokens(40)
+    found = EXTEND.measure(subject, ids, ExtendConfig(methods=("none",), **SMALL))
+    expected = plain_losses(subject, ids)
+    assert found.whole["loss_beyond_none"] == pytest.approx(float(expected[16:].mean()), abs=1e-5)
+    assert found.whole["loss_inside_none"] == pytest.approx(float(expected[8:16].mean()), abs=1e-5)
+    assert found.whole["rise_inside_none"] == pytest.approx(0, abs=1e-5)
+    curve = found.curves["loss_by_position_none"].values
+    assert float(curve[0, 1]) == pytest.approx(float(expected[:4].mean()), abs=1e-5)
+    rises = found.curves["rise_by_position_none"].values  # from the second half of the trained length on
+    assert torch.equal(rises[:, 0], curve[curve[:, 0] > 8][:, 0])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
+def test_every_method_is_measured(family):
+    config = ExtendConfig(**SMALL)
+    found = EXTEND.measure(Trained(family), tokens(64), config)
+    beyond_the_text = ("rise_to_8x", "rise_to_16x", "rise_to_32x")
+    for layer in found.layers:
+        names = {*found.whole, *layer.heads}
+        for metric in EXTEND.words(config):
+            assert metric.name in names or metric.name.startswith(beyond_the_text)
+            assert metric.control is None or metric.control in names
+    assert -1 <= found.whole["rank_shift_loss"] <= 1
+
+
+def test_windows_change_nothing_inside(subject):
+    config = ExtendConfig(methods=("none", "sliding-window", "lm-infinite"), **SMALL)
+    found = EXTEND.measure(subject, tokens(40), config)
+    for name in ("sliding-window", "lm-infinite"):
+        assert found.whole[f"loss_inside_{name}"] == pytest.approx(found.whole["loss_inside_none"], abs=1e-5)
+        assert found.whole[f"loss_beyond_{name}"] != found.whole["loss_beyond_none"]
+    head = found.layers[0].heads
+    assert float(head["far_mass_sliding-window"].max()) == 0
+    assert bool(head["far_logit_sliding-window"].isnan().all())
+    assert float(head["far_mass_none"].min()) > 0
+
+
+@pytest.mark.parametrize("n", [21, 40, 47])
+@pytest.mark.parametrize("trained", [15, 16])
+def test_pieces_are_read_as_texts_of_their_own(subject, n, trained):
+    ids = tokens(n)
+    found = read_in_pieces(subject, ids, trained)
+    half = trained // 2
+    assert bool(found[:half].isnan().all())
+    for place in range(half, n - 1):
+        start = (place - half) // (trained - half) * (trained - half)
+        assert half <= place - start < trained
+        piece = torch.cat([ids[:, :1], ids[:, start + 1 : place + 2]], 1)
+        assert float(found[place]) == pytest.approx(float(plain_losses(subject, piece)[-1]), abs=1e-5)
+
+
+def test_rise_by_multiples_of_the_trained_length():
+    found = by_multiple(torch.arange(40.0), 16)
+    assert found == {1.25: 17.5, 1.5: 21.5, 2.0: 27.5, 4.0: 35.5}
+
+
+def test_planting_by_hand():
+    ids = torch.arange(30)[None]
+    planting = plant(ids, (0, 50, 100), run=2)
+    assert planting.body == 24
+    first, middle, last = planting.places.tolist()
+    assert (first, last) == (14, 20)
+    expected = ids.clone()
+    for place, start in ((first, 24), (middle, 26), (last, 28)):
+        expected[0, place : place + 2] = ids[0, start : start + 2]
+    assert torch.equal(planting.planted, expected)
+    assert planting.distances.tolist() == [24 - first, 26 - middle, 28 - last]
+
+
+def test_found_is_the_gain_over_the_text_without_planting():
+    planting = plant(torch.arange(30)[None], (0, 100), run=4)
+    control, planted = torch.zeros(2, 1, 30, 32)
+    for place in range(26, 30):  # the second run, foretold from the token before
+        planted[0, place - 1, place] = 50.0
+    found = find_planted(planting, planted, control)
+    assert found.gain.tolist() == pytest.approx([0, torch.tensor(32.0).log().item()], abs=1e-4)
+    assert found.exact.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "method", [Untouched(), LMInfinite(sinks=6, window=12), ReRoPE(window=9)], ids=lambda x: x.name
+)
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_attention_of_every_query_by_loops(family, method):
+    """With so few queries all of them are looked at."""
+    layer = run(tiny(family), tokens(36))[-1]
+    found = look(layer, method, slice(20, 36), limit=16)
+    scores = method.scores(layer, slice(20, 36))[0].double()
+    sink = layer.sinks
+    for head in range(layer.heads):
+        entropy, rest, far, margin = [], [], [], []
+        for row, i in enumerate(range(20, 36)):
+            logits = scores[head, row]
+            logits = logits if sink is None else torch.cat([logits, sink[head : head + 1].double()])
+            p = logits.softmax(-1)
+            entropy.append(float(-(p * p.clamp_min(1e-300).log()).sum()))
+            rest.append(float(p[:4].sum()))
+            beyond = [j for j in range(4, 36) if i - j >= 16]
+            far.append(float(p[beyond].sum()))
+            near = max(float(logits[j]) for j in range(36) if i - j < 16)
+            margin += [float(logits[j]) - near for j in beyond]
+        for name, values in (("entropy", entropy), ("sink_mass", rest), ("far_mass", far)):
+            assert float(found[name][head]) == pytest.approx(sum(values) / 16, abs=1e-5), name
+        if max(margin) == -torch.inf:
+            assert bool(found["far_logit"][head].isnan())
+        else:
+            assert float(found["far_logit"][head]) == pytest.approx(max(margin), abs=1e-5)
+
+
+def test_queries_are_spread_and_end_with_the_last():
+    groups = list(sample(slice(100, 1000)))
+    assert len(groups) == 8
+    assert all(group.stop - group.start == 16 for group in groups)
+    assert groups[-1].stop == 1000
+    assert [group.start for group in sample(slice(5, 8))] == [5, 6, 7]
+
+
+def test_axes_of_a_whole_text_are_those_of_the_layer():
+    layer = run(tiny("llama"), tokens(40))[-1]
+    whole = fit_layer(layer)
+    found = axes(layer, Untouched(), slice(0, 40))
+    torch.testing.assert_close(found["axes_r"], whole.r.cpu(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found["axes_distance"], whole.unique["a"].cpu(), atol=1e-4, rtol=0)
+    windowed = fit_layer(replace(layer, mask=replace(layer.mask, window=9)))
+    found = axes(layer, SlidingWindow(window=9), slice(0, 40))
+    torch.testing.assert_close(found["axes_r"], windowed.r.cpu(), atol=1e-4, rtol=0)
+
+
+def test_shift_of_the_same_outputs_is_nothing():
+    x = torch.randn(500, 3, 8, generator=torch.Generator().manual_seed(0))
+    same = shift(Reference.of(x), x)
+    torch.testing.assert_close(same.mean, torch.zeros(3).double())
+    torch.testing.assert_close(same.covariance, torch.zeros(3).double())
+    torch.testing.assert_close(same.outliers, torch.full((3,), 0.01).double(), atol=1e-3, rtol=0)
+
+
+def test_shift_in_units_of_the_spread():
+    x = torch.randn(4000, 1, 8, generator=torch.Generator().manual_seed(0))
+    moved = shift(Reference.of(x), x + 2.0)
+    assert float(moved.mean) == pytest.approx(2.0, rel=0.03)  # √(8 · 4) over √8
+    wider = shift(Reference.of(x), 2 * x)
+    assert float(wider.covariance) == pytest.approx(3.0, rel=0.01)
+    assert float(wider.outliers) > 0.3
+
+
+def test_shift_part_by_part_is_that_of_all():
+    x = torch.randn(300, 2, 8, generator=torch.Generator().manual_seed(0)) + 3
+    reference = Reference.of(x[:100])
+    sums = ShiftSums(reference)
+    for part in x[100:].split(70):
+        sums.add(part)
+    whole = x[100:].double().transpose(0, 1)
+    moved = (whole.mean(1) - reference.mean).norm(dim=-1) / reference.spread
+    found = sums.result()
+    torch.testing.assert_close(found.mean, moved)
+    covariance = torch.stack([torch.cov(head.T, correction=0) for head in whole])
+    size = reference.covariance.norm(dim=(-1, -2))
+    torch.testing.assert_close(found.covariance, (covariance - reference.covariance).norm(dim=(-1, -2)) / size)
+    away = (whole - reference.mean[:, None]).norm(dim=-1)
+    torch.testing.assert_close(found.outliers, (away > reference.far[:, None]).double().mean(-1))
+
+
+@pytest.mark.parametrize("n", [21, 40, 47])
+def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
+    ids = tokens(n)
+    found = EXTEND.measure(subject, ids, ExtendConfig(methods=("none",), **SMALL))
+    inside, beyond = {}, {}
+    subject.run(ids[:, :16], lambda attention: inside.update({attention.layer: attention.output[0, 8:]}))
+    for start in range(8, n - 9, 8):
+        piece = torch.cat([ids[:, :1], ids[:, start + 1 : min(n - 1, start + 16)]], 1)
+        subject.run(piece, lambda x: beyond.setdefault(x.layer, []).append(x.output[0, 8:]))
+    for layer in found.layers:
+        expected = shift(Reference.of(inside[layer.layer]), torch.cat(beyond[layer.layer])).heads()
+        assert len(torch.cat(beyond[layer.layer])) == n - 1 - 16
+        for name, values in expected.items():
+            torch.testing.assert_close(layer.heads[f"{name}_pieces"], values, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_read_beside_what_no_change_gives():
+    """The words name a control that the run stores; of one Gaussian it is what the number itself is."""
+    words = {metric.name: metric for metric in EXTEND.words(ExtendConfig(methods=("none",)))}
+    generator = torch.Generator().manual_seed(0)
+    reference = Reference.of(torch.randn(128, 20, 48, generator=generator))
+    beyond, control = (shift(reference, torch.randn(512, 20, 48, generator=generator)).heads() for _ in range(2))
+    for name, values in beyond.items():
+        assert words[f"{name}_none"].control == f"{name}_pieces"
+        assert f"{name}_pieces" in words
+        assert float(values.mean()) == pytest.approx(float(control[name].mean()), rel=0.15)
+    assert float(beyond["output_covariance"].mean()) > 0.5
+
+
+def test_rank_correlation():
+    x = torch.tensor([3.0, 1.0, 2.0])
+    assert rank_correlation(x, x.exp()) == pytest.approx(1)
+    assert rank_correlation(x, -x) == pytest.approx(-1)
+
+
+@dataclass(frozen=True)
+class About:
+    """A mean and how far its interval reaches."""
+
+    mean: float
+    reach: float = 0.01
+
+    @property
+    def low(self):
+        return self.mean - self.reach
+
+    @property
+    def high(self):
+        return self.mean + self.reach
+
+
+def estimates(**more):
+    found = {
+        "trained_length": About(256),
+        "text_length": About(3 * 256),
+        "found_pieces": About(2.0),
+        "rise_inside_x": About(0.0),
+        "loss_rise_x": About(0.0),
+    }
+    return found | {name.replace("__", "."): value for name, value in more.items()}
+
+
+@pytest.mark.parametrize(
+    ("rises", "words"),
+    [
+        ((0.01, 0.05, -0.2, 0.1), "flat to 3×"),
+        ((0.3, 0.4, 0.9, 2.0), "worse by 1.25× (+0.30 nats), broken by 2× (+0.90 nats)"),
+        ((0.0, 0.0, 0.0, 0.7), "flat to 2×, broken by 3× (+0.70 nats)"),
+        ((0.0, About(0.4, 0.5), 0.0, 0.0), "flat to 1.25×, unclear by 1.5× (+0.40 nats)"),
+    ],
+)
+def test_verdict_on_the_loss(rises, words):
+    steps = zip(("1.25", "1.5", "2", "4"), rises, strict=True)
+    more = {f"rise_to_{x}x_x": rise if isinstance(rise, About) else About(rise) for x, rise in steps}
+    assert loss(estimates(**more), "x") == words
+    dear = estimates(**more, rise_inside_x=About(0.25))
+    assert loss(dear, "x").startswith("costs 0.25 nats within the trained length already, ")
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "words"),
+    [
+        (About(2.0), About(1.5), "finds what is within 256 tokens, finds what is beyond 256 tokens"),
+        (About(2.0), About(0.0), "finds what is within 256 tokens, cannot find what is beyond 256 tokens"),
+        (About(2.0), About(0.4), "finds what is within 256 tokens, finds little of what is beyond 256 tokens (20%)"),
+        (About(2.0), About(0.9, 1.0), "finds what is within 256 tokens, unclear whether it finds what is beyond 256"),
+    ],
+)
+def test_verdict_on_planted_runs(within, beyond, words):
+    found = estimates(found_within_x=within, found_beyond_x=beyond)
+    assert finding(found, "x").startswith(words)
+    assert finding(found | {"found_pieces": About(0.05)}, "x") == ""
+
+
+def test_reasons_tell_a_shift_beside_that_of_no_change():
+    found = estimates(loss_rise_x=About(1.0), output_shift_x=About(0.8), output_shift_pieces=About(0.4))
+    assert reasons(found, "x") == " [outputs lie 0.8 spreads off; in pieces, 0.4]"
+
+
+def test_comparison_names_what_the_run_holds(subject):
+    config = ExtendConfig(methods=("none", "lm-infinite", "yarn"), **SMALL)
+    found = EXTEND.measure(subject, tokens(64), config)
+    numbers = {name: About(value) for name, value in found.whole.items()}
+    for layer in found.layers:
+        numbers |= {name: About(float(values.nanmean())) for name, values in layer.heads.items()}
+    comparison = compare(numbers, config)
+    assert [row.name for row in comparison.rows] == ["none", "lm-infinite", "yarn"]
+    for row in comparison.rows:
+        assert row.verdict
+        assert set(row.metrics.values()) <= numbers.keys()
+    assert any("rank correlation" in note for note in comparison.notes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"methods": ("yarm",)},
+        {"methods": ()},
+        {"methods": ("none", "none")},
+        {"trained": 1},
+        {"window": 0},
+        {"depths": ()},
+        {"depths": (0, 101)},
+        {"depths": (5, 5)},
+        {"run": 1},
+    ],
+)
+def test_options_that_make_no_sense(options):
+    with pytest.raises(ConfigError):
+        ExtendConfig(**options)
+
+
+def test_texts_that_are_too_short(subject):
+    with pytest.raises(MeasureError, match="not beyond the 16"):
+        EXTEND.measure(subject, tokens(16), ExtendConfig())
+    with pytest.raises(MeasureError, match="window=64 sees all of a text of 40 tokens"):
+        EXTEND.measure(subject, tokens(40), ExtendConfig(methods=("lm-infinite",), window=64, **SMALL))
+    with pytest.raises(MeasureError, match="16 tokens have no room for 5 planted runs of 16"):
+        EXTEND.measure(subject, tokens(40), ExtendConfig())
+
+
+def test_a_model_without_rotation_is_refused_or_left_alone():
+    subject = Trained("gpt2")
+    found = EXTEND.measure(subject, tokens(40), ExtendConfig(methods=("none", "sliding-window"), **SMALL))
+    assert found.whole["loss_beyond_sliding-window"] != found.whole["loss_beyond_none"]
+    with pytest.raises(MeasureError, match="no layer of this model rotates"):
+        EXTEND.measure(subject, tokens(40), ExtendConfig(methods=("none", "yarn"), **SMALL))

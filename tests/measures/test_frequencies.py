@@ -1,0 +1,423 @@
+"""Brute force: planes against swaps made one by one, masking against dense softmax. Identity: sums. End-to-end too."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from captures.tiny import run as captured
+from captures.tiny import tiny, tokens
+from models.conftest import save_model
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.blocks import key_mixing
+from wherewhat.captures.proof import capture, intervene, prove
+from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.frequencies import planes
+from wherewhat.measures.frequencies.masking import frequency_bands, masked_attention, without_planes
+from wherewhat.measures.frequencies.measurement import FREQUENCIES, FrequenciesConfig
+from wherewhat.measures.frequencies.planes import (
+    frequency_ids,
+    frequency_use,
+    mean_frequency,
+    plane_logits,
+    plane_queries,
+    plane_swaps,
+)
+from wherewhat.measures.statistics import correlation, next_token_loss
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.placement import places_before, query_logits
+from wherewhat.report.result import run as run_request
+from wherewhat.runs.request import ModelRequest, Request
+
+FAMILIES = [
+    "llama",  # half-split, grouped queries
+    "gptj",  # interleaved, partial
+    "gpt_neox",  # partial
+    "gemma3_text",  # norms on queries and keys, sliding window, two rotations
+    "gemma2",  # soft-cap
+    "phi3:longrope",  # scaled
+    "gpt_oss",  # sinks
+    "deepseek_v3",  # rotated at the end of the head
+]
+N, QUERY = 19, 18
+
+
+class Subject:
+    """A tiny model as measurements see it."""
+
+    def __init__(self, name, *, mixing=None, dtype=torch.float32):
+        self.model = tiny(name, dtype=dtype)
+        self.proof = prove(self.model)
+        self.mixing = mixing
+
+    def run(self, ids, reducer, *, logits=False):
+        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
+            return self.model(ids, use_cache=False).logits
+
+    def edited(self, ids, editor):
+        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
+            return self.model(ids, use_cache=False).logits
+
+    def key_mixing(self):
+        return key_mixing(self.model, self.proof) if self.mixing is None else self.mixing
+
+
+def rotated_layers(name, dtype=torch.float64, n=N):
+    """Layers that rotate, of a float32 model, with their tensors in ``dtype``."""
+    layers = [layer for layer in captured(tiny(name), tokens(n)) if layer.rotation is not None]
+    return [replace(x, rot_q=x.rot_q.to(dtype), rot_k=x.rot_k.to(dtype), value=x.value.to(dtype)) for x in layers]
+
+
+def groups_of(attention):
+    """Dimensions of every plane, the unrotated ones last."""
+    pairs = attention.rotation.pairs.tolist()
+    turned = {x for pair in pairs for x in pair}
+    rest = [x for x in range(attention.rot_q.shape[-1]) if x not in turned]
+    return [*pairs, rest] if rest else pairs
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_planes_sum_to_the_logits(name):
+    for attention in rotated_layers(name, torch.float32):
+        keys = places_before(attention, QUERY)
+        k = attention.rot_k[0][:, keys].double().repeat_interleave(attention.heads // attention.kv_heads, 0)
+        expected = (attention.rot_q[0, :, QUERY, None].double() * k).sum(-1) * attention.scale
+        found = plane_logits(attention, QUERY, keys)
+        assert found.shape[-1] == len(groups_of(attention))
+        reach = float(expected.abs().max())
+        torch.testing.assert_close(found.sum(-1), expected, rtol=0, atol=1e-5 * reach)
+
+        whole = query_logits(attention, QUERY)
+        matrix = whole.contents.double() @ whole.placed.double().mT
+        logits, matrices = torch.zeros_like(expected), torch.zeros_like(matrix)
+        for part in plane_queries(attention, QUERY):
+            shape = (attention.heads, -1)
+            logits += part.logits.unflatten(0, shape).sum(1)
+            matrices += (part.contents.double() @ part.placed.double().mT).unflatten(0, shape).sum(1)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * reach)
+        torch.testing.assert_close(matrices, matrix, rtol=0, atol=1e-5 * float(matrix.abs().max()))
+        # What is, is one of the things that could be.
+        torch.testing.assert_close(matrices.diagonal(dim1=1, dim2=2), expected, rtol=0, atol=1e-5 * reach)
+
+
+def by_definition(attention, query, head, dims, tau):
+    """Both scores of one plane of one head, from keys that are really swapped, rotated and weighed."""
+    keys = places_before(attention, query)
+    content = torch.zeros_like(attention.k[0, 0])
+    content[:, dims] = attention.k[0, head // (attention.heads // attention.kv_heads)][:, dims]
+    q = attention.rot_q[0, head, query]
+
+    def attend(k):
+        rotated = attention.rotation.rotate(k, attention.positions.reshape(-1, attention.m)[0])
+        return torch.softmax((rotated[keys] @ q) * attention.scale, -1)
+
+    before = attend(content)
+    gaps, same, reverse = [], [], []
+    for i, j in itertools.combinations(range(len(keys)), 2):
+        swapped = content.clone()
+        swapped[keys[i]], swapped[keys[j]] = content[keys[j]], content[keys[i]]
+        v, after = before[[i, j]], attend(swapped)[[i, j]]
+        gaps.append((v[0] - v[1]).abs())
+        same.append(torch.cosine_similarity(after, v, dim=0))
+        reverse.append(torch.cosine_similarity(after, v.flip(0), dim=0))
+    alpha = torch.softmax(torch.stack(gaps) / tau, 0)
+    return float(alpha @ torch.stack(same)), float(alpha @ torch.stack(reverse))
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3_text", "phi3:longrope"])
+@pytest.mark.parametrize("tau", [1e-2, 1e-4])
+def test_a_plane_equals_swaps_made_one_by_one(name, tau):
+    attention = rotated_layers(name)[-1]
+    found = plane_swaps(attention, QUERY, tau=tau)
+    dims = groups_of(attention)
+    assert found.s_pos.shape == found.s_sym.shape == (attention.heads, len(dims))
+    for head, plane in ((0, 0), (attention.heads - 1, len(dims) // 2), (1, len(dims) - 1)):
+        s_pos, s_sym = by_definition(attention, QUERY, head, dims[plane], tau)
+        assert float(found.s_pos[head, plane]) == pytest.approx(s_pos, abs=1e-6)
+        assert float(found.s_sym[head, plane]) == pytest.approx(s_sym, abs=1e-6)
+
+
+def test_some_planes_at_a_time_give_the_same(monkeypatch):
+    attention = rotated_layers("gptj")[0]
+    at_once = plane_swaps(attention, QUERY, skip=2)
+    monkeypatch.setattr(planes, "_ENTRIES", attention.heads * N * 3)
+    assert len(list(plane_queries(attention, QUERY, skip=2))) > 2
+    in_parts = plane_swaps(attention, QUERY, skip=2)
+    torch.testing.assert_close(in_parts.s_pos, at_once.s_pos, rtol=0, atol=1e-9)
+    torch.testing.assert_close(in_parts.s_sym, at_once.s_sym, rtol=0, atol=1e-9)
+
+
+def test_hand_built_planes():
+    """Plane 0 turns and holds the same key everywhere, plane 1 does not turn, plane 2 is empty."""
+    n, rotation = 12, Rotation("half", 0, torch.tensor([0.3, 0.0, 0.01]), 1.0)
+    k = 3 * torch.randn(1, 1, n, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    k[..., [0, 3]], k[..., [2, 5]] = torch.tensor([4.0, 1.0], dtype=torch.float64), 0.0
+    q = torch.ones(1, 1, n, 6, dtype=torch.float64)
+    where = torch.arange(n)
+    rot_q, rot_k = rotation.rotate(q, where), rotation.rotate(k, where)
+    attention = LayerAttention(0, "built", rot_q, rot_k, k, q, 1.0, Mask(causal=True), rotation, where)
+    found = plane_swaps(attention, n - 1)
+    assert found.s_pos[0].tolist()[0] == pytest.approx(1, abs=1e-9)
+    assert found.s_sym[0].tolist()[1:] == pytest.approx([1, 1], abs=1e-9)
+    assert found.s_pos[0].tolist()[2] == pytest.approx(1, abs=1e-9)
+    assert float(found.s_sym[0, 0]) < 0.1
+    assert float(found.s_pos[0, 1]) < 0.1
+
+
+def test_frequencies_are_ranked_by_speed_and_cut_into_bands():
+    inv_freq = torch.tensor([0.1, -1.0, 0.0, 0.5, 0.01])
+    assert frequency_ids(inv_freq).tolist() == [3, 1, 5, 2, 4]
+    bands = frequency_bands(inv_freq, 2)
+    assert bands.tolist() == [[True, True, False, True, False], [False, False, True, False, True]]
+    assert frequency_bands(inv_freq, 5).sum(1).tolist() == [1] * 5
+    with pytest.raises(MeasureError, match="bands=6 cannot be made of 5 planes"):
+        frequency_bands(inv_freq, 6)
+
+
+def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
+    attention = rotated_layers("llama")[0]
+    use = frequency_use(attention, [7, QUERY])
+    keys = [places_before(attention, query) for query in (7, QUERY)]
+    largest = [plane_logits(attention, q, k).abs().amax(1) for q, k in zip((7, QUERY), keys, strict=True)]
+    torch.testing.assert_close(use, (largest[0] + largest[1]) / 2)
+    count = attention.rotation.planes
+    even = mean_frequency(torch.ones(1, count, dtype=torch.float64), attention.rotation.inv_freq)
+    assert float(even) == (count + 1) / 2
+    single = torch.zeros(2, count, dtype=torch.float64)
+    single[0, 0] = 3.0  # the first plane turns fastest here
+    found = mean_frequency(single, attention.rotation.inv_freq)
+    assert float(found[0]) == 1.0
+    assert bool(found[1].isnan())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_masked_attention_equals_the_dense_formula(name, chosen):
+    attention = rotated_layers(name)[0]
+    keep = torch.arange(attention.rotation.planes) % 2 == 0
+    heads = torch.arange(attention.heads) == 1 if chosen else None
+    k = attention.rot_k[0].repeat_interleave(attention.heads // attention.kv_heads, 0)
+    products = attention.rot_q[0][:, :, None] * k[:, None] * attention.scale  # (heads, n, n, d)
+    gone = attention.rotation.pairs[~keep].flatten()
+    changed = products.clone()
+    changed[..., gone] = 0
+    if heads is not None:
+        changed[~heads] = products[~heads]
+    logits = changed.sum(-1)
+    if attention.softcap is not None:
+        logits = attention.softcap * torch.tanh(logits / attention.softcap)
+    weights = attention.weigh(logits[None])[0]
+    value = attention.value[0].repeat_interleave(attention.heads // attention.value.shape[1], 0)
+    found = masked_attention(attention, keep, heads=heads)
+    torch.testing.assert_close(found[0], (weights @ value).transpose(0, 1), rtol=1e-9, atol=1e-9)
+    masked = without_planes(attention, keep, heads=heads)
+    torch.testing.assert_close(masked.k, attention.k)
+
+
+def test_masking_in_small_blocks_is_the_same():
+    attention = rotated_layers("llama", n=150)[0]
+    keep = torch.arange(attention.rotation.planes) == 0
+    # One MiB holds every logit of so short a text: more heads make it several blocks.
+    wide = {name: torch.cat([getattr(attention, name)] * 16, 1) for name in ("rot_q", "rot_k", "value")}
+    many = replace(attention, **wide)
+    assert many.heads * many.m * many.n * 4 > 2**20
+    torch.testing.assert_close(masked_attention(many, keep, block_mib=1), masked_attention(many, keep))
+
+
+def test_wrong_masks_are_refused():
+    attention = rotated_layers("llama")[0]
+    everything = torch.ones(attention.rotation.planes, dtype=torch.bool)
+    with pytest.raises(MeasureError, match="one entry for each of"):
+        without_planes(attention, everything[:-1])
+    with pytest.raises(MeasureError, match="one entry for each of"):
+        without_planes(attention, everything, heads=torch.ones(99, dtype=torch.bool))
+    plain = captured(tiny("gpt2"), tokens(N))[0]
+    with pytest.raises(MeasureError, match="does not rotate"):
+        without_planes(plain, everything)
+    with pytest.raises(MeasureError, match="does not rotate"):
+        plane_swaps(plain, QUERY)
+    with pytest.raises(MeasureError, match="must be positive"):
+        plane_swaps(attention, QUERY, tau=0.0)
+    with pytest.raises(MeasureError, match="sees 1 keys before it"):
+        plane_swaps(attention, 1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_plane_kept_is_the_model_itself(name):
+    subject, ids = Subject(name), tokens(31)
+
+    def edit(attention):
+        if attention.rotation is None:
+            return None
+        return masked_attention(attention, torch.ones(attention.rotation.planes, dtype=torch.bool))
+
+    untouched = next_token_loss(subject.run(ids, lambda attention: None, logits=True), ids)
+    assert next_token_loss(subject.edited(ids, edit), ids) == pytest.approx(untouched, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_measured_on_every_family(name):
+    subject, ids = Subject(name, mixing={}), tokens(31)
+    found = FREQUENCIES.measure(subject, ids, FrequenciesConfig(bands=2))
+    whole = {"loss", "loss_without_random", "loss_only_random", "frequency_s_pos", "frequency_s_sym"} | {
+        f"{metric}_band_{band}"
+        for band in (1, 2)
+        for metric in (
+            "s_pos",
+            "s_sym",
+            "loss_without",
+            "loss_only",
+            "s_pos_change_without",
+            "s_sym_change_without",
+        )
+    }
+    assert found.whole.keys() == whole
+    untouched = next_token_loss(subject.run(ids, lambda attention: None, logits=True), ids)
+    assert found.whole["loss"] == pytest.approx(untouched, rel=1e-6)
+    assert all(found.whole[f"loss_without_band_{band}"] != untouched for band in (1, 2))
+    for layer in found.layers:
+        count = layer.curves["inv_freq"].values.numel()
+        assert layer.whole["mean_frequency_even"] == (count + 1) / 2
+        assert bool(((layer.heads["mean_frequency"] >= 1) & (layer.heads["mean_frequency"] <= count)).all())
+        for curve in ("plane_s_pos", "plane_s_sym", "frequency_use"):
+            assert layer.curves[curve].values.shape == (len(layer.heads["s_pos"]), count)
+            assert layer.curves[curve].axes == ("head", "plane")
+        assert bool(((layer.curves["plane_s_pos"].values >= 0) & (layer.curves["plane_s_pos"].values <= 1)).all())
+    assert ("s_pos_rest" in found.layers[0].heads) == (name in ("gptj", "gpt_neox", "deepseek_v3"))
+
+
+def test_only_the_chosen_heads_are_masked_and_scored():
+    subject, ids = Subject("llama"), tokens(31)
+    config = FrequenciesConfig(bands=2, queries=1, heads=("0.1", "0.3"))
+    found = FREQUENCIES.measure(subject, ids, config)
+    heads = torch.tensor([False, True, False, True])
+    changes = []
+
+    def look(attention):
+        if attention.layer == 0:  # nothing before it is changed, so the masked pass has the same queries and keys
+            slow = frequency_bands(attention.rotation.inv_freq, 2)[1]
+            masked = layer_swaps(without_planes(attention, slow, heads=heads), [30])
+            changes.append((masked.s_pos - layer_swaps(attention, [30]).s_pos)[heads].mean())
+
+    def edit(attention):
+        slow = frequency_bands(attention.rotation.inv_freq, 2)[1]
+        return masked_attention(attention, slow, heads=heads) if attention.layer == 0 else None
+
+    subject.run(ids, look)
+    assert found.whole["s_pos_change_without_band_1"] == pytest.approx(float(changes[0]), abs=1e-9)
+    expected = next_token_loss(subject.edited(ids, edit), ids)
+    # Two bands: without the fast one is with only the slow one.
+    assert found.whole["loss_without_band_1"] == pytest.approx(expected, rel=1e-6)
+    assert found.whole["loss_only_band_2"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [(("9.0",), "layer 9 is not one that rotates"), (("0.4",), "layer 0 has heads 0 to 3")],
+)
+def test_heads_that_are_not_there_are_refused(heads, message):
+    with pytest.raises(MeasureError, match=message):
+        FREQUENCIES.measure(Subject("llama"), tokens(12), FrequenciesConfig(bands=1, heads=heads))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+def test_a_model_without_rotation_is_refused(name):
+    with pytest.raises(MeasureError, match="without rotation there are no frequencies"):
+        FREQUENCIES.measure(Subject(name), tokens(12), FrequenciesConfig())
+
+
+def test_layers_without_rotation_are_left_out():
+    subject = Subject("smollm3")
+    turning = []
+    subject.run(tokens(20), lambda a: turning.append(a.layer) if a.rotation is not None else None)
+    found = FREQUENCIES.measure(subject, tokens(20), FrequenciesConfig(bands=2, queries=1))
+    assert [layer.layer for layer in found.layers] == turning
+    assert len(turning) < subject.model.config.num_hidden_layers
+
+
+def test_layers_that_mix_keys_have_no_scores():
+    config = FrequenciesConfig(bands=2, queries=1)
+    some = FREQUENCIES.measure(Subject("llama", mixing={0: 0.4, 1: 1e-7}), tokens(20), config)
+    first, second = some.layers[:2]
+    assert bool(first.heads["s_pos"].isnan().all())
+    assert bool(first.curves["plane_s_sym"].values.isnan().all())
+    assert not bool(first.heads["mean_frequency"].isnan().any())
+    assert not bool(second.heads["s_pos"].isnan().any())
+    assert "s_pos_band_1" in some.whole
+    every = FREQUENCIES.measure(Subject("llama", mixing=dict.fromkeys(range(9), 1.0)), tokens(20), config)
+    assert "loss_without_band_1" in every.whole
+    assert not any(name.startswith(("s_pos", "s_sym", "frequency")) for name in every.whole)
+
+
+def test_masking_that_is_not_faithful_is_refused():
+    class Careless(Subject):
+        def edited(self, ids, editor):
+            return super().edited(ids, editor) * 1.5
+
+    with pytest.raises(MeasureError, match="masking is not faithful"):
+        FREQUENCIES.measure(Careless("llama"), tokens(20), FrequenciesConfig(bands=2))
+
+
+def test_half_precision_is_measured():
+    found = FREQUENCIES.measure(Subject("llama", dtype=torch.bfloat16), tokens(31), FrequenciesConfig(bands=2))
+    assert "loss_without_band_1" in found.whole
+
+
+def test_without_masking_one_pass_is_enough():
+    subject = Subject("llama")
+    subject.edited = None
+    found = FREQUENCIES.measure(subject, tokens(20), FrequenciesConfig(masking=False))
+    assert "s_pos_band_4" in found.whole
+    assert not any(name.startswith("loss") for name in found.whole)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"queries": -1}, {"tau": 0.0}, {"tau": float("nan")}, {"bands": 0}, {"block_mib": 0}, {"heads": ("3",)}],
+)
+def test_senseless_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        FrequenciesConfig(**options)
+
+
+def test_too_many_bands_and_too_short_texts_are_refused():
+    with pytest.raises(MeasureError, match="choose at most"):
+        FREQUENCIES.measure(Subject("llama"), tokens(12), FrequenciesConfig(bands=100))
+    with pytest.raises(MeasureError, match="at least 3"):
+        FREQUENCIES.measure(Subject("llama"), tokens(2), FrequenciesConfig())
+
+
+def test_correlation():
+    x = torch.tensor([1.0, 2.0, 4.0, torch.nan, 3.0])
+    y = torch.tensor([2.0, 1.0, 5.0, 9.0, torch.nan])
+    known = torch.corrcoef(torch.stack([x[:3], y[:3]]))[0, 1]
+    assert correlation(x, y) == pytest.approx(float(known), rel=1e-6)
+    for constant in (torch.ones(5), torch.full((5,), 0.1, dtype=torch.float64)):
+        assert math.isnan(correlation(x, constant))
+    assert math.isnan(correlation(torch.arange(270.0), torch.full((270,), 0.1, dtype=torch.float64)))
+    assert correlation(x[:2], y[:2]) != correlation(x[:2], y[:2])
+
+
+def test_stored_through_the_pipeline(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat and the dog ran " * 4)
+    request = Request(
+        measurement="frequencies",
+        model=ModelRequest(model=save_model(tmp_path / "tiny")),
+        text=(str(text),),
+        tokens=24,
+        options={"bands": "2", "heads": "0.1,1.0"},
+    )
+    directory = run_request(request, out=tmp_path / "out")
+    table = directory.scores().to_pydict()
+    metrics = set(table["metric"])
+    assert {"mean_frequency", "mean_frequency_even", "s_pos", "loss_without_band_2", "frequency_s_sym"} <= metrics
+    curves = directory.profiles()
+    name = next(key for key in curves if key.endswith("/1/plane_s_pos"))
+    assert curves.axes(name) == ("head", "plane")
+    assert curves.axes(name.replace("plane_s_pos", "inv_freq")) == ("plane",)

@@ -1,0 +1,143 @@
+"""Models with weights as trained ones have them: no number is lost, and brute force agrees."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from captures.tiny import run, tiny, tokens
+from conformance.hard import harden
+from measures.dense_axes import dense_fit
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.blocks import blocks
+from wherewhat.captures.proof import prove
+from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.frequencies.measurement import FrequenciesConfig
+from wherewhat.measures.heads import HeadsConfig
+from wherewhat.measures.measurement import DocumentScores, Text
+from wherewhat.measures.perturb.changes import PerturbConfig
+from wherewhat.measures.registry import MEASUREMENTS
+from wherewhat.measures.swaps.placement import query_logits, reference_scores
+from wherewhat.measures.swaps.scores import score_swaps
+from wherewhat.numerics import new_process_settings
+from wherewhat.runs.subject import ModelSubject
+
+FAMILIES = ("llama", "gemma3_text", "gpt2", "gpt_neox", "bloom", "qwen3", "gemma2")
+ROTATED = ("llama", "gemma3_text", "gpt_neox", "qwen3", "gemma2")
+N = 23
+OPTIONS: dict[str, Any] = {
+    "frequencies": FrequenciesConfig(bands=2),  # gpt_neox has two planes
+    "heads": HeadsConfig(blocks=(2,)),
+    "perturb": PerturbConfig(kinds=("words", "position_swap", "features"), rates=(0.0, 0.2), seeds=1),
+}
+ONLY_ROTATED = ("distance", "planes", "frequencies")
+# Prompts and questions need a tokenizer, and texts beyond the trained length a model that was trained.
+NAMES = [m.name for m in MEASUREMENTS if not (m.prompts or m.items or m.name == "extend")]
+
+
+@functools.cache
+def hard(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    model = tiny(family)
+    harden(model, prove(model))
+    return model.to(dtype)
+
+
+@functools.cache
+def undefined(family: str, dtype: torch.dtype) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """By layer the heads whose queries and keys give no logits at all, and those of which no plane does."""
+    with new_process_settings({dtype}):
+        return {attention.layer: _undefined(attention) for attention in run(hard(family, dtype), tokens(N))}
+
+
+def _undefined(attention: LayerAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k = (x[0].abs().amax(1).double() for x in (attention.rot_q, attention.rot_k))
+    used = q * k.repeat_interleave(attention.heads // attention.kv_heads, 0)  # (heads, d)
+    rotation = attention.rotation
+    turning = used if rotation is None else used[:, rotation.pairs.flatten()]
+    return (used == 0).all(-1), (turning == 0).all(-1)
+
+
+def measured(name: str, model: Any) -> DocumentScores:
+    measurement = next(m for m in MEASUREMENTS if m.name == name)
+    subject, options = ModelSubject(SimpleNamespace(model=model)), OPTIONS.get(name, measurement.config())
+    if measurement.across is not None:
+        return measurement.across(subject, [tokens(N, seed=seed)[0] for seed in range(3)], options)
+    assert measurement.measure is not None
+    words = tuple((i, i + 1) for i in range(N))
+    text = Text(tokens(N), words=words, sentences=((0, 10), (10, N))) if measurement.spans else tokens(N)
+    return measurement.measure(subject, text, options)
+
+
+def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[str]:
+    """Numbers that are not finite though the head has logits."""
+    for layer in scores.layers:
+        constant, unused = undefined(family, dtype)[layer.layer]
+        for name, values in layer.heads.items():
+            if bool((~values.isfinite() & ~(unused if name == "mean_frequency" else constant)).any()):
+                yield f"{name} of layer {layer.layer}"
+        for name, curve in layer.curves.items():
+            heads = curve.values.movedim(curve.axes.index("head"), 0) if "head" in curve.axes else curve.values[None]
+            if name in ("plane_q_direction", "plane_k_direction") and bool(heads[..., -1].isnan().all()):
+                heads = heads[..., :-1]  # what does not turn, beside the planes, has no direction
+            if not bool(heads[~constant if "head" in curve.axes else slice(None)].isfinite().all()):
+                yield f"curve {name} of layer {layer.layer}"
+        yield from (f"{name} of layer {layer.layer}" for name, x in layer.whole.items() if not abs(x) < torch.inf)
+    yield from (name for name, x in scores.whole.items() if not abs(x) < torch.inf)
+    yield from (name for name, curve in scores.curves.items() if not bool(curve.values.isfinite().all()))
+
+
+CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("gemma3_text", "gpt2")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
+def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
+    if name in ONLY_ROTATED and family not in ROTATED:
+        pytest.skip("nothing rotates")
+    if name == "perturb" and (family, dtype) != ("llama", torch.float32):
+        pytest.skip("many passes, of which one family is enough; bloom takes no position_ids")
+    with new_process_settings({dtype}):
+        scores = measured(name, hard(family, dtype))
+    assert list(lost(scores, family, dtype)) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_are_heads_without_logits_and_heads_with(family):
+    constant = [x for x, _ in undefined(family, torch.float32).values()]
+    assert all(bool(x.any()) and not bool(x.all()) for x in constant)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_axes_equal_the_dense_fit(family):
+    for attention in run(hard(family), tokens(N)):
+        fit = fit_layer(attention)
+        scores = attention.attn_scores()[0].double()
+        visible = attention.visible()[0, 0].expand(attention.n, attention.m)
+        for head in range(attention.heads):
+            found = {subset: float(fit.r_subset[subset][head]) for subset in ("abc", "ac", "b")}
+            if float(scores[head][visible].std()) == 0:
+                assert all(r != r for r in found.values())
+                continue
+            expected = {subset: dense_fit(scores[head], visible, subset)[0] for subset in found}
+            assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_swap_scores_equal_swaps_made_for_real(family):
+    model = tiny(family)
+    harden(model, prove(model))
+    model.double()
+    queries = [6, 13]
+    with blocks(model, tokens(14), prove(model)) as again:
+        for layer in again.layers[:2]:
+            before = again.run(layer, again.hidden(layer))
+            expected = reference_scores(before, lambda i, j, at=layer: again.swapped(at, i, j), queries, tau=1e-2)
+            for column, query in enumerate(queries):
+                found = score_swaps(query_logits(before, query), taus=(1e-2,))
+                for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+                    torch.testing.assert_close(ours[:, 0], theirs[:, column], rtol=0, atol=1e-6)

@@ -1,0 +1,286 @@
+"""Brute force and identity: pattern statistics against loops over heads, queries and keys, and heads made by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from captures.tiny import run, tiny
+from measures.test_attention import layer, random_layer
+from wherewhat.captures.attention import Mask
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.attention import (
+    AttentionConfig,
+    attention_stats,
+    gaussian_rank_one_share,
+    rank_one_share,
+    weight_blocks,
+)
+from wherewhat.measures.patterns import METRICS, PatternConfig, lag_sums, layer_scores, pattern_statistics
+
+FAMILIES = ["llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mpt", "falcon", "gpt2"]
+CLOSE = {"rtol": 1e-5, "atol": 1e-7, "equal_nan": True}
+
+
+def few_tokens(n=37, kinds=7, seed=0):
+    """Random tokens of a small alphabet: most come again and some twice in a row."""
+    return torch.randint(20, 20 + kinds, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def is_target(kind, ids, i, j):
+    """Whether key j is one that a head of this kind looks for at query i."""
+    if kind == "duplicate_token":
+        return j < i and ids[j] == ids[i]
+    if kind == "induction":
+        return 1 <= j <= i and ids[j - 1] == ids[i]
+    return i + 1 < len(ids) and j <= i and ids[j] == ids[i + 1]
+
+
+def mean(values):
+    return sum(values) / len(values) if values else math.nan
+
+
+def by_loops(attention, ids, *, max_lag, sink_tokens=1):
+    """Every statistic by name: a list over heads, or a number where it is the same for all."""
+    ids, n = ids.tolist(), attention.n
+    weights = attention.pattern()[0].double().tolist()
+    visible = attention.visible().expand(1, attention.heads, -1, -1)[0].tolist()
+    keys = [[j for j in range(n) if visible[0][i][j]] for i in range(n)]
+    found = {}
+    lags = range(min(n, max_lag + 1))
+    found["slash"] = [[mean([w[i][i - lag] for i in range(lag, n)]) for lag in lags] for w in weights]
+    found["slash_uniform"] = [mean([(i - lag in keys[i]) / len(keys[i]) for i in range(lag, n)]) for lag in lags]
+    compared = [lag for lag in lags if lag <= n // 2]
+    found["slash_max"] = [max(row[lag] for lag in compared) for row in found["slash"]]
+    found["slash_lag"] = [float(max(compared, key=lambda lag, row=row: row[lag])) for row in found["slash"]]
+    found["slash_max_uniform"] = max(found["slash_uniform"][lag] for lag in compared)
+    found["previous_token"] = [row[1] for row in found["slash"]]
+    found["previous_token_uniform"] = found["slash_uniform"][1]
+    for kind in ("duplicate_token", "induction", "retrieval"):
+        targets = {i: [j for j in keys[i] if is_target(kind, ids, i, j)] for i in range(n)}
+        targets = {i: js for i, js in targets.items() if js}
+        found[kind] = [mean([sum(w[i][j] for j in js) for i, js in targets.items()]) for w in weights]
+        found[f"{kind}_uniform"] = mean([len(js) / len(keys[i]) for i, js in targets.items()])
+        found[f"{kind}_queries"] = len(targets)
+        if kind == "retrieval":
+            best = [[max(range(n), key=row.__getitem__) for row in w] for w in weights]
+            found["retrieval_argmax"] = [
+                mean([best[h][i] in js for i, js in targets.items()]) for h in range(len(best))
+            ]
+    missing = [[max(0.0, 1 - sum(row)) if attention.sinks is not None else 0.0 for row in w] for w in weights]
+    found["entropy"] = [
+        mean([-sum(p * math.log(p) for p in (*w[i], lost[i]) if p > 0) for i in range(n) if len(keys[i]) > 1])
+        for w, lost in zip(weights, missing, strict=True)
+    ]
+    columns = int(attention.sinks is not None)
+    found["entropy_uniform"] = mean([math.log(len(seen) + columns) for seen in keys if len(seen) > 1])
+    found["sink_mass"] = [mean([sum(w[i][:sink_tokens]) for i in range(sink_tokens, n)]) for w in weights]
+    found["sink_mass_uniform"] = mean(
+        [sum(j < sink_tokens for j in keys[i]) / len(keys[i]) for i in range(sink_tokens, n)]
+    )
+    if attention.sinks is not None:
+        found["learned_sink_mass"] = [mean(lost) for lost in missing]
+    groups = attention.heads // attention.kv_heads
+    for name, x in (("q", attention.q[0]), ("k", attention.k[0].repeat_interleave(groups, 0))):
+        for suffix, tokens in (("", x), ("_centred", x.double() - x.double().mean(1, keepdim=True))):
+            values = torch.linalg.svdvals(tokens.double()).square()
+            found[f"rank_one_{name}{suffix}"] = (values[:, 0] / values.sum(-1)).tolist()
+    return found
+
+
+def assert_same(stats, expected):
+    heads, whole, curves = layer_scores(stats)
+    everything = heads | whole | {name: curve.values for name, curve in curves.items()}
+    gaussian = everything.pop("rank_one_gaussian")
+    assert 0 < gaussian < 1
+    queries = {
+        f"{kind}_queries": getattr(stats, kind).queries for kind in ("duplicate_token", "induction", "retrieval")
+    }
+    everything |= queries
+    defined = {name for name, value in expected.items() if not (isinstance(value, float) and math.isnan(value))}
+    assert everything.keys() == defined
+    for name, value in everything.items():
+        got, wanted = (torch.as_tensor(v, dtype=torch.float64) for v in (value, expected[name]))
+        torch.testing.assert_close(got, wanted, msg=lambda text, name=name: f"{name}: {text}", **CLOSE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_of_a_family_equals_the_loops(family):
+    ids = few_tokens()
+    layers = run(tiny(family), ids[None])
+    assert len(layers) == 4
+    for attention in layers:
+        stats = pattern_statistics(attention, ids, PatternConfig(max_lag=30, sink_tokens=2))
+        assert_same(stats, by_loops(attention, ids, max_lag=30, sink_tokens=2))
+        assert (attention.sinks is not None) == (family == "gpt_oss")
+        one = attention_stats(attention, AttentionConfig(sink_tokens=2))
+        torch.testing.assert_close(one.entropy, stats.spread.entropy, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
+@pytest.mark.parametrize("ids", [few_tokens(), torch.arange(37), torch.zeros(37, dtype=torch.int64)])
+def test_masks_and_tokens_of_all_kinds_equal_the_loops(window, sinks, ids):
+    attention = random_layer(window=window, sinks=sinks)
+    assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_shortest_texts_equal_the_loops(n):
+    attention, ids = random_layer(n=n), torch.zeros(n, dtype=torch.int64)
+    assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
+
+
+def test_keys_that_come_later_are_no_targets_where_a_mask_shows_them():
+    attention, ids = replace(random_layer(), mask=Mask(causal=False)), few_tokens()
+    assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
+
+
+@pytest.mark.parametrize("max_lag", [1, 50, 299])
+@pytest.mark.parametrize("window", [None, 20])
+def test_blocks_of_rows_change_nothing(max_lag, window):
+    attention, ids = random_layer(heads=64, kv_heads=64, n=300, window=window), few_tokens(300, 40)
+    assert all(b.weights.numel() * 4 <= 2**20 and b.rows.stop - b.rows.start < 20 for b in weight_blocks(attention, 1))
+    whole = layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=1024, max_lag=max_lag)))
+    blocks = layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=1, max_lag=max_lag)))
+    for one, other in zip(whole[:2], blocks[:2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    for name, curve in whole[2].items():
+        torch.testing.assert_close(curve.values, blocks[2][name].values, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("start", "rows", "lags"), [(0, 5, 5), (0, 5, 2), (3, 4, 7), (3, 4, 9), (6, 1, 3), (0, 1, 1)])
+def test_sums_by_lag_of_a_block(start, rows, lags):
+    weights = torch.randn(2, rows, 12, dtype=torch.float64)
+    expected = torch.zeros(2, lags, dtype=torch.float64)
+    for r in range(rows):
+        for lag in range(min(lags, start + r + 1)):
+            expected[:, lag] += weights[:, r, start + r - lag]
+    torch.testing.assert_close(lag_sums(weights, start, lags), expected)
+
+
+def looking_at(*choices):
+    """A layer whose head h puts all attention of query i on key ``choices[h][i]``."""
+    n = len(choices[0])
+    q = 200 * torch.stack([torch.nn.functional.one_hot(torch.tensor(choice), n).float() for choice in choices])
+    return layer(q, torch.eye(n)[None])
+
+
+def test_heads_made_by_hand_on_repeated_random_tokens():
+    length = 12
+    half = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[:length]
+    ids, n = torch.cat([half, half]), 2 * length
+    again = range(length, n)
+    heads = {
+        "previous": [max(0, i - 1) for i in range(n)],
+        "duplicate": [i - length if i in again else i for i in range(n)],
+        "induction": [i - length + 1 if i in again else i for i in range(n)],
+        "itself": list(range(n)),
+        "first": [0] * n,
+    }
+    stats = pattern_statistics(looking_at(*heads.values()), ids, PatternConfig())
+    scores, whole, _ = layer_scores(stats)
+
+    def of(metric):
+        return dict(zip(heads, scores[metric].tolist(), strict=True))
+
+    assert of("previous_token") == {
+        "previous": 1.0,
+        "duplicate": 0.0,
+        "induction": 0.0,
+        "itself": 0.0,
+        "first": pytest.approx(1 / (n - 1)),
+    }
+    assert of("slash_max")["previous"] == of("slash_max")["itself"] == 1.0
+    assert of("slash_lag") == {"previous": 1, "duplicate": 12, "induction": 11, "itself": 0, "first": 12}
+    assert of("duplicate_token") == {"previous": 0, "duplicate": 1, "induction": 0, "itself": 0, "first": 1 / length}
+    assert of("induction")["induction"] == 1.0
+    assert of("induction")["duplicate"] == of("induction")["itself"] == 0.0
+    # The last token of the first half is followed by one that came before, but is none that came before.
+    assert of("retrieval")["induction"] == pytest.approx(1 - 1 / length)
+    assert of("retrieval_argmax") == of("retrieval")
+    assert of("entropy") == dict.fromkeys(heads, 0.0)
+    assert of("sink_mass")["first"] == 1.0
+    assert whole["induction_uniform"] == pytest.approx(mean([1 / (i + 1) for i in again]))
+    assert stats.induction.queries == stats.duplicate_token.queries == stats.retrieval.queries == length
+
+
+def test_a_sink_does_not_pass_for_a_slash():
+    n = 64
+    stats = pattern_statistics(looking_at([0] * n), torch.arange(n), PatternConfig())
+    assert stats.slashes.by_lag[0, -1] == 1.0
+    assert stats.slashes.largest[0] <= 2 / n
+
+
+def test_uniform_attention_reaches_its_controls():
+    heads, whole, curves = layer_scores(pattern_statistics(random_layer(scale=0.0), few_tokens(), PatternConfig()))
+    for name in ("slash_max", "previous_token", "duplicate_token", "induction", "retrieval", "entropy", "sink_mass"):
+        expected = torch.full((4,), whole[f"{name}_uniform"], dtype=torch.float64)
+        torch.testing.assert_close(heads[name], expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(curves["slash"].values, curves["slash_uniform"].values.expand(4, -1))
+
+
+def test_a_text_without_repeats_has_no_such_scores_and_no_such_controls():
+    heads, whole, _ = layer_scores(pattern_statistics(random_layer(), torch.arange(37), PatternConfig()))
+    undefined = {"duplicate_token", "induction", "retrieval", "retrieval_argmax"}
+    assert {name for name, values in heads.items() if bool(values.isnan().any())} == undefined
+    assert {name for name in whole if name.removesuffix("_uniform") in undefined} == set()
+    assert not any(math.isnan(value) for value in whole.values())
+
+
+def test_every_score_has_words_and_every_control_its_score():
+    heads, whole, curves = layer_scores(pattern_statistics(random_layer(), few_tokens(), PatternConfig()))
+    assert [metric.name for metric in METRICS] == list(heads)
+    assert {metric.control for metric in METRICS if metric.control} == whole.keys()
+    for curve in curves.values():
+        assert curve.values.ndim == len(curve.axes)
+
+
+def test_rank_one_share_of_known_spectra():
+    basis = torch.linalg.qr(torch.randn(50, 6, dtype=torch.float64))[0]
+    assert float(rank_one_share(basis)) == pytest.approx(1 / 6)
+    assert float(rank_one_share(basis * torch.tensor([3.0, 1, 0, 0, 0, 0]))) == pytest.approx(0.9)
+    line = basis[:, :1] @ torch.randn(1, 6, dtype=torch.float64)
+    shifted = line + 10 * torch.randn(6, dtype=torch.float64)
+    assert float(rank_one_share(line)) == pytest.approx(1)
+    assert float(rank_one_share(shifted)) < 1
+    assert float(rank_one_share(shifted, centred=True)) == pytest.approx(1)
+    same = torch.randn(1, 6, dtype=torch.float64).expand(49, 6)
+    assert float(rank_one_share(same)) == pytest.approx(1)
+    assert math.isnan(rank_one_share(same, centred=True))
+    assert math.isnan(rank_one_share(torch.zeros(5, 3)))
+
+
+def test_rank_one_share_of_noise_is_that_of_random_matrix_theory():
+    n, d = 4096, 64
+    assert gaussian_rank_one_share(n, d) == pytest.approx((1 + math.sqrt(d / n)) ** 2 / d, rel=0.03)
+
+
+@pytest.mark.parametrize("ids", [torch.arange(36), torch.arange(37)[None], torch.tensor(3)])
+def test_tokens_that_do_not_fit_are_refused(ids):
+    with pytest.raises(MeasureError, match=r"ids have the shape .* 37 tokens"):
+        pattern_statistics(random_layer(), ids, PatternConfig())
+
+
+def test_several_texts_a_cache_and_overflow_are_refused():
+    attention = random_layer()
+    twice = replace(attention, rot_q=attention.rot_q.expand(2, -1, -1, -1), rot_k=attention.rot_k.expand(2, -1, -1, -1))
+    cached = replace(attention, rot_q=attention.rot_q[:, :, 5:])
+    for wrong in (twice, cached):
+        with pytest.raises(MeasureError, match="one text at a time, without a cache"):
+            pattern_statistics(wrong, torch.arange(wrong.n), PatternConfig())
+    with pytest.raises(MeasureError, match="not finite"):
+        pattern_statistics(replace(attention, rot_k=attention.rot_k / 0), torch.arange(37), PatternConfig())
+    with pytest.raises(MeasureError, match="logits overflow"):
+        pattern_statistics(replace(attention, scale=1e39), torch.arange(37), PatternConfig())
+    with pytest.raises(MeasureError, match="only 37 tokens"):
+        pattern_statistics(attention, torch.arange(37), PatternConfig(sink_tokens=37))
+
+
+@pytest.mark.parametrize("options", [{"max_lag": 0}, {"sink_tokens": 0}, {"block_mib": 0}])
+def test_senseless_options_are_refused(options):
+    with pytest.raises(ConfigError, match="at least 1"):
+        PatternConfig(**options)

@@ -1,0 +1,69 @@
+"""Parity: Student's quantile is SciPy's. Brute force: intervals hold the truth as often as they say, drawn anew."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.stats import t
+
+from wherewhat.measures.statistics import change_bounds, interval, over_documents, share_bounds, student, wilson
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16, 17, 100, 1001])
+def test_student_is_that_of_scipy(n):
+    assert student(n) == pytest.approx(float(t.ppf(0.975, n - 1)), rel=1e-10)
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0])
+@pytest.mark.parametrize("documents", [2, 4, 8])
+def test_intervals_over_documents_hold_the_mean_as_often_as_they_say(documents, between):
+    """The standard error of a share of 0.95 of 3,000 is 0.004."""
+    generator = torch.Generator().manual_seed(documents)
+    shared = torch.randn(3000, documents, 1, generator=generator)
+    values = between * shared + torch.randn(3000, documents, 16, generator=generator)
+    low, high = over_documents(values).unbind(-1)
+    assert float(((low <= 0) & (high >= 0)).double().mean()) == pytest.approx(0.95, abs=0.015)
+
+
+def test_documents_count_once_and_a_single_one_by_its_queries():
+    values = torch.rand(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for row, bounds in zip(values, over_documents(values), strict=True):
+        expected = interval(row.mean(-1).tolist())
+        assert bounds.tolist() == pytest.approx([expected.low, expected.high])
+    repeated = values[..., :1].expand(3, 5, 64)
+    torch.testing.assert_close(over_documents(repeated), over_documents(values[..., :1]))
+    for row, bounds in zip(values[:, 0], over_documents(values[:, :1]), strict=True):
+        expected = interval(row.tolist())
+        assert bounds.tolist() == pytest.approx([expected.low, expected.high])
+
+
+def test_what_is_unknown_is_left_out():
+    values = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gaps = values.clone()
+    gaps[0, 3], gaps[1, :3] = math.nan, math.nan
+    found = over_documents(gaps)
+    torch.testing.assert_close(found[0], over_documents(values[:1, :3])[0])
+    assert bool(found[1].isnan().all())  # one document is left
+    assert bool(over_documents(values[:, :1, :1]).isnan().all())
+
+
+def test_changes_are_those_of_bonett_and_price():
+    """By their formula on paper; the change itself always lies inside."""
+    assert change_bounds(12, 0, 12) == (pytest.approx(0.58733, abs=1e-5), 1.0)
+    assert change_bounds(0, 12, 12) == (-1.0, pytest.approx(-0.58733, abs=1e-5))
+    error = math.sqrt((10 / 102 + 19 / 102 - (9 / 102) ** 2) / 102)
+    assert change_bounds(9, 18, 100) == pytest.approx((-9 / 102 - 1.959964 * error, -9 / 102 + 1.959964 * error))
+    for n in (1, 2, 5, 30):
+        for gained in range(n + 1):
+            for lost in range(n + 1 - gained):
+                low, high = change_bounds(gained, lost, n)
+                assert -1 <= low <= (gained - lost) / n <= high <= 1
+                assert low < high
+
+
+def test_shares_of_all_or_none_have_a_width():
+    assert wilson([0.0] * 12).low == 0
+    assert 0.2 < wilson([0.0] * 12).high < 0.3
+    assert share_bounds(0.5, 20) == pytest.approx((wilson([0.0, 1.0] * 10).low, wilson([0.0, 1.0] * 10).high))

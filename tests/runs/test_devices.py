@@ -1,0 +1,199 @@
+"""Identity: a model spread over devices gives the numbers of one that is not, and no measurement mixes its layers."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from captures.tiny import tiny, tokens
+from models.conftest import save_model
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.measures.measurement import Text
+from wherewhat.measures.registry import find_measurement
+from wherewhat.report.result import run
+from wherewhat.runs.execution import load
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.subject import ModelSubject
+
+DEVICES = 2
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a device of its own, and refuses to meet those of another one.
+
+    Moving it anywhere takes the mark away, as far as this can be told on a machine without such devices.
+    """
+
+    @staticmethod
+    def of(x, mark):
+        marked = x.as_subclass(OnDevice)
+        marked.mark = mark
+        return marked
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, OnDevice)]
+        marks = {x.mark for x in given if hasattr(x, "mark")}
+        result = super().__torch_function__(func, types, args, kwargs)
+        if len(marks) > 1:
+            name = getattr(func, "__name__", func)
+            raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found {sorted(marks)}")
+        moved = func in (torch.Tensor.cpu, torch.Tensor.tolist) or (
+            func is torch.Tensor.to and any(isinstance(x, torch.device | str | torch.Tensor) for x in args[1:])
+        )
+        for x in tree_flatten(result)[0]:
+            if isinstance(x, OnDevice):
+                if moved or not marks:
+                    x.__dict__.pop("mark", None)
+                else:
+                    x.mark = next(iter(marks))
+        return result
+
+
+def on_device(attention, mark):
+    def put(x):
+        if isinstance(x, torch.Tensor):
+            return OnDevice.of(x, mark)
+        if isinstance(x, tuple):
+            return tuple(map(put, x))
+        return replace(x, **{name: put(value) for name, value in vars(x).items()}) if isinstance(x, Mask) else x
+
+    return LayerAttention(**{name: put(getattr(attention, name)) for name in attention.__dataclass_fields__})
+
+
+class Spread(ModelSubject):
+    """A subject whose layers come from devices in turn."""
+
+    def run(self, ids, reducer, **options):
+        logits = super().run(ids, lambda a: reducer(on_device(a, a.layer % DEVICES)), **options)
+        return None if logits is None else OnDevice.of(logits, DEVICES - 1)
+
+    def edited(self, ids, editor, **options):
+        def edit(attention):
+            output = editor(on_device(attention, attention.layer % DEVICES))
+            return None if output is None else output.as_subclass(torch.Tensor)
+
+        return super().edited(ids, edit, **options)
+
+
+WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 40, 3))
+TEXT = Text(tokens(48), 1, WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WORDS))
+GIVEN = {
+    **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], tokens(48)),
+    "perturb": TEXT,
+    "extend": tokens(420),
+    "split": [tokens(48, seed=seed)[0] for seed in range(4)],
+}
+FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}}
+"""Options that repeat a measurement less often: the mock is slow, and every repetition does the same."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
+@pytest.mark.parametrize("name", list(GIVEN))
+def test_no_measurement_mixes_tensors_of_layers_on_different_devices(name, kind):
+    measurement = find_measurement(name)
+    config = measurement.config(**FEW.get(name, {}))
+    model = tiny(kind)
+    if name == "extend":
+        model.config.max_position_embeddings = 200
+    plain = ModelSubject(SimpleNamespace(model=model))
+    spread = Spread(SimpleNamespace(model=model), plain.proof)
+    measure = measurement.measure or measurement.across
+    expected, found = (measure(subject, GIVEN[name], config) for subject in (plain, spread))
+    assert len(found.layers) == len(expected.layers)
+    assert {k: float(v) for k, v in found.whole.items()} == pytest.approx(expected.whole, nan_ok=True, abs=1e-6)
+
+
+def test_the_mock_refuses_what_two_devices_refuse():
+    a, b = (OnDevice.of(torch.ones(2), mark) for mark in (0, 1))
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.cat([a.exp(), b * 2])
+    assert torch.equal(torch.cat([a.cpu(), b.cpu()]), torch.ones(4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def on_disk(folder, tmp_path):
+    """The model with its first layer in memory and the others on disk, fetched by accelerate when they are run."""
+    from transformers import AutoModelForCausalLM
+
+    plain = load(folder)
+    names = [name for name, _ in plain.model.named_modules() if name.count(".") == 2 and name.split(".")[-1].isdigit()]
+    places = {name: "cpu" if index == 0 else "disk" for index, name in enumerate(names)}
+    places |= {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map=places, offload_folder=str(tmp_path / "offload"), use_safetensors=True
+    )
+    assert any(parameter.is_meta for parameter in model.parameters())
+    return plain, replace(plain, model=model.eval())
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("axes", None), ("axes", 8), ("heads", None), ("residual", None)])
+def test_layers_that_accelerate_keeps_on_disk(folder, tmp_path, name, chunk):
+    plain, spread = on_disk(folder, tmp_path)
+    measurement = find_measurement(name)
+    ids = tokens(32) % 8 + 3
+    expected = measurement.measure(ModelSubject(plain), ids, measurement.config())
+    found = measurement.measure(ModelSubject(spread, chunk=chunk), ids, measurement.config())
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        for metric in b.heads:
+            assert not a.heads[metric].is_meta
+            torch.testing.assert_close(a.heads[metric], b.heads[metric], atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert found.whole == pytest.approx(expected.whole, abs=1e-5, rel=1e-5, nan_ok=True)
+
+
+def test_continuations_where_the_embedding_is_on_disk(folder, tmp_path):
+    plain, spread = on_disk(folder, tmp_path)
+    ids = tokens(16) % 8 + 3
+    expected, found = (ModelSubject(it).continued(ids, [(4,), (5, 6)])[0] for it in (plain, spread))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_reducers_see_real_tensors_of_layers_on_disk(folder, tmp_path):
+    _, spread = on_disk(folder, tmp_path)
+    seen = []
+    ModelSubject(spread).run(
+        tokens(16) % 8 + 3, lambda a: seen.append((a.rot_q.device, a.rot_k.device, a.output.device))
+    )
+    assert {device for devices in seen for device in devices} == {torch.device("cpu")}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU beside the CPU")
+@pytest.mark.parametrize("chunk", [None, 32])
+@pytest.mark.parametrize("name", [name for name in GIVEN if name != "extend"])
+def test_layers_on_a_gpu_and_on_the_cpu_in_turn(name, chunk):
+    measurement = find_measurement(name)
+    measure = measurement.measure or measurement.across
+    expected = measure(ModelSubject(SimpleNamespace(model=tiny("llama"))), GIVEN[name], measurement.config())
+    model = tiny("llama")
+    places = {layer: "cuda" if index % 2 else "cpu" for index, layer in enumerate(model.model.layers)}
+    for module, place in [*places.items(), (model.model.norm, "cuda"), (model.lm_head, "cuda")]:
+        module.to(place).register_forward_pre_hook(
+            lambda _, args, kwargs, place=place: tree_map(
+                lambda x: x.to(place) if isinstance(x, torch.Tensor) else x, (args, kwargs)
+            ),
+            with_kwargs=True,
+        )
+    found = measure(ModelSubject(SimpleNamespace(model=model), chunk=chunk), GIVEN[name], measurement.config())
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        for metric in b.heads:
+            assert a.heads[metric].shape == b.heads[metric].shape
+    if name == "axes":
+        assert found.whole == pytest.approx(expected.whole, abs=1e-3)
+
+
+def test_a_run_with_a_device_map(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat and the dog ran " * 4)
+
+    def scores(**options):
+        request = Request(measurement="axes", model=ModelRequest(model=folder, **options), text=(str(text),), tokens=24)
+        return run(request, out=tmp_path / "runs").scores()
+
+    assert scores(device_map="auto").equals(scores(device="cpu"))

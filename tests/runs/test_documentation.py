@@ -1,0 +1,42 @@
+"""Identity: the documented columns are those of the schema, and the documented examples run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runs.tiny_run import KEYS, complete_run
+from wherewhat.runs.schema import COLUMNS, SCHEMA_VERSION
+
+PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_documented_columns_are_the_schema():
+    header = "| column | type | null | key | meaning |\n|---|---|---|---|---|\n"
+    rows = PAGE.split(header)[1].split("\n\n")[0].splitlines()
+    yes_no = {True: "yes", False: "no"}
+    assert rows == [
+        f"| `{c.name}` | {c.type} | {yes_no[c.nullable]} | {yes_no[c.key]} | {c.meaning} |" for c in COLUMNS
+    ]
+    assert f"Schema version {SCHEMA_VERSION}," in PAGE
+    assert f'"wherewhat.schema": {SCHEMA_VERSION}}}' in PAGE
+
+
+def test_documented_files_are_those_of_a_run(tmp_path):
+    run, _ = complete_run(tmp_path)
+    table = PAGE.split("| file | what it holds |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `([^`]+?)/?` \|", table, flags=re.MULTILINE)) == {
+        path.name for path in run.path.iterdir()
+    }
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_documented_examples_run(number, tmp_path, capsys):
+    for package in ("pandas", "polars", "duckdb"):
+        if f"import {package}" in EXAMPLES[number]:
+            pytest.importorskip(package)
+    run, _ = complete_run(tmp_path)
+    exec(EXAMPLES[number], {"path": str(run.path), "parent": str(tmp_path)})
+    printed = capsys.readouterr().out
+    assert ("mean" in printed) or all(key in printed for key in KEYS)

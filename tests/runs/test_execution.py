@@ -1,0 +1,187 @@
+"""Identity: what a run depends on and what it does not, through the Python interface."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from models.conftest import llama_config, save_model
+from wherewhat.errors import CaptureError, StoreError, TextError
+from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.statistics import interval
+from wherewhat.report.result import run
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.execution import load
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.results import stored_document, stored_words, summarise
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("the cat sat on a mat and the dog ran " * 4)
+    return str(path)
+
+
+def request(folder, text, **changes) -> Request:
+    return Request(measurement="attention", model=ModelRequest(model=folder), text=(text,), tokens=24, **changes)
+
+
+def values(directory) -> dict:
+    table = directory.scores().to_pydict()
+    keys = zip(table["layer"], table["head"], table["metric"], strict=True)
+    return dict(zip(keys, table["value"], strict=True))
+
+
+def test_numbers_equal_those_measured_by_hand(folder, text, tmp_path):
+    directory = run(request(folder, text), out=tmp_path)
+    loaded = load(folder)
+    ids = loaded.encode("the cat sat on a mat and the dog ran " * 4, tokens=24)[None]
+    loaded.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = loaded.model(ids, output_attentions=True).attentions
+    found = values(directory)
+    for layer, pattern in enumerate(weights):
+        entropy = torch.special.entr(pattern[0].double()).sum(-1)[:, 1:].mean(-1)
+        sink = pattern[0, :, 1:, 0].double().mean(-1)
+        for head in range(4):
+            assert found[layer, head, "entropy"] == pytest.approx(float(entropy[head]), rel=1e-5)
+            assert found[layer, head, "sink_mass"] == pytest.approx(float(sink[head]), rel=1e-5)
+
+
+@pytest.mark.parametrize("measurement", ["axes", "heads"])
+def test_documents_are_all_of_one_length(folder, text, tmp_path, measurement):
+    short = tmp_path / "short.txt"
+    short.write_text("the dog ran on a mat and the cat sat")
+    wanted = replace(request(folder, text), measurement=measurement, text=(text, str(short)))
+    with pytest.raises(TextError, match="document 'short': the text has 10 tokens, but 24 were asked for"):
+        run(wanted, out=tmp_path / "out")
+
+
+def test_every_choice_that_matters_has_its_own_directory(folder, text, tmp_path):
+    plain = request(folder, text)
+    variants = [
+        plain,
+        plain.twin("random"),
+        plain.twin("shuffled"),
+        request(folder, text, options={"sink_tokens": 2}),
+        Request(measurement="attention", model=ModelRequest(model=folder), text=(text,), tokens=25),
+        Request(
+            measurement="attention",
+            model=ModelRequest(model=folder, dtype="float64"),
+            text=(text,),
+            tokens=24,
+        ),
+        Request(
+            measurement="attention",
+            model=ModelRequest(model=folder, attn_implementation="eager"),
+            text=(text,),
+            tokens=24,
+        ),
+    ]
+    paths = {run(variant, out=tmp_path).path for variant in variants}
+    assert len(paths) == len(variants)
+    assert run(plain, out=tmp_path).path in paths
+
+
+def test_changed_weights_are_not_taken_for_the_old_ones(text, tmp_path):
+    folder = save_model(tmp_path / "changing")
+    before = run(request(folder, text), out=tmp_path / "out")
+    save_model(folder, llama_config(hidden_size=32))
+    assert run(request(folder, text), out=tmp_path / "out").path != before.path
+
+
+def test_load_refuses_what_it_cannot_prove(folder, monkeypatch):
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def colder(query, *args, **kwargs):
+        return original(query * 0.5, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", colder)
+    with pytest.raises(CaptureError, match="attention output"):
+        load(folder)
+
+
+def test_summary_is_the_mean_over_heads_with_an_interval_over_documents(folder, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("a dog and a cat ran on the mat . " * 4)
+    both = Request(measurement="attention", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    directory = run(both, out=tmp_path / "out")
+    entropy = summarise(find_measurement("attention"), directory)[0]
+    table = directory.scores().to_pydict()
+    rows = [
+        (document, value)
+        for document, metric, value in zip(table["document"], table["metric"], table["value"], strict=True)
+        if metric == "entropy"
+    ]
+    means = [sum(v for d, v in rows if d == name) / 8 for name in sorted({d for d, _ in rows})]
+    assert entropy.overall == interval(means)
+    assert entropy.overall.n == 2
+    assert sorted(entropy.layers) == [0, 1]
+
+
+def test_interval_of_known_numbers():
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.high - found.mean == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert interval([5.0]).low is None
+
+
+def test_runs_with_an_option_that_was_dropped_keep_their_words():
+    made = SimpleNamespace(config={"options": {"gamma": 0.2, "seed": 0}})
+    assert [metric.name for metric in stored_words(find_measurement("heads"), made)][:2] == ["s_pos", "s_sym"]
+
+
+def test_documents_together_have_one_distance_curve(folder, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("a dog and a cat ran on the mat . " * 4)
+    both = Request(measurement="axes", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    directory = run(both, out=tmp_path / "out")
+    table = directory.scores().to_pydict()
+    rows = zip(table["document"], table["layer"], table["head"], table["metric"], table["value"], strict=True)
+    found = {(layer, head, metric): value for document, layer, head, metric, value in rows if document is None}
+    curves = directory.profiles()
+    names = sorted({name.rsplit("/", 2)[0] for name in curves} - {"-"})
+    for layer in range(2):
+        mean = torch.stack([curves[f"{name}/{layer}/a"] for name in names]).double().mean(0)
+        torch.testing.assert_close(curves[f"-/{layer}/shared_a"].double(), mean, rtol=1e-5, atol=1e-6)
+        for head in range(4):
+            assert found[layer, head, "r_shared"] <= found[layer, head, "r_separate"] + 1e-9
+    alone = run(Request(measurement="axes", model=ModelRequest(model=folder), text=(text,), tokens=24), out=tmp_path)
+    assert "r_shared" not in alone.scores().to_pydict()["metric"]
+
+
+def test_a_run_that_lacked_only_its_end_still_says_the_encoding(folder, text, tmp_path, monkeypatch):
+    asked = request(folder, text)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "finish", lambda *_, **__: None)
+        with pytest.raises(StoreError, match="not finished"):
+            run(asked, out=tmp_path)
+    assert run(asked, out=tmp_path).provenance()["extra"]["encoding"] == "rope"
+
+
+def test_numbers_of_layers_are_stored_with_their_unit(folder, text, tmp_path):
+    asked = Request(measurement="residual", model=ModelRequest(model=folder), text=(text,), tokens=24)
+    table = run(asked, out=tmp_path).scores().to_pydict()
+    rows = zip(table["metric"], table["unit"], strict=True)
+    assert {unit for metric, unit in rows if metric == "additive_cost_of_layer"} == {"nats"}
+
+
+def test_stored_documents_come_back_as_they_were_measured(folder, text, tmp_path):
+    directory = run(request(folder, text), out=tmp_path)
+    name = directory.scores().to_pydict()["document"][0]
+    document = stored_document(*directory.part(name))
+    found = values(directory)
+    assert [layer.layer for layer in document.layers] == [0, 1]
+    for layer in document.layers:
+        for metric, numbers in layer.heads.items():
+            assert numbers.tolist() == [found[layer.layer, head, metric] for head in range(4)]
+        assert layer.whole["entropy_uniform"] == found[layer.layer, None, "entropy_uniform"]

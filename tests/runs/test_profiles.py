@@ -1,0 +1,112 @@
+"""Parity: files equal those of the safetensors package. Identity: joined parts equal one whole file."""
+
+import json
+import random
+
+import pytest
+import safetensors.torch
+import torch
+
+from wherewhat.errors import StoreError
+from wherewhat.runs.profiles import Profile, ProfileFile, join_profiles, profile_name, write_profiles
+
+
+def many_profiles():
+    torch.manual_seed(0)
+    shapes = [(), (1,), (3, 5), (0, 4), (2, 3, 7)]
+    dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.bool]
+    names = [profile_name(d, layer, "c") for d in ("Émile", "a/b", None) for layer in (None, 0, 2, 10)]
+    return {
+        name: Profile(
+            (torch.randn(shapes[i % 5]) * 3).to(dtypes[i % 4]),
+            tuple(f"axis{j}" for j in range(len(shapes[i % 5]))),
+        )
+        for i, name in enumerate(names)
+    }
+
+
+def test_bytes_equal_those_of_the_safetensors_package(tmp_path):
+    profiles = many_profiles()
+    write_profiles(tmp_path / "ours", profiles)
+    ours = (tmp_path / "ours").read_bytes()
+    with safetensors.safe_open(tmp_path / "ours", framework="pt") as file:
+        metadata = file.metadata()
+    theirs = safetensors.torch.save({name: p.values for name, p in profiles.items()}, metadata=metadata)
+    assert ours == theirs
+    assert json.loads(metadata["wherewhat"])["axes"] == {name: list(p.axes) for name, p in profiles.items()}
+
+
+def test_reading_gives_back_every_value_and_axis(tmp_path):
+    profiles = many_profiles()
+    write_profiles(tmp_path / "file", profiles)
+    lazy = ProfileFile(tmp_path / "file")
+    package = safetensors.torch.load_file(tmp_path / "file")
+    assert set(lazy) == set(package) == set(profiles)
+    assert len(lazy) == len(profiles)
+    for name, profile in profiles.items():
+        for found in (lazy[name], package[name]):
+            assert found.dtype == profile.values.dtype
+            assert torch.equal(found, profile.values)
+        assert lazy.axes(name) == profile.axes
+    with pytest.raises(KeyError):
+        lazy["missing/0/c"]
+
+
+def test_joining_equals_writing_at_once_in_any_order(tmp_path):
+    profiles = many_profiles()
+    write_profiles(tmp_path / "whole", profiles)
+    names = list(profiles)
+    random.Random(0).shuffle(names)
+    sources = []
+    for i in range(4):
+        sources.append(tmp_path / f"part{i}")
+        write_profiles(sources[-1], {name: profiles[name] for name in names[i::4]})
+    join_profiles(tmp_path / "joined", sources)
+    assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes()
+    join_profiles(tmp_path / "joined", sources[::-1])
+    assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_no_profiles_is_a_valid_file(tmp_path):
+    write_profiles(tmp_path / "file", {})
+    assert safetensors.torch.load_file(tmp_path / "file") == {}
+    assert dict(ProfileFile(tmp_path / "file")) == {}
+
+
+def test_tensors_that_are_views_or_need_gradients_are_written_as_they_look(tmp_path):
+    values = torch.arange(12.0, requires_grad=True).reshape(3, 4).T[::2]
+    write_profiles(tmp_path / "file", {"d/0/c": Profile(values, ("x", "y"))})
+    assert torch.equal(ProfileFile(tmp_path / "file")["d/0/c"], values.detach())
+
+
+@pytest.mark.parametrize("name", ["c", "0/c", "/0/c", "d/0/", "d/x/c", "", "d/0/c/", "d\ud800/0/c"])
+def test_names_that_say_nothing_are_refused(name, tmp_path):
+    with pytest.raises(StoreError, match="the curve name"):
+        write_profiles(tmp_path / "file", {name: Profile(torch.ones(1), ("x",))})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_mistakes_are_refused(tmp_path):
+    with pytest.raises(StoreError, match="holds a slash"):
+        profile_name("d", 0, "a/b")
+    with pytest.raises(ValueError, match="2 axes"):
+        Profile(torch.ones(3), ("a", "b"))
+    with pytest.raises(StoreError, match="has type complex64: use one of float64"):
+        write_profiles(tmp_path / "file", {"d/0/c": Profile(torch.ones(1, dtype=torch.complex64), ("x",))})
+    for i in range(2):
+        write_profiles(tmp_path / f"{i}", {"d/0/c": Profile(torch.ones(1), ("x",))})
+    with pytest.raises(StoreError, match="two parts hold the curve 'd/0/c'"):
+        join_profiles(tmp_path / "joined", [tmp_path / "0", tmp_path / "1"])
+    assert not (tmp_path / "joined").exists()
+
+
+def test_foreign_and_newer_files_are_refused(tmp_path):
+    path = tmp_path / "file"
+    for data in (b"", b"short", b"\xff" * 64, safetensors.torch.save({"a": torch.ones(1)})):
+        path.write_bytes(data)
+        with pytest.raises(StoreError, match="not a file of wherewhat profiles"):
+            ProfileFile(path)
+    newer = json.dumps({"axes": {}, "wherewhat.schema": 999})
+    path.write_bytes(safetensors.torch.save({}, metadata={"wherewhat": newer}))
+    with pytest.raises(StoreError, match="schema version 999"):
+        ProfileFile(path)

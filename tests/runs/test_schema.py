@@ -1,0 +1,169 @@
+"""Brute force: the table equals rows sorted in plain Python. Identity: its bytes depend on the rows alone."""
+
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from wherewhat.errors import StoreError
+from wherewhat.runs.schema import (
+    COLUMNS,
+    KEY_NAMES,
+    SCHEMA_VERSION,
+    Score,
+    ScoreSource,
+    encode_scores,
+    join_tables,
+    read_scores,
+    score_table,
+)
+
+BASE = {
+    "measurement": "entropy",
+    "model": "tiny",
+    "weights": "trained",
+    "seed": 0,
+    "metric": "mean",
+    "value": 1.0,
+    "layer": 0,
+    "head": 0,
+}
+
+
+def many_rows(count=400):
+    generator = random.Random(0)
+    rows = {}
+    for _ in range(count):
+        layer = generator.choice([None, 0, 2, 10])
+        row = Score(
+            measurement=generator.choice(["entropy", "kernel"]),
+            model=generator.choice(["b", "ä", "a"]),
+            weights=generator.choice(["trained", "random"]),
+            seed=generator.choice([-1, 0, 2**40]),
+            document=generator.choice([None, "Émile", "a/b", "Z"]),
+            layer=layer,
+            head=None if layer is None else generator.choice([None, 0, 1, 11]),
+            metric=generator.choice(["x", "y"]),
+            value=generator.choice([None, 0.1, 1e300, float("inf"), -0.0]),
+            n=generator.choice([None, 7]),
+            unit=generator.choice([None, "nat"]),
+        )
+        rows[tuple(getattr(row, name) for name in KEY_NAMES)] = row
+    return list(rows.values())
+
+
+def as_dict(row):
+    return {column.name: getattr(row, column.name) for column in COLUMNS}
+
+
+def null_last(row):
+    return [(value is None, 0 if value is None else value) for value in (getattr(row, n) for n in KEY_NAMES)]
+
+
+def test_table_is_the_rows_sorted_by_key():
+    rows = many_rows()
+    assert score_table(rows).to_pylist() == [as_dict(row) for row in sorted(rows, key=null_last)]
+
+
+def test_bytes_depend_neither_on_order_nor_on_grouping(tmp_path):
+    rows = many_rows()
+    expected = encode_scores(score_table(rows))
+    generator = random.Random(1)
+    for cuts in (1, 2, 7):
+        generator.shuffle(rows)
+        tables = [score_table(rows[i::cuts]) for i in range(cuts)]
+        for i, table in enumerate(tables):
+            (tmp_path / f"{i}").write_bytes(encode_scores(table))
+        joined = join_tables([read_scores(tmp_path / f"{i}") for i in range(cuts)])
+        assert encode_scores(joined) == expected
+
+
+def test_file_is_typed_dictionary_encoded_and_versioned(tmp_path):
+    (tmp_path / "scores.parquet").write_bytes(encode_scores(score_table(many_rows())))
+    schema = pq.read_schema(tmp_path / "scores.parquet")
+    assert schema.metadata[b"wherewhat.schema"] == str(SCHEMA_VERSION).encode()
+    for column in COLUMNS:
+        field = schema.field(column.name)
+        is_string = column.type == "string"
+        assert field.type == (pa.dictionary(pa.int32(), pa.string()) if is_string else pa.type_for_alias(column.type))
+        assert field.nullable == column.nullable
+    assert schema.names == [column.name for column in COLUMNS]
+
+
+def test_only_created_by_names_a_version(tmp_path):
+    data = encode_scores(score_table(many_rows()))
+    created_by = pq.ParquetFile(pa.BufferReader(data)).metadata.created_by.encode()
+    assert pa.__version__.encode() in created_by
+    assert data.count(pa.__version__.encode()) == data.count(created_by) == 1
+
+
+def test_empty_table_round_trips(tmp_path):
+    (tmp_path / "empty").write_bytes(encode_scores(score_table([])))
+    assert read_scores(tmp_path / "empty").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metric": ""}, "metric is empty"),
+        ({"model": None}, "model is empty"),
+        ({"document": ""}, "document is empty"),
+        ({"seed": None}, "seed is null in 1 rows"),
+        ({"seed": 2**63}, "seed is not int64"),
+        ({"layer": 2**31}, "layer is not int32"),
+        ({"layer": float("nan"), "head": None}, "layer is not int32"),
+        ({"layer": -1}, "layer is negative"),
+        ({"layer": None}, "a head needs a layer"),
+        ({"value": float("nan")}, "value is NaN; use None"),
+        ({"low": 1.0}, "low and high come together"),
+        ({"low": 2.0, "high": 1.0}, "low is above high"),
+        ({"low": float("nan"), "high": 1.0}, "low is NaN"),
+        ({"n": -3}, "n is negative"),
+        ({"unit": "\ud800"}, "unit is not string"),
+        ({"metric": 5}, "metric is not string"),
+    ],
+)
+def test_bad_rows_are_refused_in_one_line(change, words):
+    with pytest.raises(StoreError, match=words) as caught:
+        score_table([Score(**{**BASE, **change})])
+    assert "\n" not in str(caught.value)
+
+
+def test_two_rows_with_one_key_are_refused_also_with_nulls():
+    for place in ({}, {"layer": None, "head": None, "document": None}):
+        row = {**BASE, **place}
+        with pytest.raises(StoreError, match=r"share one key: measurement='entropy'.*metric='mean'"):
+            score_table([Score(**row), Score(**{**row, "value": 2.0})])
+
+
+def test_heads_writes_one_row_per_head():
+    import torch
+
+    source = ScoreSource(measurement="m", model="x", weights="trained", seed=0, document="d")
+    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    rows = source.heads("mean", values, layer=4, low=values - 1, high=values + 1, n=9, unit="nat")
+    assert [(r.head, r.value, r.low, r.high) for r in rows] == [(i, i + 1.0, i, i + 2.0) for i in range(3)]
+    assert {(r.layer, r.n, r.unit, r.document) for r in rows} == {(4, 9, "nat", "d")}
+    assert [row.value for row in source.heads("mean", [None, 2.0], layer=0)] == [None, 2.0]
+    for low in ([0.0], [0.0] * 4):
+        with pytest.raises(ValueError, match="lengths"):
+            source.heads("mean", values, layer=0, low=low, high=values)
+
+
+def test_foreign_and_newer_files_are_refused(tmp_path):
+    path = tmp_path / "scores.parquet"
+    path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(StoreError, match=r"cannot read .*scores\.parquet"):
+        read_scores(path)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(StoreError, match="no wherewhat schema version"):
+        read_scores(path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "999"}), path)
+    with pytest.raises(StoreError, match="schema version 999, newer than 1 known here: upgrade"):
+        read_scores(path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "1"}), path)
+    with pytest.raises(StoreError, match="columns are not those of schema 1"):
+        read_scores(path)
+    with pytest.raises(StoreError, match="No such file"):
+        read_scores(tmp_path / "missing")

@@ -1,0 +1,108 @@
+"""Identity: after any failure the old content is whole and nothing temporary remains."""
+
+import errno
+import os
+
+import pytest
+
+from runs.tiny_run import leftovers
+from wherewhat.errors import StoreError
+from wherewhat.files import atomic_file, atomic_folder, make_folder, write_file
+
+
+def failing(code):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_failing_file_leaves_the_old_one(call, code, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_file(path, b"old")
+    monkeypatch.setattr(os, call, failing(code))
+    with pytest.raises(StoreError) as caught:
+        write_file(path, b"new")
+    assert str(caught.value) == f"cannot write {path}: {os.strerror(code)}"
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failing_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    write_file(path, b"old")
+
+    def fill():
+        with atomic_file(path) as file:
+            file.write(b"half")
+            failing(errno.ENOSPC)()
+
+    with pytest.raises(StoreError, match="No space left on device"):
+        fill()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
+def test_failing_folder_leaves_nothing(call, tmp_path, monkeypatch):
+    def fill():
+        with atomic_folder(tmp_path / "folder") as folder:
+            write_file(folder / "file", b"x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.ENOSPC))
+        with pytest.raises(StoreError, match="No space left on device"):
+            fill()
+    assert list(tmp_path.iterdir()) == []
+    fill()
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
+
+
+def test_an_interrupt_passes_and_leaves_nothing(tmp_path):
+    def interrupted_folder():
+        with atomic_folder(tmp_path / "folder") as folder:
+            write_file(folder / "file", b"x")
+            raise KeyboardInterrupt
+
+    def interrupted_file():
+        with atomic_file(tmp_path / "file") as file:
+            file.write(b"x")
+            raise KeyboardInterrupt
+
+    for interrupted in (interrupted_folder, interrupted_file):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_longest_possible_name_can_be_written(tmp_path):
+    write_file(tmp_path / ("x" * 255), b"x")
+    assert not leftovers(tmp_path)
+
+
+def test_folder_sync_is_optional_where_the_file_system_lacks_it(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def only_files(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    write_file(tmp_path / "file", b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_make_folder_says_what_it_made_and_takes_it_back_on_failure(tmp_path, monkeypatch):
+    assert make_folder(tmp_path / "a" / "b") == [tmp_path / "a" / "b", tmp_path / "a"]
+    assert make_folder(tmp_path / "a" / "b") == []
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="file is not a folder"):
+        make_folder(tmp_path / "file" / "x")
+    with pytest.raises(StoreError, match="cannot make the folder"):
+        make_folder(tmp_path / "c" / ("x" * 300))
+    with pytest.raises(StoreError, match="cannot make the folder"):
+        make_folder(tmp_path / "nul\0byte")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
