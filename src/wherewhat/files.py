@@ -50,11 +50,7 @@ def _temporary_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new binary file that takes the name `path` when the block ends without an error.
-
-    Raises:
-        StoreError: The file cannot be written; `path` is then as it was and no temporary file remains.
-    """
+    """Opens a new binary file that takes the name `path` when the block ends without an error."""
     temporary = _temporary_name(path)
     try:
         with temporary.open("xb") as file:
@@ -71,11 +67,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` atomically.
-
-    Raises:
-        StoreError: The file cannot be written; `path` is then as it was and no temporary file remains.
-    """
+    """Writes `data` to `path` atomically."""
     with atomic_file(path) as file:
         file.write(data)
 
@@ -85,9 +77,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Makes a folder to fill that takes the name `path` when the block ends without an error.
 
     The files inside must be flushed by whoever writes them, which `atomic_file` does.
-
-    Raises:
-        StoreError: The folder cannot be written or `path` exists; no temporary folder remains.
     """
     temporary = _temporary_name(path)
     try:
@@ -104,11 +93,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder, decided by one look, since other processes may make and remove it.
-
-    Raises:
-        NotADirectoryError: Something else is in its place.
-    """
+    """Whether `path` is a folder, decided by one look, since other processes may make and remove it."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -125,9 +110,6 @@ def make_folder(path: Path) -> list[Path]:
 
     Returns:
         The folders that this call made, innermost first, so that a failure later can take them back.
-
-    Raises:
-        StoreError: A folder cannot be made, or a file is in the way.
     """
     made: list[Path] = []
     try:
@@ -154,11 +136,7 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a whole folder, whichever is there; nothing there is fine.
-
-    Raises:
-        StoreError: It cannot be removed.
-    """
+    """Removes a file, a link or a whole folder, whichever is there; nothing there is fine."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -197,9 +175,6 @@ def hold(path: Path, *, timeout: float | None, on_wait: Callable[[str], None] | 
         path: The lock file.
         timeout: Seconds to wait while another process holds it; None waits as long as it takes.
         on_wait: Called once with one line before waiting.
-
-    Raises:
-        StoreError: The time is up, or the file cannot be made or locked.
     """
     from filelock import FileLock
 

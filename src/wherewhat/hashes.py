@@ -28,10 +28,6 @@ def plain_json(value: JSON, *, at: str = "config") -> JSON:
 
     Returns:
         The same value made of `dict`, `list` and scalars only.
-
-    Raises:
-        ConfigError: A key is not a string, a number is not finite, a string is not valid Unicode, or a value
-            has another type.
     """
     if value is None or isinstance(value, bool | int):
         return value
@@ -85,11 +81,7 @@ def text_sha256(text: str) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file's content, read in pieces.
-
-    Raises:
-        StoreError: The file cannot be read.
-    """
+    """The sha256 of a file's content, read in pieces."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -184,11 +176,7 @@ def slug(name: str, *, fallback: str) -> str:
 
 
 def part_folder_name(key: str) -> str:
-    """The folder name of the part called `key`: its slug and a hash that keeps all keys apart.
-
-    Raises:
-        StoreError: The key is not valid Unicode, so it could not be written down in the part.
-    """
+    """The folder name of the part called `key`: its slug and a hash that keeps all keys apart."""
     try:
         digest = text_sha256(key)
     except UnicodeEncodeError as error:
@@ -205,20 +193,12 @@ _SEAL = "checksum"
 
 
 def write_sealed(path: Path, content: Mapping[str, JSON]) -> None:
-    """Writes `content` atomically with an added `checksum`: the sha256 of its canonical JSON.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+    """Writes `content` atomically with an added `checksum`: the sha256 of its canonical JSON."""
     write_file(path, readable_json({**content, _SEAL: text_sha256(canonical_json(content))}))
 
 
 def read_sealed(path: Path) -> dict[str, JSON] | None:
-    """Reads what `write_sealed` wrote; None when the file is missing, truncated or altered.
-
-    Raises:
-        StoreError: The file is there but may not be read, which says nothing about damage.
-    """
+    """Reads what `write_sealed` wrote; None when the file is missing, truncated or altered."""
     try:
         content = parse_object(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -236,11 +216,7 @@ def read_sealed(path: Path) -> dict[str, JSON] | None:
 
 
 def fingerprints(folder: Path, names: Iterable[str]) -> dict[str, JSON]:
-    """The sha256 of each of the files `names` in `folder`, for a sealed file to carry.
-
-    Raises:
-        StoreError: A file cannot be read.
-    """
+    """The sha256 of each of the files `names` in `folder`, for a sealed file to carry."""
     found: dict[str, JSON] = {}
     for name in names:
         path = folder / name
@@ -249,11 +225,7 @@ def fingerprints(folder: Path, names: Iterable[str]) -> dict[str, JSON]:
 
 
 def first_damaged(folder: Path, expected: JSON) -> str | None:
-    """The name of the first file in `folder` that does not have its expected sha256; None if all do.
-
-    Raises:
-        StoreError: A file is there but may not be read.
-    """
+    """The name of the first file in `folder` that does not have its expected sha256; None if all do."""
     if not isinstance(expected, Mapping) or not expected:
         return "the list of files"
     for name, fingerprint in expected.items():

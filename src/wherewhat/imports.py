@@ -32,9 +32,6 @@ def require(package: str, *, why: str, install: str | None = None) -> ModuleType
         package: Import name.
         why: What needs it, as a noun: "reading GGUF files".
         install: What to give to pip; the package name unless told.
-
-    Raises:
-        LoadError: The package is not installed.
     """
     try:
         return importlib.import_module(package)

@@ -33,11 +33,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
-    """Refuse a seed that torch or the store does not take.
-
-    Raises:
-        ConfigError: If it is below 0 or above 2^63 - 1.
-    """
+    """Refuse a seed that torch or the store does not take."""
     if not 0 <= seed < 2**63:
         raise ConfigError(f"{name} is {seed}: it must be from 0 to 2^63 - 1")
 
@@ -47,9 +43,6 @@ def checked(**conversions: Callable[[Any], Any]) -> Callable[[_Checked], _Checke
 
     Args:
         conversions: Function by name of an argument, which is applied before its value is checked.
-
-    Raises:
-        ConfigError: At the call, in one line: the argument, its value and what it must be.
     """
 
     def decorate(target: _Checked) -> _Checked:
@@ -162,11 +155,7 @@ def _article(word: str) -> str:
 
 
 def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dict[str, str]:
-    """``["a=1", "b=x"]`` of an option of that name as a dictionary.
-
-    Raises:
-        ConfigError: If one has no ``=``, or a key comes twice.
-    """
+    """``["a=1", "b=x"]`` of an option of that name as a dictionary."""
     found: dict[str, str] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
@@ -180,11 +169,7 @@ def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dic
 
 
 def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
-    """An instance of a frozen config dataclass from plain or textual values.
-
-    Raises:
-        ConfigError: On an unknown key (with the nearest known one) or a value of the wrong type.
-    """
+    """An instance of a frozen config dataclass from plain or textual values."""
     hints = typing.get_type_hints(config_type)
     known = {f.name for f in dataclasses.fields(config_type)}
     converted = {}
@@ -248,11 +233,7 @@ _BOOLEANS = {
 
 
 def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
-    """Values of a TOML or JSON file, keys with ``_`` for ``-``; measurement options stand under ``set``.
-
-    Raises:
-        ConfigError: If the file cannot be read, or a key is unknown (with the nearest known one).
-    """
+    """Values of a TOML or JSON file, keys with ``_`` for ``-``; measurement options stand under ``set``."""
     try:
         content = path.read_text("utf-8")
         values = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
@@ -275,11 +256,7 @@ def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
 
 
 def read_recipe_file(path: Path) -> dict[str, Any]:
-    """The values of a TOML file.
-
-    Raises:
-        ConfigError: If the file cannot be read, holds something else, or nothing.
-    """
+    """The values of a TOML file."""
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -101,9 +101,6 @@ class MaskJoiner:
             stop: One past its last.
             window: Window that :func:`rule` found.
             ruled: Whether it found one at all.
-
-        Raises:
-            CaptureError: If biases of keys do not continue those of the chunk before.
         """
         first_key = stop - attention.m
         rest, by_key = split_terms(attention.mask)

@@ -162,11 +162,7 @@ def bounds(tokens: int, chunk: int) -> Iterator[tuple[int, int]]:
 
 
 def check_chunk(chunk: int | None) -> None:
-    """Refuse a size of chunks that makes no sense.
-
-    Raises:
-        ConfigError: If it is below :data:`SHORTEST_CHUNK`.
-    """
+    """Refuse a size of chunks that makes no sense."""
     if chunk is not None and chunk < SHORTEST_CHUNK:
         raise ConfigError(f"--chunk is {chunk}: chunks of at least {SHORTEST_CHUNK} tokens are needed; 512 is usual")
 
@@ -198,10 +194,6 @@ def run_in_chunks(
 
     Returns:
         Logits ``(batch, n, vocabulary)`` if asked for, else None.
-
-    Raises:
-        CaptureError: If the model has no key-value cache, or one that does not hold its keys.
-        ConfigError: If the chunks are too short.
     """
     check_chunk(chunk)
     tokens = ids.shape[1]
@@ -254,9 +246,6 @@ def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
 
     Returns:
         The largest difference found.
-
-    Raises:
-        CaptureError: If it is too large, or the model cannot be run in chunks.
     """
     window = max((w for w in _windows(model) if w < tokens), default=0)
     length = min(PROMPT_TOKENS + window, tokens)

@@ -153,9 +153,6 @@ class RotationGuard:
         Args:
             plan: The layer.
             positions: Positions of its keys, ``(m,)`` or ``(batch, m)``.
-
-        Raises:
-            CaptureError: If there were more or fewer rotations than in the proof.
         """
         pending, self._pending = self._pending, []
         rotary = plan.rotary
@@ -211,11 +208,7 @@ class RotationGuard:
         self._open.insert(0, (_NAN, "", lambda: output.isnan().any(), 0.0))
 
     def check(self) -> None:
-        """Refuse if the model rotated differently from what was proved, or its output holds NaN.
-
-        Raises:
-            CaptureError: With the layer and the numbers.
-        """
+        """Refuse if the model rotated differently from what was proved, or its output holds NaN."""
         found = [(problem, name, error(), limit) for problem, name, error, limit in self._open]
         self.start()
         for problem, name, error, limit in found:

@@ -183,11 +183,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
 
 
 def _current(model: Any, proof: Proof | None) -> Proof:
-    """A proof of the model as it is now: the given one or the last one if nothing it depends on changed, or a new one.
-
-    Raises:
-        CaptureError: If the model is in training mode, or its capture is not faithful any more.
-    """
+    """Return a proof of the model as it is now: the given or last one if nothing it depends on changed, or a new one."""
     found = proof or _proofs.get(model)
     if found is None:
         return prove(model)

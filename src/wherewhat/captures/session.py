@@ -118,11 +118,7 @@ class Capture:
         self._repeats = Repetition()
 
     def _end_pass(self, output: Any) -> None:
-        """Refuse if the model took another path, rotated differently from what was proved, or gives no numbers.
-
-        Raises:
-            CaptureError: With the layer and the numbers.
-        """
+        """Refuse if the model took another path, rotated differently from what was proved, or gives no numbers."""
         seen = sum(self._occurrences.values())
         if seen < len(self._plans):
             raise CaptureError(

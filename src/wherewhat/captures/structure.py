@@ -117,9 +117,6 @@ def state_of(model: nn.Module) -> State:
 
     These are its modules, their classes and forward functions, adapters and attention implementation, where its weights
     are and how often they were written to, and autocast. Rotary frequencies and dtypes are compared in every pass.
-
-    Raises:
-        CaptureError: If it is in training mode.
     """
     structure = structure_of(model)
     check_mode(model, structure)
@@ -144,11 +141,7 @@ def surroundings(structure: Structure) -> State:
 
 
 def check_mode(model: nn.Module, structure: Structure) -> None:
-    """Refuse a model of which any part is in training mode.
-
-    Raises:
-        CaptureError: With the first such part.
-    """
+    """Refuse a model of which any part is in training mode."""
     if any(map(_TRAINING, structure.attributes)):
         found = next(module for module in (model, *structure.parts) if module.training)
         where = "the model" if found is model else structure.names.get(id(found), type(found).__name__)

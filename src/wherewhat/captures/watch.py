@@ -47,11 +47,7 @@ class ModelWatch:
         self.on_leave: Callable[[Any], None] = _nothing
 
     def check_mode(self) -> None:
-        """Refuse training mode.
-
-        Raises:
-            CaptureError: If any part of the model is in it.
-        """
+        """Refuse training mode."""
         check_mode(self._model, self.structure)
 
     def layer_name(self, module: nn.Module) -> str:
@@ -68,9 +64,6 @@ class ModelWatch:
         Those of cached keys are known from the passes that made them, where these were captured too. Others are taken
         to stand one by one before the first token of the pass. Layers with a window cache fewer of them than there were
         tokens.
-
-        Raises:
-            CaptureError: If the cache has places for tokens that have not come yet, or its keys may stand elsewhere.
         """
         if self._cached is not None and keys > self._cached + self._tokens:
             raise CaptureError(
@@ -114,11 +107,7 @@ class ModelWatch:
         return (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
 
     def _check_cached(self, new: Tensor | None) -> None:
-        """Refuse cached keys that were not captured and may not stand one by one before the first new token.
-
-        Raises:
-            CaptureError: If so.
-        """
+        """Refuse cached keys that were not captured and may not stand one by one before the first new token."""
         cached = self._cached or 0
         if self.structure.frequencies_change:
             raise CaptureError(

@@ -27,9 +27,6 @@ def unwrapped(model: Any) -> Any:
 
     Known are ``torch.compile``, ``DataParallel``, ``DistributedDataParallel``, PEFT models and pipelines, in any order.
     Each calls the model it holds, so a capture of that model sees what runs when the wrapper is called.
-
-    Raises:
-        CaptureError: If the wrapper runs copies or shards of the model, or adds tokens of its own.
     """
     while (inner := _inner(model)) is not None:
         model = inner
@@ -93,9 +90,6 @@ def uncompiled() -> Iterator[None]:
 
     Compiled code has no layers to look into. This holds for the whole process, until the last of overlapping contexts
     ends.
-
-    Raises:
-        CaptureError: If opened inside compiled code.
     """
     global _users
     with _lock:
@@ -138,11 +132,7 @@ def _call_model(tuner: Any, _: Any) -> Callable[..., Any]:
 
 
 def transformers_model(model: Any) -> Any:
-    """The model without its wrappers, if it is one of transformers that predicts the next token of the text it reads.
-
-    Raises:
-        CaptureError: If it is not.
-    """
+    """Return the model without its wrappers, if it is a transformers model that predicts the next token."""
     model = unwrapped(model)
     name = type(model).__name__
     if not _is_model(model):
@@ -158,21 +148,13 @@ def transformers_model(model: Any) -> Any:
 
 
 def wrapped_model(model: Any) -> Any:
-    """The model as it was given, if it is a :func:`transformers_model` inside.
-
-    Raises:
-        CaptureError: If it is not.
-    """
+    """The model as it was given, if it is a :func:`transformers_model` inside."""
     transformers_model(model)
     return model
 
 
 def check_present(model: nn.Module) -> None:
-    """Refuse weights that hold no numbers, unless they are offloaded and come when they are used.
-
-    Raises:
-        CaptureError: Naming the first of them.
-    """
+    """Refuse weights that hold no numbers, unless they are offloaded and come when they are used."""
     absent = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
     if absent is not None and not any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise CaptureError(
@@ -181,11 +163,7 @@ def check_present(model: nn.Module) -> None:
 
 
 def proof_prompt(model: Any, input_ids: Tensor | None, length: int) -> Tensor:
-    """The prompt of a proof, ``(batch, n)``, where the model takes it: the given one, or ``length`` random tokens.
-
-    Raises:
-        CaptureError: If it is not a batch of token ids that the model has.
-    """
+    """The prompt of a proof, ``(batch, n)``, where the model takes it: the given one, or ``length`` random tokens."""
     if input_ids is None:
         if length < 1:
             raise CaptureError(f"length is {length}: a prompt of no tokens proves nothing, 23 are usual")
@@ -203,11 +181,7 @@ def proof_prompt(model: Any, input_ids: Tensor | None, length: int) -> Tensor:
 
 
 def first_logits(model: Any, ids: Tensor) -> Tensor:
-    """Logits of the first pass, ``(batch, n, vocabulary)``.
-
-    Raises:
-        CaptureError: If the model cannot be run on token ids alone.
-    """
+    """Logits of the first pass, ``(batch, n, vocabulary)``."""
     try:
         return logits_of(model, ids)
     except (CaptureError, torch.OutOfMemoryError):

@@ -69,11 +69,7 @@ def compare(
 
 
 def save(found: Comparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
-    """Write what was asked for, each file whole or not at all, and return the paths.
-
-    Raises:
-        StoreError: If one cannot be written.
-    """
+    """Write what was asked for, each file whole or not at all, and return the paths."""
     from wherewhat.files import make_folder, write_file
 
     contents: dict[Path, bytes] = {}

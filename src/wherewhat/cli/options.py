@@ -125,11 +125,7 @@ class Arguments:
 
 
 def collect(context: typer.Context) -> tuple[Arguments, dict[str, Any]]:
-    """Arguments and measurement options of a command.
-
-    Raises:
-        ConfigError: If the config file is wrong, or an assignment is.
-    """
+    """Arguments and measurement options of a command."""
     given = dict(context.params)
     path: Path | None = given.pop("config")
     options: dict[str, Any] = dict(parse_assignments(given.pop("set_") or ()))

@@ -78,11 +78,7 @@ def only_causal(attention: LayerAttention) -> bool:
 
 
 def check_unpadded(attention: LayerAttention) -> None:
-    """Refuse texts in which the index of a key is not its place in the text.
-
-    Raises:
-        MeasureError: If positions do not go up by one, or the first key is hidden.
-    """
+    """Refuse texts in which the index of a key is not its place in the text."""
     steps = attention.positions.diff(dim=-1)
     if bool((steps != 1).any()):
         raise MeasureError(

@@ -81,9 +81,6 @@ class LengthMethod(ABC):
         """What the rule lets the layer's queries see; None where it changes nothing.
 
         By default the last ``window`` keys and, if the method has ``sinks``, so many first keys at the window's edge.
-
-        Raises:
-            ConfigError: If a parameter is open that only the model can settle: see :meth:`fitted`.
         """
         if not hasattr(self, "window"):
             return None
@@ -102,10 +99,6 @@ class LengthMethod(ABC):
 
         Returns:
             Output ``(batch, n, heads, d_v)``, or None where the rule changes nothing.
-
-        Raises:
-            ConfigError: If a parameter is open that only the model can settle: see :meth:`fitted`.
-            MeasureError: If texts in the batch are padded or packed.
         """
         sight = self.sight(attention)
         return None if sight is None else sight.attend(attention, block_mib=block_mib)
@@ -121,9 +114,6 @@ class LengthMethod(ABC):
 
         Returns:
             Logits ``(batch, heads, rows, m)``, -inf where a key is not seen.
-
-        Raises:
-            WherewhatError: As :meth:`attend`.
         """
         sight = self.sight(attention)
         if sight is None:
@@ -141,11 +131,7 @@ class LengthMethod(ABC):
         return self
 
     def check(self, length: int) -> None:
-        """Refuse a text so short that the rule does nothing.
-
-        Raises:
-            MeasureError: With the parameter and the length.
-        """
+        """Refuse a text so short that the rule does nothing."""
         window = getattr(self, "window", None)
         if window is not None and window >= length:
             raise MeasureError(
@@ -162,12 +148,6 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
         model: A causal language model of transformers, in evaluation mode.
         method: The rule; what it leaves open is filled in from the model's training length.
         proof: The model's proof; by default a new one, which costs four short passes.
-
-    Raises:
-        MeasureError: If the rule is about distances and no layer rotates, or a text is longer than the model's table of
-            positions.
-        ConfigError: If a parameter is open and the model does not say how long it was trained.
-        CaptureError: If the model's attention cannot be captured.
 
     Examples:
         >>> with extended(model, LMInfinite(window=4096)):
@@ -186,22 +166,14 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
 
 
 def positive(name: str, **values: float | None) -> None:
-    """Refuse parameters below one.
-
-    Raises:
-        ConfigError: With the first such parameter.
-    """
+    """Refuse parameters below one."""
     for key, value in values.items():
         if value is not None and not value >= 1:
             raise ConfigError(f"{name} with {key}={value} makes no sense: give 1 or more")
 
 
 def settled(name: str, key: str, value: int | None) -> int:
-    """A parameter that must be known by now.
-
-    Raises:
-        ConfigError: If it is still open.
-    """
+    """A parameter that must be known by now."""
     if value is None:
         raise ConfigError(f"{name} does not know its {key}: give one, or run it by extended(model, method)")
     return value

@@ -33,11 +33,7 @@ METHODS: tuple[type[LengthMethod], ...] = (
 
 
 def find_method(name: str) -> type[LengthMethod]:
-    """The method of that name.
-
-    Raises:
-        ConfigError: If there is none, with the nearest name.
-    """
+    """The method of that name."""
     by_name = {method.name: method for method in METHODS}
     if name in by_name:
         return by_name[name]
@@ -60,10 +56,6 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
 
     Returns:
         Texts ``(batch, n + steps)``.
-
-    Raises:
-        ConfigError: If no steps are asked for.
-        WherewhatError: As :func:`~wherewhat.extend.method.extended`.
     """
     if steps < 1:
         raise ConfigError(f"steps={steps}: give 1 or more tokens to write")

@@ -48,20 +48,13 @@ def save_model(model: LabModel, path: Path, *, identity: Mapping[str, Any] | Non
         model: The model.
         path: The file; its folder must be there.
         identity: What it was trained on and how, to be read again with :func:`read_identity`.
-
-    Raises:
-        StoreError: If the file cannot be written.
     """
     header = {"config": config_values(model.config), "identity": identity}
     _write(path, model.state_dict(), _MODEL, header)
 
 
 def load_model(path: Path, *, device: str = "cpu") -> LabModel:
-    """A model from its file.
-
-    Raises:
-        LoadError: If the file is not there, is damaged or holds something else.
-    """
+    """A model from its file."""
     tensors, header = _read(path, _MODEL)
     try:
         model = LabModel(build_config(LabConfig, header["config"]))
@@ -72,32 +65,20 @@ def load_model(path: Path, *, device: str = "cpu") -> LabModel:
 
 
 def read_identity(path: Path) -> Mapping[str, Any] | None:
-    """What a model's file says about its training.
-
-    Raises:
-        LoadError: If the file is not there, is damaged or holds something else.
-    """
+    """What a model's file says about its training."""
     identity: Mapping[str, Any] | None = _read(path, _MODEL)[1].get("identity")
     return identity
 
 
 def save_state(state: TrainState, path: Path) -> None:
-    """Write an unfinished training to a file.
-
-    Raises:
-        StoreError: If the file cannot be written.
-    """
+    """Write an unfinished training to a file."""
     groups = {"weights": state.weights, "mean": state.mean, "square": state.square}
     tensors = {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
     _write(path, tensors, _STATE, {"step": state.step, "threads": state.threads, "identity": state.identity})
 
 
 def load_state(path: Path) -> TrainState:
-    """An unfinished training from its file.
-
-    Raises:
-        LoadError: If the file is not there, is damaged or holds something else.
-    """
+    """An unfinished training from its file."""
     tensors, header = _read(path, _STATE)
     groups: dict[str, dict[str, Tensor]] = {"weights": {}, "mean": {}, "square": {}}
     try:

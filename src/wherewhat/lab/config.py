@@ -47,11 +47,7 @@ class LabConfig:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that make no model.
-
-        Raises:
-            ConfigError: If one is out of range, or two do not fit.
-        """
+        """Refuse values that make no model."""
         for name in ("vocabulary", "layers", "heads", "width", "positions"):
             at_least(name, getattr(self, name), 1)
         if self.width % (2 * self.heads):
@@ -105,11 +101,7 @@ class Training:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that train nothing.
-
-        Raises:
-            ConfigError: If one is out of range.
-        """
+        """Refuse values that train nothing."""
         for name in ("steps", "batch", "save_every"):
             at_least(name, getattr(self, name), 1)
         at_least("warmup", self.warmup, 0)
@@ -161,11 +153,7 @@ class TrainConfig(Training):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that train nothing.
-
-        Raises:
-            ConfigError: If one is out of range.
-        """
+        """Refuse values that train nothing."""
         super().__post_init__()
         for name in ("sequences", "record_every"):
             at_least(name, getattr(self, name), 1)
@@ -177,10 +165,6 @@ class TrainConfig(Training):
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Refuse a value that is too small.
-
-    Raises:
-        ConfigError: If it is.
-    """
+    """Refuse a value that is too small."""
     if value < least:
         raise ConfigError(f"{name} is {value}: give {least} or more")

@@ -68,9 +68,6 @@ def allowed_planes(entries: Sequence[str], *, layers: int, heads: int, planes: i
         layers: Number of layers.
         heads: Heads of each layer.
         planes: Planes of each head: half its dimensions, rotated or not.
-
-    Raises:
-        ConfigError: If an entry is not of that form or names what is not there.
     """
     if not entries:
         return None
@@ -201,11 +198,7 @@ class Place:
 
 
 def find_rotation(config: LabConfig) -> Rotation | None:
-    """How queries and keys are rotated; None if they are not.
-
-    Raises:
-        ConfigError: If nothing would be left to rotate.
-    """
+    """How queries and keys are rotated; None if they are not."""
     encoding = ENCODINGS[config.encoding]
     if encoding.inv_freq is None:
         return None
@@ -216,11 +209,7 @@ def find_rotation(config: LabConfig) -> Rotation | None:
 
 
 def make_places(config: LabConfig, positions: Tensor, *, device: torch.device, dtype: torch.dtype) -> list[Place]:
-    """One entry per layer, for tokens at ``positions`` ``(n,)``.
-
-    Raises:
-        ConfigError: If the config names planes that are not there.
-    """
+    """One entry per layer, for tokens at ``positions`` ``(n,)``."""
     positions = positions.cpu()
     encoding = ENCODINGS[config.encoding]
     planes = config.head_width if encoding.polar else config.head_width // 2

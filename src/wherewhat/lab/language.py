@@ -42,11 +42,7 @@ class LanguageConfig(Training):
     compile: bool = option(True, "fuse small kernels by torch.compile, on a GPU")
 
     def __post_init__(self) -> None:
-        """Refuse values that train nothing.
-
-        Raises:
-            ConfigError: If one is out of range.
-        """
+        """Refuse values that train nothing."""
         super().__post_init__()
         at_least("context", self.context, 1)
         if self.clip is not None and not 0 < self.clip < float("inf"):
@@ -82,9 +78,6 @@ def batch_starts(config: LanguageConfig, length: int) -> Tensor:
     Args:
         config: How to train.
         length: Tokens of the text.
-
-    Raises:
-        ConfigError: If the text is too short for one sequence and the token after it.
     """
     spare = length - 1 - config.context
     if spare < 0:
@@ -104,9 +97,6 @@ def recording_steps(steps: int, count: int = 40) -> list[int]:
     """About ``count`` numbers of steps, logarithmically spaced, 0 and ``steps`` among them; all if they are fewer.
 
     The first steps are all there, as spaces cannot be smaller than one step.
-
-    Raises:
-        ConfigError: If there are to be fewer than two.
     """
     if count < 2 or steps < 1:
         raise ConfigError(f"{count} records of {steps} steps: give 2 records or more, of 1 step or more")
@@ -151,12 +141,6 @@ def train_language(
 
     Returns:
         The trained model, on the device.
-
-    Raises:
-        ConfigError: If options do not fit, or the directory holds another training.
-        LoadError: If there is no such device, or the directory's files are damaged.
-        MeasureError: If the loss is not finite any more.
-        StoreError: If the directory cannot be written.
     """
     place = find_device(device)
     if text.ndim != 1 or text.dtype != torch.uint8:

@@ -38,9 +38,6 @@ class LabModel(nn.Module):
         blocks: The layers.
         norm: The norm before the output.
         head: The output, with a bias if ``biases`` is all.
-
-    Raises:
-        ConfigError: If the config's encoding does not fit its other options.
     """
 
     def __init__(self, config: LabConfig) -> None:
@@ -92,9 +89,6 @@ class LabModel(nn.Module):
             positions: Where the tokens are, ``(n,)``; 0, 1, 2 and so on if not given. Who comes first is seen by who
                 comes later, wherever they are.
             look: Given every layer's attention in turn, may return an output in the place of its own, before ``edit``.
-
-        Raises:
-            ConfigError: If a learned encoding has no such positions.
         """
         x = self.embed(tokens, positions)
         if masks is not None:
@@ -152,11 +146,7 @@ class LabModel(nn.Module):
         return found
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The residual stream that enters the first layer, ``(batch, n, width)``.
-
-        Raises:
-            ConfigError: If a learned encoding has no such positions.
-        """
+        """The residual stream that enters the first layer, ``(batch, n, width)``."""
         repeatable = self.embedding.is_cuda and is_half(self.embedding) and torch.is_grad_enabled()
         x = (look_up if repeatable else functional.embedding)(tokens, self.embedding)
         if self.positions is None:
@@ -172,9 +162,6 @@ class LabModel(nn.Module):
         Args:
             n: Number of tokens.
             positions: Where they are, ``(n,)``, if not at 0, 1, 2 and so on: then nothing is kept.
-
-        Raises:
-            ConfigError: If the config names planes that are not there, or there are not as many positions as tokens.
         """
         device, dtype = self.embedding.device, self.embedding.dtype
         if positions is not None:

@@ -46,9 +46,6 @@ class LabSubject:
             reducer: Called with each layer.
             logits: Whether logits ``(batch, n, vocabulary)`` are wanted.
             positions: Where the tokens stand, ``(n,)``; who sees whom stays as it is.
-
-        Raises:
-            ConfigError: If a learned encoding has no such positions.
         """
 
         def look(attention: LayerAttention) -> None:
@@ -63,11 +60,7 @@ class LabSubject:
 
     @contextmanager
     def reordered(self, orders: Mapping[int, Tensor]) -> Iterator[None]:
-        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``.
-
-        Raises:
-            ConfigError: If there is no such layer.
-        """
+        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``."""
         for layer in orders:
             if not 0 <= layer < self.model.config.layers:
                 raise ConfigError(f"there is no layer {layer}: choose of 0 to {self.model.config.layers - 1}")

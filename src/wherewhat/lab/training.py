@@ -65,12 +65,7 @@ _HARMLESS = ("record_every", "save_every")
 
 
 def find_device(device: str) -> torch.device:
-    """The device of a training.
-
-    Raises:
-        ConfigError: If nothing is trained on such devices.
-        LoadError: If there is no such device.
-    """
+    """The device of a training."""
     place = resolve_device(device)
     if place.type not in ("cpu", "cuda"):
         raise ConfigError(f"laboratory models are not trained on {device}: use cpu or cuda")
@@ -129,12 +124,6 @@ def run_training(
 
     Returns:
         The trained model, on the device.
-
-    Raises:
-        ConfigError: If options do not fit, or the directory holds another training.
-        LoadError: If the directory's files are damaged.
-        MeasureError: If the loss is not finite any more.
-        StoreError: If the directory cannot be written.
     """
     progress = Silent() if progress is None else progress
     state: TrainState | None = None
@@ -223,11 +212,7 @@ def _count_threads(config: Training, state: TrainState | None) -> int:
 
 
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], directory: Path) -> None:
-    """Refuse to go on with another training than the one asked for.
-
-    Raises:
-        ConfigError: With the first thing that differs.
-    """
+    """Refuse to go on with another training than the one asked for."""
     for part, wanted in here.items():
         found = there.get(part)
         if found == wanted:

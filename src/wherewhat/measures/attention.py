@@ -97,9 +97,6 @@ def weight_blocks(attention: LayerAttention, block_mib: int) -> Iterator[WeightB
     Args:
         attention: One layer, batch 1.
         block_mib: Memory for the weights of one block, in MiB; one query is the least.
-
-    Raises:
-        MeasureError: If the layer holds several texts, or its queries or keys are not finite.
     """
     if attention.rot_q.shape[0] != 1:
         raise MeasureError(
@@ -154,9 +151,6 @@ class SpreadSums:
     Args:
         attention: The layer whose blocks will be added.
         sink_tokens: Number of first tokens that count as attention sink.
-
-    Raises:
-        MeasureError: If the text has no query after the sink tokens.
     """
 
     def __init__(self, attention: LayerAttention, sink_tokens: int) -> None:
@@ -255,10 +249,6 @@ def attention_stats(attention: LayerAttention, config: AttentionConfig) -> Atten
     Args:
         attention: One layer, batch 1, n queries over m = n keys.
         config: Options.
-
-    Raises:
-        MeasureError: If the layer holds several texts, its queries or keys are not finite, or the text has no query
-            after the sink tokens.
     """
     spread = SpreadSums(attention, config.sink_tokens)
     for block in weight_blocks(attention, config.block_mib):

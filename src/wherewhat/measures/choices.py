@@ -35,11 +35,7 @@ class ChoicesConfig:
         self.perturbing()
 
     def perturbing(self) -> PerturbConfig:
-        """The same as options of perturbations.
-
-        Raises:
-            ConfigError: If a value makes no sense.
-        """
+        """The same as options of perturbations."""
         return PerturbConfig(
             kinds=self.kinds, rates=self.rates, seed=self.seed, layers=self.layers, reach=self.reach, gap=self.gap
         )
@@ -114,9 +110,6 @@ def judged(logprobs: Tensor, item: Choices) -> Answer:
 
     ``right`` and ``right_by_character`` are ``acc`` and ``acc_norm`` of lm-evaluation-harness; the first of equal ones
     is chosen.
-
-    Raises:
-        MeasureError: If a log-probability is not a number.
     """
     if bool(logprobs.isnan().any()):
         raise MeasureError(f"the model gives {logprobs.tolist()} as log-probabilities: try another dtype")
@@ -148,11 +141,7 @@ def answer(subject: Continuing, item: Choices, change: Change, *, kind: str = ""
 
 
 def disturbed(text: Text, kind: str, rate: float, seed: int, config: PerturbConfig, *, layer: int | None) -> Change:
-    """The text disturbed; as it is where it has no two units to exchange, as at any rate that makes up none.
-
-    Raises:
-        MeasureError: If words or sentences are asked for and the tokenizer does not tell where they are.
-    """
+    """The text disturbed; as it is where it has no two units to exchange, as at any rate that makes up none."""
     try:
         return make_change(text, kind, rate, seed, config, layer=layer)
     except MeasureError:
@@ -329,11 +318,6 @@ def measure_choices(subject: Continuing, item: Choices, config: ChoicesConfig) -
         subject: The model.
         item: The question.
         config: Options.
-
-    Raises:
-        MeasureError: If words are asked for and the tokenizer does not tell where they are, or disturbing nothing
-            changes an answer's log-probability.
-        CaptureError: If positions were asked for and the model takes none.
     """
     untouched = nothing(item.context.ids[0].cpu())
     plain = answer(subject, item, untouched)

@@ -258,10 +258,6 @@ def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternCo
         attention: One layer, batch 1, n queries over n keys.
         ids: Tokens of the text, ``(n,)``.
         config: Options.
-
-    Raises:
-        MeasureError: If the text has no query after the sink tokens.
-        MeasureError: If the layer holds several texts or a cache, ids do not fit, or a number is not finite.
     """
     if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
         raise MeasureError(

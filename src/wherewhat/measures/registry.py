@@ -35,11 +35,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 
 
 def find_measurement(name: str) -> Measurement:
-    """The measurement of that name.
-
-    Raises:
-        ConfigError: If there is none, with the nearest name.
-    """
+    """The measurement of that name."""
     by_name = {m.name: m for m in MEASUREMENTS}
     if name in by_name:
         return by_name[name]

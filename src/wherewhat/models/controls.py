@@ -44,9 +44,6 @@ def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
     Args:
         model: A causal language model.
         seed: Seed of the permutations.
-
-    Raises:
-        LoadError: An attention module's layout is not known, or its weights cannot be permuted.
     """
     done: set[tuple[int, str]] = set()
     for name, parts in query_key_parts(model).items():

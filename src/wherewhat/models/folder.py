@@ -24,11 +24,7 @@ def holds_weights(folder: Path) -> bool:
 
 
 def weight_files(folder: Path, spec: str) -> list[Path]:
-    """The safetensors files of a model folder, each checked to be whole.
-
-    Raises:
-        LoadError: There are none, some are missing, or one is truncated or corrupted.
-    """
+    """The safetensors files of a model folder, each checked to be whole."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     # transformers prefers the single file where both exist.
@@ -44,11 +40,7 @@ def weight_files(folder: Path, spec: str) -> list[Path]:
 
 
 def check_tokenizer_files(folder: Path, spec: str) -> None:
-    """Refuse a folder without tokenizer files, for which transformers may build an empty tokenizer.
-
-    Raises:
-        LoadError: There is no tokenizer file of any known kind.
-    """
+    """Refuse a folder without tokenizer files, for which transformers may build an empty tokenizer."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         raise LoadError(f"{spec!r} has no tokenizer in {str(folder)!r}: add tokenizer.json beside the weights")
 
@@ -109,11 +101,7 @@ _PLACE = ("base_model_name_or_path", "revision")
 
 
 def is_adapter(folder: Path, spec: str) -> bool:
-    """Whether a folder holds an adapter.
-
-    Raises:
-        LoadError: It holds a whole model as well.
-    """
+    """Whether a folder holds an adapter."""
     if not (folder / CONFIG).is_file():
         return False
     if holds_weights(folder):
@@ -122,11 +110,7 @@ def is_adapter(folder: Path, spec: str) -> bool:
 
 
 def adapter_base(folder: Path, spec: str) -> tuple[str, str | None]:
-    """Name and revision of the model that an adapter changes.
-
-    Raises:
-        LoadError: The configuration cannot be read, names no model, or is of a kind that cannot be measured.
-    """
+    """Name and revision of the model that an adapter changes."""
     raw = _read(folder, spec)
     kind = raw.get("peft_type")
     if kind in _PROMPTS:
@@ -143,11 +127,7 @@ def adapter_base(folder: Path, spec: str) -> tuple[str, str | None]:
 
 
 def adapter_identity(folder: Path, spec: str, *, memo: Path) -> dict[str, str]:
-    """What identifies an adapter: its weights, and its configuration without the place of the base model.
-
-    Raises:
-        LoadError: The weights are missing, pickled or not whole.
-    """
+    """What identifies an adapter: its weights, and its configuration without the place of the base model."""
     weights = folder / WEIGHTS
     if not weights.is_file():
         pickled = (folder / "adapter_model.bin").is_file()
@@ -162,9 +142,6 @@ def apply_adapter(model: Any, folder: Path, spec: str) -> Any:
     """Return the model with an adapter merged into its weights.
 
     Quantised weights would be rounded by that: there the adapter stays beside them.
-
-    Raises:
-        LoadError: PEFT is not installed, or the adapter does not fit the model.
     """
     peft = require("peft", why="an adapter folder", install="'wherewhat[peft]'")
     config = peft.PeftConfig.from_pretrained(str(folder))

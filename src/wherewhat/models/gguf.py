@@ -66,11 +66,7 @@ class GgufFacts:
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read a GGUF file's header, and check that every tensor it lists is inside the file.
-
-    Raises:
-        LoadError: The file is not GGUF, is damaged, is one part of several, or gguf is not installed.
-    """
+    """Read a GGUF file's header, and check that every tensor it lists is inside the file."""
     gguf = require("gguf", why="reading GGUF files")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -152,10 +148,6 @@ def convert(path: Path, folder: Path) -> GgufFacts:
 
     Returns:
         What the file says about BOS and rotary scaling.
-
-    Raises:
-        LoadError: The file is damaged, or transformers cannot read all of it.
-        OSError: The folder cannot be written.
     """
     with _one_reader():
         return _convert(path, folder)
@@ -282,9 +274,6 @@ def converted(
         root: Cache folder.
         sha256: Digest the file must have, where one is known.
         progress: Called with one line before a slow step.
-
-    Raises:
-        LoadError: The file is damaged or cannot be converted, or the cache cannot be written.
     """
     # Hashing leaves the interpreter free: meanwhile the imports that loading needs anyway are done.
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -67,10 +67,6 @@ class LoadedModel:
 
         Returns:
             Tensor `(n,)` of int64 on the CPU: BOS where the model asks for it, then the text, no end token.
-
-        Raises:
-            TextError: The text is empty, or shorter than asked for.
-            ConfigError: More tokens than the model's positions.
         """
         if tokens is not None and tokens <= len(self.prefix):
             raise ConfigError(f"tokens={tokens} leaves no room for text: ask for at least {len(self.prefix) + 1}")
@@ -95,11 +91,7 @@ class LoadedModel:
 
     @checked()
     def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
-        """Refuse more tokens than the model has positions for.
-
-        Raises:
-            ConfigError: If there are more, and it cannot or shall not go beyond them.
-        """
+        """Refuse more tokens than the model has positions for."""
         limit, hard = max_positions(self.model)
         if limit is None or count <= limit or (allow_beyond and not hard):
             return
@@ -121,23 +113,14 @@ def torch_name(value: Any) -> Any:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name.
-
-    Raises:
-        ConfigError: The name is not one of `DTYPES`.
-    """
+    """The torch dtype of a name."""
     if name not in DTYPES:
         raise ConfigError(f"unknown dtype {name!r}: choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device of a name; "auto" is the first CUDA device, or the CPU where there is none.
-
-    Raises:
-        ConfigError: The name is no device.
-        LoadError: The device is not present on this machine.
-    """
+    """The torch device of a name; "auto" is the first CUDA device, or the CPU where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -161,12 +144,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def check_device_map(device_map: Any, device: str) -> None:
-    """Refuse a device map that cannot be followed.
-
-    Raises:
-        ConfigError: A device was asked for as well.
-        LoadError: accelerate is not installed.
-    """
+    """Refuse a device map that cannot be followed."""
     if device_map is None:
         return
     if device != "auto":

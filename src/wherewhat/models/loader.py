@@ -34,11 +34,7 @@ _PROBE = "a"
 
 
 def load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
-    """The tokenizer of a model folder, checked to produce tokens.
-
-    Raises:
-        LoadError: There is none, or it cannot be read.
-    """
+    """The tokenizer of a model folder, checked to produce tokens."""
     from transformers import AutoTokenizer
 
     try:
@@ -101,10 +97,6 @@ def read_model(
         attn_implementation: Passed to transformers; its own choice if None.
         cache_dir: Where converted GGUF files are kept; $WHEREWHAT_CACHE or the user's cache if None.
         progress: Called with one line before a step that can take long.
-
-    Raises:
-        ConfigError: An option has an unknown value.
-        LoadError: The model cannot be found, read or used; one line says why.
     """
     check_seed(seed)
     target_dtype = resolve_dtype(dtype)

@@ -52,11 +52,7 @@ def hard_limit(model: Any) -> int | None:
 
 
 def trained_length(model: Any) -> int:
-    """Number of tokens the model's configuration says it was trained on, and no more than it has positions for.
-
-    Raises:
-        ConfigError: If it does not say.
-    """
+    """Number of tokens the model's configuration says it was trained on, and no more than it has positions for."""
     found = hard_limit(model) or _stated(_text_config(model))
     if found is None:
         raise ConfigError(

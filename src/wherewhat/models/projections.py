@@ -63,9 +63,6 @@ def query_key_parts(model: torch.nn.Module) -> dict[str, list[Part]]:
 
     Returns:
         For each attention module's name, its parts.
-
-    Raises:
-        LoadError: An attention module has a layout that is not in the table; it is named.
     """
     found: dict[str, list[Part]] = {}
     for name, module in model.named_modules():

@@ -52,9 +52,6 @@ def hub_snapshot(
         with_weights: Fetch the safetensors files too.
         with_code: Fetch the Python files too.
         hint: Ending for the message when there is no such model.
-
-    Raises:
-        LoadError: The model does not exist, may not be read, is not cached or cannot be reached.
     """
     if offline:
         return _cached(repo, revision, hint)
@@ -142,11 +139,7 @@ class Source:
 
 
 def not_loaded(spec: Any) -> Any:
-    """What stands for a model, as it is.
-
-    Raises:
-        LoadError: If it is a model already.
-    """
+    """What stands for a model, as it is."""
     if callable(getattr(spec, "forward", None)) or hasattr(spec, "tokenizer"):
         raise LoadError(
             f"{type(spec).__name__} is a model in memory: give it to prove or capture, or load one by its name, folder "
@@ -172,10 +165,6 @@ def resolve(
         revision: Branch, tag or commit of a hub id.
         with_weights: False where only config and tokenizer are wanted.
         with_code: Also fetch the repository's Python files.
-
-    Raises:
-        LoadError: The spec stands for nothing that can be found.
-        ConfigError: A revision of what is no hub id.
     """
     source = _find(spec, offline=offline, revision=revision, with_weights=with_weights, with_code=with_code)
     if source.folder is None or not is_adapter(source.folder, source.spec):

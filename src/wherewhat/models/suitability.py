@@ -26,9 +26,6 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
         spec: What the user typed, for messages.
         trust_remote_code: Whether the folder's own Python code may run.
         local_only: Whether code may only come from this machine.
-
-    Raises:
-        LoadError: config.json is missing, unreadable, needs remote code, or describes no such model.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -62,11 +59,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
 
 
 def check_config(config: Any, spec: str) -> None:
-    """Refuse models that are not causal or have no softmax attention.
-
-    Raises:
-        LoadError: With the model type and the reason.
-    """
+    """Refuse models that are not causal or have no softmax attention."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -91,9 +84,6 @@ def check_loaded(report: dict[str, Any], spec: str) -> None:
     Args:
         report: What `from_pretrained(..., output_loading_info=True)` returned.
         spec: What the user typed, for messages.
-
-    Raises:
-        LoadError: With the first names.
     """
     for key, verb in (
         ("missing_keys", "has no weights for"),
@@ -106,11 +96,7 @@ def check_loaded(report: dict[str, Any], spec: str) -> None:
 
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], spec: str, dtype: str) -> None:
-    """Refuse NaN and infinity in weights; those that are :func:`out_of_reach` are passed over.
-
-    Raises:
-        LoadError: Naming the first such tensor.
-    """
+    """Refuse NaN and infinity in weights; those that are :func:`out_of_reach` are passed over."""
     for name, tensor in tensors:
         if not tensor.is_floating_point() or out_of_reach(tensor):
             continue

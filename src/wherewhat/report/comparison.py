@@ -23,9 +23,6 @@ def page(found: Comparison) -> str:
     """The page: body, style, script, plotly.js and data in one text.
 
     Names of models and documents are in the data alone, and the script puts them on the page as text.
-
-    Raises:
-        ConfigError: If plotly is not installed.
     """
     along = str(found.trends["along"][0]) if len(found.trends) else None
     keys = ["measurement", "metric"]

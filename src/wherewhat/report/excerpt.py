@@ -52,10 +52,6 @@ def look(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: 
         texts: The texts that will be measured.
         tokens: Tokens of each: as many as the decomposition will have, for rotations that depend on the length.
         proof: The model's proof; a new one by default.
-
-    Raises:
-        TextError: If one of the texts is too short.
-        ConfigError: If the model has fewer positions.
     """
     loaded.check_length(tokens)
     shortest = min(_check(loaded, text, tokens) for text in texts)

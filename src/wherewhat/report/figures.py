@@ -84,11 +84,7 @@ _BY_RATE, _BY_POSITION = "loss_by_rate_", "loss_by_position_"
 
 
 def distance_curve(directory: RunDirectory, *, layer: int = 0, head: int = 0) -> Figure:
-    """The distance term a[d] of one head, one line for each document.
-
-    Raises:
-        ConfigError: If the run has no such head or curve.
-    """
+    """The distance term a[d] of one head, one line for each document."""
     from plotly.graph_objects import Figure
 
     profiles = directory.profiles()
@@ -109,21 +105,13 @@ def distance_curve(directory: RunDirectory, *, layer: int = 0, head: int = 0) ->
 
 
 def loss_by_rate(directory: RunDirectory) -> Figure:
-    """Loss by share disturbed, a line for each kind of disturbance, with its 95 % interval over documents.
-
-    Raises:
-        ConfigError: If the run has no such curves.
-    """
+    """Loss by share disturbed, a line for each kind of disturbance, with its 95 % interval over documents."""
     figure = _lines(directory, _BY_RATE, KINDS, percent=True)
     return styled(figure, title=f"Disturbed: {run_title(directory)}", x="disturbed, %", y="loss, nats")
 
 
 def loss_by_position(directory: RunDirectory) -> Figure:
-    """Loss by position in the text, a line for each length method, with its 95 % interval over documents.
-
-    Raises:
-        ConfigError: If the run has no such curves.
-    """
+    """Loss by position in the text, a line for each length method, with its 95 % interval over documents."""
     figure = _lines(directory, _BY_POSITION, {}, percent=False)
     trained = directory.scores().filter(_is_metric("trained_length"))["value"].to_pylist()
     if trained:
@@ -179,9 +167,6 @@ def head_map(directory: RunDirectory, *, metric: str | None = None) -> Figure:
     Args:
         directory: A finished run.
         metric: Name of the metric; the measurement's first that heads have by default.
-
-    Raises:
-        ConfigError: If heads have no such metric.
     """
     from plotly.graph_objects import Figure
 
@@ -222,11 +207,7 @@ def head_map(directory: RunDirectory, *, metric: str | None = None) -> Figure:
 
 
 def swap_plane(directory: RunDirectory) -> Figure:
-    """Every head by its positional and its symbolic score, coloured by layer.
-
-    Raises:
-        ConfigError: If the run has no such scores.
-    """
+    """Every head by its positional and its symbolic score, coloured by layer."""
     from plotly.graph_objects import Figure
 
     means = head_means(directory)
@@ -286,9 +267,6 @@ def figure(directory: RunDirectory, name: str | None = None, **options: Any) -> 
         directory: The run.
         name: One of :data:`FIGURES`; by default the one that shows the run best.
         options: ``metric`` of a map; ``layer`` and ``head`` of a distance curve.
-
-    Raises:
-        ConfigError: If there is no such figure, the run has no numbers for it, or an option is not one of its own.
     """
     import inspect
 
@@ -308,11 +286,7 @@ TABLES = ("csv", "parquet")
 
 
 def ending(path: Path) -> str:
-    """The ending of a file that can be written here.
-
-    Raises:
-        ConfigError: If it is none of them.
-    """
+    """The ending of a file that can be written here."""
     found = path.suffix.lower().lstrip(".")
     if found not in PICTURES + TABLES:
         raise ConfigError(f"{path.name} does not say what to write: end it in .{', .'.join(PICTURES + TABLES)}")
@@ -328,10 +302,6 @@ def save_figure(figure: Figure, path: Path, *, width: int = 900, height: int = 5
         width: Width in pixels.
         height: Height in pixels.
         scale: Pixels for each of these in a PNG.
-
-    Raises:
-        ConfigError: If the ending is another, or what draws pictures is not installed.
-        StoreError: If the file cannot be written.
     """
     kind = ending(path)
     if kind in TABLES:
@@ -360,10 +330,6 @@ def save_table(directory: RunDirectory, path: Path) -> Path:
     Args:
         directory: A finished run.
         path: A file that ends in .csv or .parquet.
-
-    Raises:
-        ConfigError: If the ending is another.
-        StoreError: If the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.csv

@@ -86,9 +86,6 @@ def measure(planned: Sequence[Planned], *, notes: Notes, pace: Pace, progress: P
         pace: How fast the machine is, for an estimate before it starts; later the time that was really taken counts.
         progress: Where to tell how far it is and how much time is left.
         models: Keeps a model from one run to the next.
-
-    Raises:
-        WherewhatError: If the first run fails, or another for a reason other than what the model is.
     """
     runs = Runs()
     known = {number: notes.finished(item.request) for number, item in enumerate(planned)}

@@ -43,9 +43,6 @@ class Notes:
         """The notes on a model, whether there are any yet or not; nothing is loaded and nothing is written.
 
         A model's files are told apart by name, size and time of change, as `make` does.
-
-        Raises:
-            LoadError: If there is no such model.
         """
         source = resolve(
             model.model,
@@ -81,11 +78,7 @@ class Notes:
             return None
 
     def keep_look(self, look: Look) -> None:
-        """Keep what was seen.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Keep what was seen."""
         make_folder(self.path)
         logits = {
             profile_name(None, layer, "logits"): Profile(values, ("head", "pair"))
@@ -112,11 +105,7 @@ class Notes:
             return None
 
     def keep(self, request: Request, outcome: RunDirectory | str) -> None:
-        """Keep what became of a request.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Keep what became of a request."""
         known = _read(self.path / _RUNS)
         note = {"left_out": outcome} if isinstance(outcome, str) else {"run": outcome.path.name}
         make_folder(self.path)

@@ -63,20 +63,13 @@ class Report:
         """The page: template, style, script, plotly.js and data in one text.
 
         Text from models and documents is in the data alone, and the script puts it on the page as text.
-
-        Raises:
-            ConfigError: If plotly is not installed.
         """
         scripts = [_asset(f"{name}.js") for name in _SCRIPTS]
         body, style = _asset("page.html"), _asset("page.css")
         return whole_page(title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data)
 
     def write(self, path: Path) -> Path:
-        """Write the page, whole or not at all, and return its path.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write the page, whole or not at all, and return its path."""
         content = self.html().encode("utf-8")
         make_folder(path.parent)
         write_file(path, content)
@@ -96,9 +89,6 @@ def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], dat
         style: Its own CSS.
         scripts: Its own JavaScript; all files are in one function, so that none of their names is seen outside.
         data: What the script finds in the element ``data``, as plain JSON.
-
-    Raises:
-        ConfigError: If plotly is not installed.
     """
     code = "\n".join([_asset("elements.js"), *scripts])
     parts = {
@@ -123,20 +113,12 @@ def in_script(code: str) -> str:
 
 
 def check_plotly() -> None:
-    """Refuse early what would fail after minutes of measuring.
-
-    Raises:
-        ConfigError: If plotly is not installed.
-    """
+    """Refuse early what would fail after minutes of measuring."""
     plotly_js()
 
 
 def plotly_js() -> str:
-    """The charting library, as code to stand in a page.
-
-    Raises:
-        ConfigError: If plotly is not installed.
-    """
+    """The charting library, as code to stand in a page."""
     try:
         offline = importlib.import_module("plotly.offline")
     except ImportError:

@@ -38,11 +38,7 @@ class GivenText:
     kept: tuple[Path, bytes] | None = None
 
     def keep(self) -> None:
-        """Write what came from standard input to its file, so that it can be read again.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write what came from standard input to its file, so that it can be read again."""
         if self.kept is None:
             return
         path, data = self.kept
@@ -74,9 +70,6 @@ def given_text(text: Sequence[str] | None, *, documents: int | None, out: Path) 
         text: Files, folders or ``-``; None for the embedded text.
         documents: How many documents to use; the first four by default.
         out: Folder that holds run directories, and standard input if that is given.
-
-    Raises:
-        TextError: If the text cannot be read or there is too little of it.
     """
     sources = tuple(text) if text else None
     if sources is None:

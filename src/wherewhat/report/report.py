@@ -51,9 +51,6 @@ def make_report(
         tokens: Tokens of each.
         multihop: Trainings of the multi-hop laboratory, or folders of them; those in ``out`` are shown anyway.
         progress: Where to tell how far it is; silent by default.
-
-    Raises:
-        WherewhatError: If anything about the models, the text or the disk is wrong.
     """
     progress, out = progress or Silent(), Path(out)
     listed = [models] if isinstance(models, ModelRequest) else list(models)

@@ -46,21 +46,12 @@ class Result(RunDirectory):
 
     @checked()
     def plot(self, name: str | None = None, **options: Any) -> Figure:
-        """A figure; see :func:`wherewhat.report.figures.figure`.
-
-        Raises:
-            ConfigError: If there is no such figure, or the run has no numbers for it.
-        """
+        """A figure; see :func:`wherewhat.report.figures.figure`."""
         return figure(self, name, **options)
 
     @checked()
     def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
-        """Write a figure (.png, .svg, .pdf, .html) or all scores (.csv, .parquet).
-
-        Raises:
-            ConfigError: If the ending is another, or the run has no numbers for the figure.
-            StoreError: If the file cannot be written.
-        """
+        """Write a figure (.png, .svg, .pdf, .html) or all scores (.csv, .parquet)."""
         path = Path(path)
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)

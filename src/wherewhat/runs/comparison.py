@@ -209,10 +209,6 @@ def compare(
         by: Facts to group by; model and weights by default, and the training step where it varies.
         metrics: Metrics to compare; by default the first few of each measurement.
         where: Only runs with these facts.
-
-    Raises:
-        ConfigError: If a fact or metric is not known.
-        StoreError: If a store cannot be read, or holds nothing to compare.
     """
     check_polars()
     import polars as pl

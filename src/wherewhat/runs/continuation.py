@@ -44,10 +44,6 @@ def continued(
     Returns:
         Log-probabilities ``(continuations,)`` float64 in nats, and whether each is what the model would say by itself,
         token by token, ``(continuations,)`` bool.
-
-    Raises:
-        MeasureError: If the text or a continuation has no tokens.
-        CaptureError: If the model breaks at these positions.
     """
     if not ids.shape[1] or not continuations or not all(map(len, continuations)):
         raise MeasureError("a text and each of its continuations must have tokens: give at least one of each")

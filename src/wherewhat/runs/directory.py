@@ -77,10 +77,6 @@ class RunDirectory:
             parent: The folder that holds run directories; made when the lock is taken.
             name: Readable beginning of the directory's name.
             config: The resolved configuration: all that the numbers depend on.
-
-        Raises:
-            ConfigError: The configuration is not plain JSON.
-            StoreError: The place cannot be used, or a newer wherewhat wrote the run.
         """
         plain = cast("dict[str, JSON]", plain_json(config))
         run = cls(Path(parent) / run_folder_name(name, config_hash(plain)), plain)
@@ -93,11 +89,7 @@ class RunDirectory:
     @classmethod
     @checked()
     def load(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """Opens a finished run for reading; the folder may have been renamed or moved.
-
-        Raises:
-            StoreError: `path` is not a run directory, or the run is unfinished, damaged or of a newer schema.
-        """
+        """Opens a finished run for reading; the folder may have been renamed or moved."""
         path = Path(path)
         config = read_object(path / CONFIG)
         if config is None or stored_config_hash(path) is None:
@@ -122,9 +114,6 @@ class RunDirectory:
         Args:
             timeout: Seconds to wait for another process; None waits as long as it takes.
             on_wait: Called once with one line before waiting.
-
-        Raises:
-            StoreError: The directory cannot be made, locked or written.
         """
         if self._locked:
             raise RuntimeError(f"{self.path} is locked by this object already")
@@ -139,11 +128,7 @@ class RunDirectory:
 
     @checked()
     def has(self, key: str) -> bool:
-        """Whether the part `key` is finished and undamaged; under the lock a damaged one is removed.
-
-        Raises:
-            StoreError: The part may not be read, or a newer wherewhat wrote it.
-        """
+        """Whether the part `key` is finished and undamaged; under the lock a damaged one is removed."""
         if self._keys is not None and key in self._keys:
             return True
         if self._parts.times(key) is not None:
@@ -160,9 +145,6 @@ class RunDirectory:
             key: Name of the part, such as its document's; any text.
             result: Scores and curves.
             seconds: Wall time that computing took.
-
-        Raises:
-            StoreError: The result breaks the schema or cannot be written; nothing of it remains then.
         """
         self._require_lock()
         if self.has(key):
@@ -171,11 +153,7 @@ class RunDirectory:
 
     @checked()
     def part(self, key: str) -> tuple[pa.Table, ProfileFile]:
-        """Scores and curves of the finished part `key`, before or after the run is finished.
-
-        Raises:
-            StoreError: The part is missing or damaged.
-        """
+        """Scores and curves of the finished part `key`, before or after the run is finished."""
         self._checked_times(key)
         folder = self._parts.path(key)
         return read_scores(folder / SCORES), ProfileFile(folder / PROFILES)
@@ -186,9 +164,6 @@ class RunDirectory:
         Args:
             keys: Names of all parts.
             provenance: What made the run.
-
-        Raises:
-            StoreError: A part is missing, damaged or at odds with another, or a file cannot be written.
         """
         self._require_lock()
         wanted = sorted(set(keys))
@@ -214,29 +189,17 @@ class RunDirectory:
         self._keys = frozenset(wanted)
 
     def scores(self) -> pa.Table:
-        """The score table of the finished run.
-
-        Raises:
-            StoreError: The run is not finished, or the file cannot be read.
-        """
+        """The score table of the finished run."""
         self._require_complete()
         return read_scores(self.path / SCORES)
 
     def profiles(self) -> ProfileFile:
-        """The curves of the finished run by name, each read when it is asked for.
-
-        Raises:
-            StoreError: The run is not finished, or the file cannot be read.
-        """
+        """The curves of the finished run by name, each read when it is asked for."""
         self._require_complete()
         return ProfileFile(self.path / PROFILES)
 
     def provenance(self) -> dict[str, JSON]:
-        """What made the finished run.
-
-        Raises:
-            StoreError: The run is not finished, or the file cannot be read.
-        """
+        """What made the finished run."""
         self._require_complete()
         content = read_object(self.path / PROVENANCE)
         if content is None:

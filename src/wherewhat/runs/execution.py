@@ -137,11 +137,7 @@ class LastModel:
         return self._loaded
 
     def proof(self) -> Proof:
-        """The proof of the kept model, made once.
-
-        Raises:
-            CaptureError: If its attention cannot be captured faithfully.
-        """
+        """The proof of the kept model, made once."""
         from wherewhat.captures.proof import prove
 
         assert self._loaded is not None, "nothing is loaded yet"
@@ -209,11 +205,7 @@ def run(
 
 @new_process_settings()
 def prepare(request: Request, *, out: Path, progress: Progress, models: LastModel) -> Prepared:
-    """Load the model, read the texts and find the run directory.
-
-    Raises:
-        WherewhatError: If anything about the request, the model or the text is wrong.
-    """
+    """Load the model, read the texts and find the run directory."""
     measurement = find_measurement(request.measurement)
     config = build_config(measurement.config, request.options)
     texts = read_texts(request, measurement)
@@ -411,9 +403,6 @@ def run_with_controls(
         controls: Weights of the controls, such as ``("random", "shuffled")``.
         out: Folder that holds run directories.
         progress: Where to tell how far it is; silent by default.
-
-    Raises:
-        WherewhatError: If the model itself cannot be measured, or the disk cannot be written.
     """
     runs = {str(request.model.weights): run(request, out=out, progress=progress)}
     left_out: dict[str, str] = {}
@@ -432,9 +421,6 @@ def run_control(
     """The finished run of a control, or in one line why there is none.
 
     Some models have no such control: the entries of quantised weights, for example, cannot be permuted.
-
-    Raises:
-        WherewhatError: If the disk cannot be written.
     """
     try:
         return run(request, out=out, progress=progress, models=models)
@@ -454,11 +440,6 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
 
         Options are those of ``read_model``: ``smollm2`` (embedded), a Hugging Face id, a folder or a
         ``.gguf`` file, and how to load it.
-
-        Raises:
-            ConfigError: If an option has an unknown value.
-            LoadError: If the model cannot be found, read or used.
-            CaptureError: If its attention cannot be captured faithfully, with the numbers.
         """
         loaded = load(*args, **options)
         prove(loaded.model)

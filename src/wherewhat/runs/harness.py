@@ -40,11 +40,7 @@ class Until:
 
     @classmethod
     def of(cls, options: dict[str, Any], tokenizer: Any) -> Until:
-        """From the harness's options of generation.
-
-        Raises:
-            ConfigError: If anything but greedy writing is asked for, or no tokens.
-        """
+        """From the harness's options of generation."""
         if options.get("do_sample") or options.get("num_beams", 1) != 1:
             raise ConfigError("texts are written greedily here: leave do_sample and num_beams out")
         given = options.get("until") or ()
@@ -97,11 +93,6 @@ class HarnessModel(_Base):  # type: ignore[misc]
         loaded: The model.
         method: Length method to attend by; None for the model's own attention.
         perturb: Kind, rate and seed of a perturbation of every context; answers are never disturbed.
-
-    Raises:
-        ConfigError: If lm-evaluation-harness is not installed, the kind or rate makes no sense, or both positions or
-            features are to be disturbed and a length method is given.
-        CaptureError: If the model's attention cannot be captured.
     """
 
     def __init__(

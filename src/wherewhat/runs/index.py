@@ -126,11 +126,7 @@ class Indexed:
 
 
 def open_index(address: str) -> Indexed:
-    """The numbers of the store at an address, with its index brought up to date.
-
-    Raises:
-        StoreError: If there is no such store, or it cannot be read.
-    """
+    """The numbers of the store at an address, with its index brought up to date."""
     check_polars()
     import polars as pl
 
@@ -157,11 +153,7 @@ def open_index(address: str) -> Indexed:
 
 
 def check_polars() -> None:
-    """Refuse early what cannot be computed.
-
-    Raises:
-        LoadError: If it is not installed.
-    """
+    """Refuse early what cannot be computed."""
     require("polars", why="comparing runs", install="'wherewhat[compare]'")
 
 

@@ -29,10 +29,6 @@ def item_choices(loaded: LoadedModel, item: Item, *, beyond: bool = False) -> Ch
 
     Each alternative is tokenised with its context and is what comes behind as many tokens as the context has by
     itself; white space at the end of the context counts to the alternatives.
-
-    Raises:
-        TextError: If the item gives no tokens.
-        ConfigError: If it has more tokens than the model has positions.
     """
     context = item.context.rstrip()
     space = item.context[len(context) :]
@@ -90,12 +86,7 @@ class Input:
 
 
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
-    """The documents a request names; none where prompts are made for the model, or items are read for it.
-
-    Raises:
-        ConfigError: If texts are named, but not used.
-        TextError: If there are too few documents, or they cannot be read.
-    """
+    """The documents a request names; none where prompts are made for the model, or items are read for it."""
     if measurement.prompts is not None and (request.text is not None or request.prompts is not None):
         raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
     if measurement.items and (request.text is not None or request.prompts is not None):
@@ -121,12 +112,7 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
 def model_inputs(
     request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
 ) -> list[Input]:
-    """The texts in the model's tokens, or the prompts that the request or the measurement asks for.
-
-    Raises:
-        TextError: If a document is shorter than asked for, or the tokenizer cannot spell a prompt.
-        ConfigError: If the model has fewer positions than asked for.
-    """
+    """The texts in the model's tokens, or the prompts that the request or the measurement asks for."""
     if measurement.items:
         assert request.items is not None
         return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]

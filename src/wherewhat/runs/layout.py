@@ -50,11 +50,7 @@ _OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
 
 
 def read_object(path: Path) -> dict[str, JSON] | None:
-    """The JSON object in a file; None when the file is missing or holds anything else.
-
-    Raises:
-        StoreError: The file is there but may not be read.
-    """
+    """The JSON object in a file; None when the file is missing or holds anything else."""
     try:
         return parse_object(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -72,11 +68,7 @@ def stored_config_hash(path: Path) -> str | None:
 
 
 def check_place(path: Path, *, config_hash: str) -> None:
-    """Checks that `path` is, or can become, the run directory of a configuration; writes nothing.
-
-    Raises:
-        StoreError: It holds something else, belongs to another configuration, or cannot be read.
-    """
+    """Checks that `path` is, or can become, the run directory of a configuration; writes nothing."""
     if _nearest_folder(path) != path:
         return
     stored = stored_config_hash(path)
@@ -96,11 +88,7 @@ def check_place(path: Path, *, config_hash: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Checks, without trying, that `path` can be made or written.
-
-    Raises:
-        StoreError: The nearest folder that exists may not be written.
-    """
+    """Checks, without trying, that `path` can be made or written."""
     existing = _nearest_folder(path)
     if not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(f"cannot write to {existing}: permission denied; choose another folder")
@@ -122,9 +110,6 @@ def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str 
 
     Returns:
         The names of the run's parts and None; or None and what is wrong.
-
-    Raises:
-        StoreError: A file is there but may not be read, or a newer wherewhat wrote the run.
     """
     if not os.path.lexists(path / COMPLETE):
         return None, "the run is not finished"
@@ -189,9 +174,6 @@ class Parts:
         Args:
             key: Name of the part.
             trust: Believe what this process checked or wrote before, instead of reading again.
-
-        Raises:
-            StoreError: The part may not be read, or a newer wherewhat wrote it.
         """
         if trust and key in self._known:
             return self._known[key]
@@ -225,11 +207,7 @@ class Parts:
             remove_temporaries(self.folder)
 
     def save(self, key: str, result: PartResult, *, seconds: float) -> None:
-        """Keeps a finished part. Only for the holder of the run's lock.
-
-        Raises:
-            StoreError: The result breaks the schema or cannot be written; nothing of it remains then.
-        """
+        """Keeps a finished part. Only for the holder of the run's lock."""
         table = score_table(result.scores)
         now = time.time()
         times = PartTimes(

@@ -24,9 +24,6 @@ def placed(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
 
     Without a mask, transformers takes every step other than 1 for the start of another text and hides what is before.
     A mask of ones says that it is one text; windows and causality stay those of the tokens' order.
-
-    Raises:
-        ConfigError: If the model has no such positions, or there is not one for each token.
     """
     if positions.shape != ids.shape[1:]:
         raise ConfigError(f"{positions.shape[-1]} positions were given for {ids.shape[1]} tokens: give one for each")
@@ -44,11 +41,7 @@ def placed(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
 
 @contextmanager
 def computing(model: Any, positions: Tensor | None) -> Iterator[None]:
-    """Say in one line that a model breaks at positions it was not made for, such as with gaps among them.
-
-    Raises:
-        CaptureError: In the place of torch's own error.
-    """
+    """Say in one line that a model breaks at positions it was not made for, such as with gaps among them."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -93,10 +86,6 @@ def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> I
         model: The model.
         proof: Its proof, which knows where its blocks are.
         orders: By index of the block, ``(n,)``: place i takes the hidden state of token ``order[i]``.
-
-    Raises:
-        ConfigError: If there is no such block.
-        CaptureError: If the block cannot be told from others, or takes no hidden states.
     """
     # All found before the first is hooked: a refusal leaves the model as it was.
     blocks = {layer: _block(model, proof, layer) for layer in orders}

@@ -40,22 +40,14 @@ class Profile:
 
 
 def profile_name(document: str | None, layer: int | None, curve: str) -> str:
-    """The name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for no layer.
-
-    Raises:
-        StoreError: `curve` is empty or holds a slash; documents may hold slashes.
-    """
+    """The name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for no layer."""
     if not curve or "/" in curve:
         raise StoreError(f"the curve name {curve!r} is empty or holds a slash: choose another")
     return f"{'-' if document is None else document}/{'-' if layer is None else layer}/{curve}"
 
 
 def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
-    """Writes curves atomically; the bytes depend on names, axes and values alone.
-
-    Raises:
-        StoreError: A name or type is not allowed, or the file cannot be written.
-    """
+    """Writes curves atomically; the bytes depend on names, axes and values alone."""
     from safetensors.torch import save
 
     tensors = {}
@@ -73,11 +65,7 @@ def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
 
 
 def join_profiles(path: Path, sources: Sequence[Path]) -> None:
-    """Joins curve files into one, atomically.
-
-    Raises:
-        StoreError: Two files hold the same name, or a file cannot be read or written.
-    """
+    """Joins curve files into one, atomically."""
     joined: dict[str, Profile] = {}
     for source in sources:
         file = ProfileFile(source)
@@ -100,11 +88,7 @@ class ProfileFile(Mapping[str, "Tensor"]):
     """The curves of a run by name, each read from the file when it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a file that `write_profiles` or `join_profiles` wrote.
-
-        Raises:
-            StoreError: The file is missing, is no such file, or has a newer schema.
-        """
+        """Opens a file that `write_profiles` or `join_profiles` wrote."""
         self.path = path
         with self._open() as file:
             try:

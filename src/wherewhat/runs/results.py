@@ -230,11 +230,7 @@ def _mean(layers: dict[int | None, list[float]]) -> float:
 
 
 def measurement_of(directory: RunDirectory) -> Measurement:
-    """The measurement a run is of.
-
-    Raises:
-        ConfigError: If this version does not know it.
-    """
+    """The measurement a run is of."""
     return find_measurement(str(directory.config["measurement"]))
 
 

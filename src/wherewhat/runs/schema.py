@@ -84,11 +84,7 @@ def arrow_schema(*, encoded: bool = True) -> pa.Schema:
 
 
 def check_version(version: object, path: Path) -> None:
-    """Refuses what this version cannot read.
-
-    Raises:
-        StoreError: `version` is not a schema version, or newer than this package knows.
-    """
+    """Refuses what this version cannot read."""
     if not isinstance(version, int) or version < 1:
         raise StoreError(f"cannot read {path}: it has no wherewhat schema version")
     if version > SCHEMA_VERSION:
@@ -182,9 +178,6 @@ class ScoreSource:
             high: Upper ends of the intervals, shape `(heads,)`.
             n: Number of observations behind each value.
             unit: Unit of the values.
-
-        Raises:
-            ValueError: The shapes differ.
         """
         given, lower, upper = _numbers(values), _numbers(low), _numbers(high)
         lower, upper = (ends or [None] * len(given) for ends in (lower, upper))
@@ -204,11 +197,7 @@ def _numbers(values: Sequence[float | None] | Tensor | None) -> list[float | Non
 
 
 def check_score(row: Score) -> None:
-    """Checks what the column types cannot: empty names, NaN, negative places, half intervals.
-
-    Raises:
-        StoreError: The row breaks the schema; the line gives the row's key.
-    """
+    """Checks what the column types cannot: empty names, NaN, negative places, half intervals."""
     if problem := _problem(row):
         key = ", ".join(f"{name}={getattr(row, name)!r}" for name in KEY_NAMES)
         raise StoreError(f"score row with {key}: {problem}")
@@ -238,11 +227,7 @@ def _problem(row: Score) -> str | None:
 
 
 def score_table(scores: Iterable[Score]) -> pa.Table:
-    """Checks rows and makes the sorted, dictionary-encoded table of them.
-
-    Raises:
-        StoreError: A row breaks the schema; the line names the first such row.
-    """
+    """Checks rows and makes the sorted, dictionary-encoded table of them."""
     import pyarrow as pa
 
     rows = list(scores)
@@ -263,11 +248,7 @@ def score_table(scores: Iterable[Score]) -> pa.Table:
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Joins score tables into one that depends only on the set of rows, not on their order.
-
-    Raises:
-        StoreError: Two rows have the same key.
-    """
+    """Joins score tables into one that depends only on the set of rows, not on their order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -304,11 +285,7 @@ def encode_scores(table: pa.Table) -> bytes:
 
 
 def read_scores(path: Path) -> pa.Table:
-    """Reads a score table.
-
-    Raises:
-        StoreError: The file is missing, is no score table, or has a newer schema.
-    """
+    """Reads a score table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -28,11 +28,7 @@ class Folder:
         return str(self.path.absolute())
 
     def check(self) -> None:
-        """Make the folder if need be.
-
-        Raises:
-            StoreError: If it cannot be made, read or written.
-        """
+        """Make the folder if need be."""
         make_folder(self.path)
         probe = self.path / f"{_PREFIX}{secrets.token_hex(8)}"
         try:
@@ -42,11 +38,7 @@ class Folder:
             raise StoreError(f"cannot write to the store {self.path}: {explain(error)}") from error
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder; none where there is no such folder.
-
-        Raises:
-            StoreError: If it cannot be read.
-        """
+        """Names in a folder; none where there is no such folder."""
         try:
             return sorted(entry.name for entry in (self.path / folder).iterdir() if not entry.name.startswith(_PREFIX))
         except (FileNotFoundError, NotADirectoryError):
@@ -55,11 +47,7 @@ class Folder:
             raise StoreError(f"cannot read the store {self.path}: {explain(error)}") from error
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is no such file.
-
-        Raises:
-            StoreError: If it cannot be read.
-        """
+        """A file's content; None where there is no such file."""
         try:
             return (self.path / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -72,11 +60,7 @@ class Folder:
         return {name: content for name in names if (content := self.read(name)) is not None}
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file that appears whole.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write a file that appears whole."""
         path = self.path / name
         make_folder(path.parent)
         write_file(path, content)
@@ -93,11 +77,7 @@ class Remote:
         self._root = root.rstrip("/")
 
     def check(self) -> None:
-        """Write a small file and take it away again.
-
-        Raises:
-            StoreError: If the store cannot be reached or written.
-        """
+        """Write a small file and take it away again."""
         name = f"{_PREFIX}{secrets.token_hex(8)}"
         with _told(self.address):
             self._system.makedirs(self._root, exist_ok=True)
@@ -105,11 +85,7 @@ class Remote:
             self._system.rm_file(self._path(name))
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder; none where there is no such folder.
-
-        Raises:
-            StoreError: If the store cannot be reached.
-        """
+        """Names in a folder; none where there is no such folder."""
         with _told(self.address):
             self._system.invalidate_cache(self._path(folder))
             try:
@@ -120,19 +96,11 @@ class Remote:
         return sorted(name for name in names if not name.startswith(_PREFIX))
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is no such file.
-
-        Raises:
-            StoreError: If the store cannot be reached.
-        """
+        """A file's content; None where there is no such file."""
         return self.read_many([name]).get(name)
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Contents of those of the files that exist, asked for together.
-
-        Raises:
-            StoreError: If the store cannot be reached.
-        """
+        """Contents of those of the files that exist, asked for together."""
         paths = {self._path(name): name for name in names}
         if not paths:
             return {}
@@ -146,11 +114,7 @@ class Remote:
         return {name: content for name, content in by_name.items() if not isinstance(content, Exception)}
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file that appears whole: under another name first, for systems that write in pieces.
-
-        Raises:
-            StoreError: If the store cannot be reached or written.
-        """
+        """Write a file that appears whole: under another name first, for systems that write in pieces."""
         path = self._path(name)
         parent = path.rpartition("/")[0]
         temporary = f"{parent}/{_PREFIX}{secrets.token_hex(8)}"
@@ -164,9 +128,6 @@ class Remote:
 
         Another worker may upload the same run with other times at the same moment. What is there in the end must be
         of one of them, so it is looked at again.
-
-        Raises:
-            StoreError: If the store cannot be reached or written, or holds something else in the end.
         """
         listed = list(names)
         contents = {f"{folder.name}/{name}": (folder / name).read_bytes() for name in listed}
@@ -190,11 +151,7 @@ Place = Folder | Remote
 
 
 def open_place(address: str) -> Place:
-    """The store at an address.
-
-    Raises:
-        StoreError: If nothing opens such an address.
-    """
+    """The store at an address."""
     return Remote(address) if "://" in address else Folder(Path(address).expanduser())
 
 

@@ -63,10 +63,6 @@ class ModelSubject:
 
         Returns:
             Logits ``(batch, n, vocabulary)`` if asked for, else None.
-
-        Raises:
-            CaptureError: If positions are given to a model that takes none.
-            ConfigError: If it has no such positions.
         """
         model = self.loaded.model
         ids = ids.to(input_device(model))
@@ -146,11 +142,7 @@ class ModelSubject:
         return key_mixing(self.loaded.model, self.proof)
 
     def trained_length(self) -> int:
-        """Tokens of the texts it was trained on, as its configuration says.
-
-        Raises:
-            ConfigError: If it does not say.
-        """
+        """Tokens of the texts it was trained on, as its configuration says."""
         return trained_length(self.loaded.model)
 
     def key_mixing(self) -> Mapping[int, float]:

@@ -151,10 +151,6 @@ def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[
         entry: The model and its axes.
         shared: What the file says of all models.
         where: The place in the file, for messages.
-
-    Raises:
-        ConfigError: If revisions or checkpoints do not fit the kind of model, or a value is unknown.
-        LoadError: If a local model is not there.
     """
     options = {**shared, **entry.shared}
     resolve_dtype(options.get("dtype", "float32"))
@@ -239,11 +235,7 @@ _OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
 
 
 def resources_of(file: SweepFile) -> Resources:
-    """What each cell needs, from the file's ``resources``.
-
-    Raises:
-        ConfigError: If a key is unknown or a value makes no sense.
-    """
+    """What each cell needs, from the file's ``resources``."""
     table = file.values.get("resources", {})
     where = f"{file.path}: resources"
     if not isinstance(table, dict):
@@ -262,10 +254,6 @@ def expand(file: SweepFile) -> list[Cell]:
 
     Seeds vary twins and prompts. Trained weights on documents do not depend on them and are measured with the first
     one only; a measurement that makes its own prompts or is measured on items is not repeated for every text.
-
-    Raises:
-        WherewhatError: If a key, name or value is unknown, texts, items or a model's folder cannot be read, or two
-            cells are the same.
     """
     values, where = file.values, str(file.path)
     check_keys(values, [*_OWN_KEYS, *names_of(Axes), *names_of(ON_MODELS), *names_of(ON_TEXTS)], where)

@@ -34,11 +34,7 @@ _MODELS = LastModel()
 
 
 def perform(task: Task) -> Record:
-    """Run a cell and write its record; a cell that somebody finished meanwhile is left alone.
-
-    Raises:
-        StoreError: If the record cannot be written: then nothing of the sweep can be.
-    """
+    """Run a cell and write its record; a cell that somebody finished meanwhile is left alone."""
     folder = SweepFolder(open_place(task.store), task.sweep)
     known = folder.record(task.cell)
     if known is not None and known.done:
@@ -69,9 +65,6 @@ def measured(request: Request, place: Folder | Remote) -> str:
 
     Returns:
         Name of the run directory in the store.
-
-    Raises:
-        WherewhatError: If anything about the request, the model, the text or the store is wrong.
     """
     from wherewhat.runs.execution import measure, prepare
 
@@ -144,10 +137,6 @@ def sweep(
         workers: Local worker processes; by default one per GPU, or as many as cores and memory have room for.
         retry_failed: Also run cells that failed before.
         work: What a worker does with a cell.
-
-    Raises:
-        WherewhatError: If anything in the file is wrong, the store cannot be reached or written, or the workers are
-            gone. Cells that are done stay done.
     """
     if engine not in ("local", "ray"):
         raise ConfigError(f"there is no engine '{engine}': use local or ray")

@@ -39,11 +39,7 @@ class SweepFile:
 
     @property
     def store(self) -> str:
-        """Where the results go.
-
-        Raises:
-            ConfigError: If it is no text.
-        """
+        """Where the results go."""
         store = self.values.get("store", DEFAULT_STORE)
         if not isinstance(store, str) or not store.strip():
             raise ConfigError(f"{self.path}: store={store!r} is not a folder or an address such as s3://bucket/runs")
@@ -51,11 +47,7 @@ class SweepFile:
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Read a sweep file; ``.yaml`` and ``.yml`` are YAML, ``.json`` is JSON, everything else is TOML.
-
-    Raises:
-        ConfigError: If the file cannot be read, or is not what its name says.
-    """
+    """Read a sweep file; ``.yaml`` and ``.yml`` are YAML, ``.json`` is JSON, everything else is TOML."""
     try:
         content = path.read_text("utf-8")
     except UnicodeDecodeError:
@@ -154,11 +146,7 @@ def names_of(kind: type[Any]) -> list[str]:
 
 
 def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Refuse a key that is not known, with the nearest that is.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuse a key that is not known, with the nearest that is."""
     allowed = list(known)
     for key in values:
         if key not in allowed:
@@ -166,11 +154,7 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> N
 
 
 def typed(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Those of ``values`` that are fields of ``kind``, in the field's type.
-
-    Raises:
-        ConfigError: If one has another type.
-    """
+    """Those of ``values`` that are fields of ``kind``, in the field's type."""
     given = {key: value for key, value in values.items() if key in names_of(kind)}
     try:
         made = build_config(kind, given)
@@ -180,11 +164,7 @@ def typed(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def axes_of(values: Mapping[str, Any], where: str, default: Axes | None = None) -> Axes:
-    """The lists in ``values``; a single value is a list of one, and what is missing is as in ``default``.
-
-    Raises:
-        ConfigError: If a list is empty or holds something else than it should.
-    """
+    """The lists in ``values``; a single value is a list of one, and what is missing is as in ``default``."""
     lists = {key: listed(values[key], f"{where}: {key}") for key in values if key in names_of(Axes)}
     for weights in lists.get("weights", ()):
         if weights not in (known := typing.get_args(Weights)):
@@ -197,11 +177,7 @@ def axes_of(values: Mapping[str, Any], where: str, default: Axes | None = None) 
 
 
 def listed(value: Any, where: str) -> list[Any]:
-    """A list as it is, anything else as a list of one.
-
-    Raises:
-        ConfigError: If it is empty.
-    """
+    """A list as it is, anything else as a list of one."""
     found = list(value) if isinstance(value, list | tuple) else [value]
     if not found or found == [None]:
         raise ConfigError(f"{where} is empty: give at least one, or leave the key out")
@@ -209,11 +185,7 @@ def listed(value: Any, where: str) -> list[Any]:
 
 
 def model_entry(value: Any, where: str, axes: Axes) -> ModelEntry:
-    """One entry of ``models``: a name, or a table.
-
-    Raises:
-        ConfigError: If it is neither, or has an unknown key.
-    """
+    """One entry of ``models``: a name, or a table."""
     table = {"model": value} if isinstance(value, str) else value
     if not isinstance(table, dict) or not isinstance(table.get("model"), str):
         raise ConfigError(f"{where}: {value!r} is neither the name of a model nor a table with the key 'model'")
@@ -222,11 +194,7 @@ def model_entry(value: Any, where: str, axes: Axes) -> ModelEntry:
 
 
 def text_entries(value: Any, where: str) -> list[TextEntry]:
-    """The entries of ``texts``: a list, or a table by name; of files, lists of files and tables.
-
-    Raises:
-        ConfigError: If one is something else, or has an unknown key.
-    """
+    """The entries of ``texts``: a list, or a table by name; of files, lists of files and tables."""
     named = list(value.items()) if isinstance(value, dict) else [(None, entry) for entry in listed(value, where)]
     return [_text_entry(name, entry, _at(where, name, i)) for i, (name, entry) in enumerate(named)]
 
@@ -254,11 +222,7 @@ def _file_names(files: list[str]) -> str:
 
 
 def measurement_entries(value: Any, where: str) -> list[MeasurementEntry]:
-    """The entries of ``measurements``: a list of names and tables, or a table by name.
-
-    Raises:
-        ConfigError: If a measurement or a key is unknown, with the nearest that is.
-    """
+    """The entries of ``measurements``: a list of names and tables, or a table by name."""
     named = list(value.items()) if isinstance(value, dict) else [(None, entry) for entry in listed(value, where)]
     if not named:
         raise ConfigError(f"{where} is empty: give at least one")

@@ -32,10 +32,6 @@ def run_locally(
         work: What a worker does with a task; a function that can be imported.
         watch: Who is told.
         retries: How often a task is tried again when its worker dies.
-
-    Raises:
-        EngineError: If workers cannot be started.
-        StoreError: If the store can no longer be written.
     """
     queue = TaskQueue(tasks)
     workers = [_Worker(slot, work) for slot in slots[: len(tasks)]]

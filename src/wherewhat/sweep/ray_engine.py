@@ -32,12 +32,6 @@ def run_on_ray(tasks: Sequence[Task], *, address: str | None, resources: Resourc
         resources: What each task needs.
         work: What a worker does with a task.
         watch: Who is told.
-
-    Raises:
-        LoadError: If Ray is not installed.
-        ConfigError: If no node could ever run a cell.
-        EngineError: If the cluster cannot be reached, or goes away.
-        StoreError: If the store can no longer be written.
     """
     ray = require("ray", why="--engine ray", install="'wherewhat[ray]'")
     with _cluster(ray, address) as context:
@@ -137,11 +131,7 @@ class _Head:
         self._answered = self._asked = time.monotonic()
 
     def check(self) -> None:
-        """Ask every few seconds.
-
-        Raises:
-            EngineError: If it has not answered for a while.
-        """
+        """Ask every few seconds."""
         now = time.monotonic()
         if now - self._asked < _SILENCE / 5:
             return

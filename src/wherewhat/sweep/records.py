@@ -53,20 +53,12 @@ class SweepFolder:
         self.name = name
 
     def begin(self, cells: Mapping[str, Mapping[str, Any]], *, title: str, file_sha256: str) -> None:
-        """Write down which cells there are.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write down which cells there are."""
         content: dict[str, Any] = {"schema": SCHEMA, "name": title, "file_sha256": file_sha256, "cells": dict(cells)}
         self.place.write(self._path(SWEEP), canonical_json(content).encode() + b"\n")
 
     def content(self) -> dict[str, Any]:
-        """What ``sweep.json`` holds.
-
-        Raises:
-            StoreError: If it is missing, damaged, or of a newer version.
-        """
+        """What ``sweep.json`` holds."""
         found = parse_object(self.place.read(self._path(SWEEP)) or b"")
         where = f"{self.place.address}/{self._path(SWEEP)}"
         if found is None or not isinstance(found.get("cells"), dict):
@@ -76,11 +68,7 @@ class SweepFolder:
         return dict(found)
 
     def records(self, cells: Iterable[str]) -> dict[str, Record]:
-        """Records of those of the cells that have one; one listing, then only files that are there.
-
-        Raises:
-            StoreError: If the store cannot be read.
-        """
+        """Records of those of the cells that have one; one listing, then only files that are there."""
         wanted = {f"{cell}.json": cell for cell in cells}
         there = [name for name in self.place.names(self._path(CELLS)) if name in wanted]
         contents = self.place.read_many(self._path(f"{CELLS}/{name}") for name in there)
@@ -88,20 +76,12 @@ class SweepFolder:
         return {cell: record for cell, record in found.items() if record is not None}
 
     def record(self, cell: str) -> Record | None:
-        """Record of one cell, if it has one.
-
-        Raises:
-            StoreError: If the store cannot be read.
-        """
+        """Record of one cell, if it has one."""
         content = self.place.read(self._path(f"{CELLS}/{cell}.json"))
         return None if content is None else _record(content)
 
     def write(self, cell: str, record: Record) -> None:
-        """Write down how a cell ended.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write down how a cell ended."""
         self.place.write(self._path(f"{CELLS}/{cell}.json"), readable_json(asdict(record)))
 
     def _path(self, name: str) -> str:
@@ -114,20 +94,12 @@ def sweep_name(cells: Iterable[str]) -> str:
 
 
 def sweep_folders(place: Place) -> list[SweepFolder]:
-    """All sweeps of a store.
-
-    Raises:
-        StoreError: If the store cannot be read.
-    """
+    """All sweeps of a store."""
     return [SweepFolder(place, name) for name in place.names(SWEEPS)]
 
 
 def finished_elsewhere(place: Place, cells: Iterable[str], *, but: str) -> dict[str, Record]:
-    """Records of cells that other sweeps of the store have done: a sweep that grew does not start again.
-
-    Raises:
-        StoreError: If the store cannot be read.
-    """
+    """Records of cells that other sweeps of the store have done: a sweep that grew does not start again."""
     missing = set(cells)
     found: dict[str, Record] = {}
     for folder in sweep_folders(place):
@@ -184,9 +156,6 @@ def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
     Args:
         place: The store.
         file_sha256: Only those that were started from the sweep file with this hash.
-
-    Raises:
-        StoreError: If the store cannot be read.
     """
     found = []
     for folder in sweep_folders(place):

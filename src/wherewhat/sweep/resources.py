@@ -24,9 +24,6 @@ def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int |
         cpus: Threads of a cell.
         memory: Bytes that the largest cell needs.
         workers: How many to start; None for one per GPU, or as many as cores and memory have room for.
-
-    Raises:
-        ConfigError: If ``workers`` is not positive.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is {workers}: at least 1 is needed")

@@ -51,21 +51,13 @@ def text_hash(documents: Iterable[Document]) -> str:
 
 
 def first_documents(documents: Sequence[Document], count: int | None) -> list[Document]:
-    """The first ``count`` documents, or all of them.
-
-    Raises:
-        TextError: If ``count`` is not positive or exceeds the number of documents.
-    """
+    """The first ``count`` documents, or all of them."""
     check_count(count, len(documents))
     return list(documents[:count])
 
 
 def check_count(count: int | None, available: int) -> None:
-    """Refuse a number of documents that is not positive or more than there are.
-
-    Raises:
-        TextError: If so.
-    """
+    """Refuse a number of documents that is not positive or more than there are."""
     if count is None:
         return
     if count < 1:

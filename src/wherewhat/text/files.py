@@ -52,9 +52,6 @@ def decode(data: bytes, *, where: str) -> str:
 
     Returns:
         The text, which is not blank and holds neither NUL nor carriage return.
-
-    Raises:
-        TextError: If the bytes are another encoding, binary, or blank.
     """
     if not data:
         raise TextError(f"{where} is empty: give a text with content")
@@ -72,11 +69,7 @@ def decode(data: bytes, *, where: str) -> str:
 
 
 def clean(text: str, *, where: str) -> str:
-    """Make every line end a line feed; refuse what no tokenizer should see.
-
-    Raises:
-        TextError: If the text is blank, holds NUL, or holds half of a surrogate pair.
-    """
+    """Make every line end a line feed; refuse what no tokenizer should see."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     at = text.find("\0")
     if at >= 0:
@@ -116,11 +109,7 @@ def _binary(data: bytes, *, where: str) -> TextError:
 
 
 def check_separator(separator: str) -> None:
-    """Refuse a separator that no line can equal.
-
-    Raises:
-        TextError: If the separator is blank or longer than a line.
-    """
+    """Refuse a separator that no line can equal."""
     if not separator.strip() or "\n" in separator or "\r" in separator:
         raise TextError(f"separator {shown(separator)} cannot be a line of its own: give one line with content")
 
@@ -156,9 +145,6 @@ def json_lines(text: str, *, stem: str, source: str, where: str) -> list[Documen
 
     Returns:
         The documents in the order of the lines, names as given.
-
-    Raises:
-        TextError: If a line is not such an object, with its number.
     """
     documents: list[Document] = []
     for number, line in enumerate(text.split("\n"), start=1):

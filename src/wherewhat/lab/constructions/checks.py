@@ -52,9 +52,6 @@ def check_exhaustively(model: LabModel, task: Task, *, limit: int = 2_000_000) -
         model: The model.
         task: A task with a small vocabulary and short windows.
         limit: Largest number of sequences to look at.
-
-    Raises:
-        ConfigError: If there are more.
     """
     queries = task.vocabulary - task.answers
     count = queries * task.vocabulary ** (task.length - 1)
@@ -84,9 +81,6 @@ def check_randomly(
         longest: Largest number of tokens, n0; that of the task if not given.
         seed: Another seed, other inputs.
         progress: Who is told how far it is.
-
-    Raises:
-        ConfigError: If ``longest`` is below the task's length, or another number is out of range.
     """
     longest = task.length if longest is None else longest
     if longest < task.length:

@@ -33,9 +33,6 @@ def index_discrepancy(n: int, theta: float, *, at: Input = "best") -> float:
         n: Tokens of the input.
         theta: Angle per position.
         at: The largest over inputs, or the smallest.
-
-    Raises:
-        ConfigError: If a number is out of range.
     """
     _check(n, theta)
     reach = n // 2 if at == "best" else n - 1
@@ -47,9 +44,6 @@ def index_bound(n: int, theta: float, *, at: Input = "worst") -> float:
 
     By Dirichlet's theorem some t ≤ T has tθ within ``2π / (T + 1)`` of a multiple of 2π, and ``1 - cos x ≤ x² / 2``. At
     the worst input this is the theorem's ``min{1 - cos θ, 2π² / n²}``.
-
-    Raises:
-        ConfigError: If a number is out of range.
     """
     _check(n, theta)
     reach = n // 2 if at == "best" else n - 1
@@ -68,9 +62,6 @@ def retrieval_discrepancy(n: int, theta: float, omega: float, *, at: Input = "be
         theta: Angle per position; 0 for none.
         omega: Angle between neighbouring letters, 2π over their number.
         at: The largest over inputs, or the smallest; below 0 where the head is wrong on that input.
-
-    Raises:
-        ConfigError: If a number is out of range.
     """
     _check(n, theta, zero=True)
     letters = count_letters(omega)
@@ -89,20 +80,13 @@ def retrieval_bound(n: int, theta: float, omega: float) -> float:
     """The theorem's bound of the discrepancy of Retrieval, ``1 - cos(ω - nθ)``; it is about nθ ≤ ω.
 
     It holds at the worst input for distances up to n, which are inputs of n + 1 tokens.
-
-    Raises:
-        ConfigError: If a number is out of range.
     """
     _check(n, theta, zero=True)
     return float(_one_minus_cos(torch.tensor(omega - n * theta, dtype=torch.float64)))
 
 
 def count_letters(omega: float) -> int:
-    """The number of letters that are an angle ``omega`` apart.
-
-    Raises:
-        ConfigError: If 2π is no multiple of it, or there are fewer than two.
-    """
+    """The number of letters that are an angle ``omega`` apart."""
     letters = round(2 * math.pi / omega) if 0 < omega <= 2 * math.pi else 0
     if letters < 2 or not math.isclose(letters * omega, 2 * math.pi, rel_tol=1e-9):
         raise ConfigError(f"omega is {omega}: give 2π over the number of letters, which is 2 or more")
@@ -149,9 +133,6 @@ def measured_discrepancy(attention: LayerAttention, *, right: Tensor | None = No
     Args:
         attention: One layer of a pass over inputs of one length.
         right: Positions of the keys that should have the largest logits, ``(inputs,)``, if known.
-
-    Raises:
-        MeasureError: If the query sees fewer than two keys, or a right key is not one of those it sees.
     """
     row = slice(attention.n - 1, attention.n)
     visible = attention.visible(row)

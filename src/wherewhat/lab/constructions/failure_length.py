@@ -46,9 +46,6 @@ def predicted_failure_length(
         scale: Factor on the sum over planes.
         longest: Largest number of tokens to look at.
         share: Share of the mass.
-
-    Raises:
-        ConfigError: If shapes do not fit, or a number is out of range.
     """
     if right.ndim != 1 or others.shape != (len(others), *right.shape) or angles.shape != right.shape or not len(others):
         raise ConfigError(
@@ -110,10 +107,6 @@ def head_failure_lengths(
             give inputs that have some added already.
         longest: Largest number of tokens to look at.
         share: Share of the mass.
-
-    Raises:
-        ConfigError: If a number is out of range.
-        MeasureError: If the layer has a bias, a soft-cap, sinks or a window, or right keys do not fit.
     """
     _check(share, longest)
     n, row = attention.n, slice(attention.n - 1, attention.n)

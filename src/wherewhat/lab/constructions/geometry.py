@@ -90,9 +90,6 @@ def plane_geometry(
         query_labels: The same for queries, ``(inputs, n)``.
         head: Which head.
         plane: Which plane; the one with the largest use by the last queries if not given.
-
-    Raises:
-        MeasureError: If the layer does not rotate, something is not there, or labels do not fit.
     """
     shape = attention.rot_q.shape[0], attention.n
     if attention.rotation is None:
@@ -127,12 +124,7 @@ def plane_geometry(
 def head_geometry(
     model: LabModel, task: Task, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
 ) -> PlaneGeometry:
-    """:func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task.
-
-    Raises:
-        ConfigError: If tokens of the task have no labels.
-        MeasureError: If the layer does not rotate, or something is not there.
-    """
+    """:func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task."""
     if not 0 <= layer < model.config.layers:
         raise MeasureError(f"there is no layer {layer}: the model has {model.config.layers}")
     of_keys, of_queries = task_labels(task, tokens)
@@ -145,9 +137,6 @@ def task_labels(task: Task, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
     In number and index tasks an integer's label is the integer, and that of a letter's key is 0. In letter and
     retrieval tasks a key's label is its left letter, a query's its right one, as numbers from 0.
-
-    Raises:
-        ConfigError: If the task is another one.
     """
     if isinstance(task, (NumberTask, IndexTask)):
         integers = (tokens - task.answers + 1).clamp_min(0)

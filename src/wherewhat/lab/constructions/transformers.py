@@ -35,9 +35,6 @@ def blank_model(
         temperature: Logits are divided by it.
         residual: Whether a layer adds to the stream, or replaces it.
         dtype: Arithmetic of the weights.
-
-    Raises:
-        ConfigError: If the temperature is not positive, or another option is out of range.
     """
     if not 0 < temperature < math.inf:
         raise ConfigError(f"temperature is {temperature}: give a positive number")
@@ -102,9 +99,6 @@ def check_held(gap: float, *, longest: int, theta: float) -> None:
 
     An angle pθ is off by up to half its rounding, so the difference of two is by ``longest · θ · 2⁻²³``. Near the
     largest logit that moves ``1 - cos x`` by it times ``x = √(2 gap)``. Cosines and sines are off by 2⁻²⁴ each.
-
-    Raises:
-        ConfigError: If so.
     """
     off = math.sqrt(2 * max(gap, 0.0)) * longest * theta * ROUNDING + 2 * ROUNDING
     if not gap > 2 * off:
@@ -121,11 +115,7 @@ _COLDEST = 1e-9
 
 
 def softmax_temperature(gap: float, others: int, *, leak: float = LEAK) -> float:
-    """The temperature at which a key whose logit is ``gap`` above ``others`` others has 1 - leak of the mass.
-
-    Raises:
-        ConfigError: If there is no gap, or the leak is not between 0 and 1/2.
-    """
+    """The temperature at which a key whose logit is ``gap`` above ``others`` others has 1 - leak of the mass."""
     if not gap > 0:
         raise ConfigError(f"the gap is {gap}: no temperature singles out a key that is not above the others")
     if others < 1:
@@ -160,9 +150,6 @@ def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: floa
         theta: Angle per position.
         layers: Number of layers, not less than the number of hops.
         leak: Mass that may go to wrong keys; no more than :func:`index_leak` is taken.
-
-    Raises:
-        ConfigError: If there is none, or float32 angles are too coarse for it.
     """
     theta = held_angle(theta)
     # The bound takes no time at any length. Where it is too coarse, so is the gap, which is no larger.
@@ -206,9 +193,6 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
         omega: Angle between neighbouring letters.
         layers: Number of layers, not less than the number of hops.
         leak: Mass of the first layer's queries that may go to wrong keys.
-
-    Raises:
-        ConfigError: If there is none, or it is not proved for so many layers.
     """
     theta = held_angle(theta)
     gap = retrieval_discrepancy(longest, theta, omega, at="worst")
@@ -257,9 +241,6 @@ def index_transformer(
         longest: Largest number of tokens, n0; that of the task if not given.
         dtype: Arithmetic. What limits n0 is that the model's angles are float32 in either, so float32 is enough
             wherever a temperature is found; float64 has smaller leaks.
-
-    Raises:
-        ConfigError: If the task is another one, an option is out of range, or no temperature does it.
     """
     if not isinstance(task, (NumberTask, IndexTask)):
         raise ConfigError(f"the Index transformer does number and index tasks, not a {type(task).__name__}")
@@ -309,9 +290,6 @@ def retrieval_transformer(
         temperature: Logits are divided by it; cold enough for ``longest`` tokens if not given.
         longest: Largest number of tokens, n0; that of the task if not given.
         dtype: Arithmetic; float32 is enough.
-
-    Raises:
-        ConfigError: If the task is another one, an option is out of range, or no temperature is proved to do it.
     """
     if not isinstance(task, (LetterTask, RetrievalTask)):
         raise ConfigError(f"the Retrieval transformer does letter and retrieval tasks, not a {type(task).__name__}")

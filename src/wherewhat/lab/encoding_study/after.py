@@ -88,10 +88,6 @@ def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, conte
         ``loss_by_rate_<kind>`` ``(documents, rates, columns)`` with rate, loss, loss on untouched targets, its rise and
         share of moved bytes; ``loss_by_strength`` ``(documents, strengths, 2)`` with λ and loss; ``cost_without_a`` and
         ``cost_without_c`` ``(documents,)``.
-
-    Raises:
-        TextError: If too little text is held out.
-        MeasureError: If a replacement is not faithful.
     """
     with torch.no_grad(), products("highest"):
         long = corpus.windows(config.length_documents, config.times * context, seed=config.seed)

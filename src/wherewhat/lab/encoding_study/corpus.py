@@ -40,11 +40,7 @@ class Corpus:
     source: str
 
     def windows(self, count: int, length: int, *, seed: int) -> Tensor:
-        """Windows of the held-out part, ``(count, length)`` int64: one at random in each of ``count`` equal stretches.
-
-        Raises:
-            TextError: If the held-out part is shorter than a window.
-        """
+        """Return windows of the held-out part, ``(count, length)`` int64: a random one in each of ``count`` equal parts."""
         room = len(self.held_out) - length
         if room < 0:
             raise TextError(
@@ -76,10 +72,6 @@ def read_corpus(path: Path | None, *, held_out: float, most: int = 0) -> Corpus:
         path: The file; None for the embedded prose.
         held_out: Share at the end that is held out.
         most: Use only so many of the first bytes; 0 for all.
-
-    Raises:
-        TextError: If the file cannot be read, or is empty.
-        ConfigError: If the share makes no sense.
     """
     if not 0 < held_out < 1:
         raise ConfigError(f"held_out is {held_out}: give a share of the text between 0 and 1")

@@ -43,9 +43,6 @@ def write_parquet(folder: Path, runs: Sequence[EncodingRun]) -> list[Path]:
 
     ``records.parquet`` has one row per encoding, seed, step, metric and what it belongs to (layer, head, plane, window,
     document or repeat); ``curves.parquet`` one per encoding, seed, curve, document and place on the curve.
-
-    Raises:
-        StoreError: If a run's files are damaged, or the tables cannot be written.
     """
     records = [row for run in runs for row in _record_rows(run)]
     curves = [row for run in runs for row in _curve_rows(run)]
@@ -97,12 +94,7 @@ PAGE = "report.html"
 
 
 def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> Path:
-    """Write the page into a folder, whole or not at all, and return its path.
-
-    Raises:
-        ConfigError: If plotly is not installed.
-        StoreError: If it cannot be written.
-    """
+    """Write the page into a folder, whole or not at all, and return its path."""
     html = whole_page(
         title="wherewhat: every encoding, from the first step",
         body=_asset("page.html"),

@@ -112,9 +112,6 @@ class Recipe:
         Args:
             values: Top-level names, and tables ``model``, ``training``, ``watch`` and ``after``.
             folder: Where a relative name of a text starts.
-
-        Raises:
-            ConfigError: On unknown names or values that make no sense.
         """
         known = [f.name for f in fields(cls)]
         for name in values:
@@ -169,20 +166,12 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from a TOML file; the text it names is looked for from the file's folder.
-
-    Raises:
-        ConfigError: If the file cannot be read or holds something else.
-    """
+    """A recipe from a TOML file; the text it names is looked for from the file's folder."""
     return Recipe.of(read_recipe_file(path), folder=path.parent)
 
 
 def parse_only(recipe: Recipe, only: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Encodings with seeds to run, from words such as ``rope:0`` or ``alibi``; all of the recipe if there are none.
-
-    Raises:
-        ConfigError: If a word names no encoding or seed of the recipe.
-    """
+    """Encodings with seeds to run, from words such as ``rope:0`` or ``alibi``; all of the recipe if there are none."""
     if not only:
         return [(encoding, seed) for seed in recipe.seeds for encoding in recipe.encodings]
     found: list[tuple[str, int]] = []
@@ -200,11 +189,7 @@ def parse_only(recipe: Recipe, only: tuple[str, ...]) -> list[tuple[str, int]]:
 
 
 def check_encoding(name: str) -> None:
-    """Refuse an encoding that there is not.
-
-    Raises:
-        ConfigError: With the nearest that there is.
-    """
+    """Refuse an encoding that there is not."""
     if name not in ENCODINGS:
         raise ConfigError(f"there is no encoding '{name}': {nearest(name, ENCODINGS)}")
 

@@ -55,21 +55,13 @@ class Records:
         return Records(steps[order], values, {name: axes[name] for name in record})
 
     def write(self, path: Path) -> None:
-        """Write to a file, whole or not at all.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write to a file, whole or not at all."""
         tables = {name: Profile(value, ("step", *self.axes[name])) for name, value in self.values.items()}
         write_table(path, {STEPS: Profile(self.steps, ("step",)), **tables})
 
     @classmethod
     def read(cls, path: Path) -> Records:
-        """Read what :meth:`write` wrote.
-
-        Raises:
-            StoreError: If there is no such file, or it is something else.
-        """
+        """Read what :meth:`write` wrote."""
         found = dict(read_table(path))
         if STEPS not in found:
             raise StoreError(f"cannot read {path}: it holds no records of a model that learns")
@@ -82,20 +74,12 @@ class Records:
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write named tensors to a file, whole or not at all.
-
-    Raises:
-        StoreError: If it cannot be written.
-    """
+    """Write named tensors to a file, whole or not at all."""
     write_profiles(path, {profile_name(None, None, name): profile for name, profile in table.items()})
 
 
 def read_table(path: Path) -> Table:
-    """Read what :func:`write_table` wrote.
-
-    Raises:
-        StoreError: If there is no such file, or it is something else.
-    """
+    """Read what :func:`write_table` wrote."""
     file = ProfileFile(path)
     return {name.rsplit("/", 1)[1]: Profile(file[name], file.axes(name)) for name in file}
 
@@ -118,12 +102,7 @@ class Recorder:
         self._held_out, self._config, self._path = held_out, config, path
 
     def __call__(self, step: int, model: LabModel) -> None:
-        """Record ``model`` after ``step`` steps, in full float32 whatever it is trained in.
-
-        Raises:
-            MeasureError: If its logits are not finite.
-            StoreError: If the file cannot be written.
-        """
+        """Record ``model`` after ``step`` steps, in full float32 whatever it is trained in."""
         if step in self.records:
             return
         wait_for(model)  # for what training has launched, which is not recording

@@ -100,11 +100,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, corpus: Corpus, context: int, config: WatchConfig) -> HeldOut:
-        """Windows and random bytes by the config's seed.
-
-        Raises:
-            TextError: If too little is held out.
-        """
+        """Windows and random bytes by the config's seed."""
         return cls(
             corpus.windows(config.loss_windows, context, seed=config.seed),
             corpus.repeats(config.repeats, context, seed=config.seed),
@@ -122,9 +118,6 @@ def score(subject: Subject, held_out: HeldOut, config: WatchConfig) -> dict[str,
         subject: The model.
         held_out: What to look at it on.
         config: How much of it.
-
-    Raises:
-        MeasureError: If its logits are not finite.
     """
     layers: list[LayerAttention] = []
     ids = torch.cat([held_out.windows, held_out.repeats])

@@ -62,19 +62,11 @@ class EncodingRun:
         return int(self.config["training"]["context"])
 
     def records(self) -> Records:
-        """What was recorded while it learned.
-
-        Raises:
-            StoreError: If that is gone or damaged.
-        """
+        """What was recorded while it learned."""
         return Records.read(self.path / RECORDS_FILE)
 
     def after(self) -> Table:
-        """What was measured afterwards.
-
-        Raises:
-            StoreError: If that is gone or damaged.
-        """
+        """What was measured afterwards."""
         return read_table(self.path / AFTER_FILE)
 
 
@@ -103,9 +95,6 @@ def run_one(
         device: cpu, cuda or cuda:N.
         keep: Keep the trained model too.
         progress: Who is told how far it is.
-
-    Raises:
-        WherewhatError: If options, the text, the device or the disk are wrong, or the loss is not finite any more.
     """
     place = resolve_device(device)
     config = {"encoding": encoding, "seed": seed, "text": corpus.sha256, "device": place.type, **recipe.values()}
@@ -155,11 +144,7 @@ def run_one(
 
 
 def open_run(path: Path) -> EncodingRun:
-    """A directory that :func:`run_one` finished.
-
-    Raises:
-        StoreError: If it is not one.
-    """
+    """A directory that :func:`run_one` finished."""
     try:
         config, provenance = (parse_object((path / name).read_bytes()) for name in (CONFIG_FILE, PROVENANCE_FILE))
     except OSError as error:
@@ -170,11 +155,7 @@ def open_run(path: Path) -> EncodingRun:
 
 
 def open_runs(folder: Path) -> list[EncodingRun]:
-    """All finished runs in a folder, by encoding and seed, all of the same recipe and text.
-
-    Raises:
-        StoreError: If there are none, or they are of different studies.
-    """
+    """All finished runs in a folder, by encoding and seed, all of the same recipe and text."""
     try:
         paths = sorted(path.parent for path in folder.glob(f"*/{PROVENANCE_FILE}"))
     except OSError as error:
@@ -218,9 +199,6 @@ def run_study(
         keep: Keep the trained models too.
         progress: Who is told how far it is.
         finished: Told one line for each model that is done, with its seconds.
-
-    Raises:
-        WherewhatError: If anything about the recipe, the text, the device or the disk is wrong.
     """
     progress = progress or Silent()
     wanted = parse_only(recipe, only)

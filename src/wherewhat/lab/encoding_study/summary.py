@@ -254,11 +254,7 @@ class RunSummary:
 
 
 def summarise_run(run: EncodingRun) -> RunSummary:
-    """A run in numbers.
-
-    Raises:
-        StoreError: If its files are gone or damaged.
-    """
+    """A run in numbers."""
     records, after = run.records(), run.after()
     curves = {panel.name: panel.of(records) for panel in PANELS}
     rises, best = _length_rises(after, run.context)

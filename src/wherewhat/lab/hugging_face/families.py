@@ -47,11 +47,7 @@ class Family:
     prefix: str
 
     def options(self, config: LabConfig) -> dict[str, Any]:
-        """What every family's configuration calls alike, for a model that this one has.
-
-        Raises:
-            ConfigError: If it has no such model, with all options that do not fit.
-        """
+        """What every family's configuration calls alike, for a model that this one has."""
         plain = LabConfig()
         allowed = {name: getattr(self, name) for name in ("encoding", "block", "biases")}
         odd = [name for name in WRITTEN_BY_HAND if getattr(config, name) != getattr(plain, name)]
@@ -150,11 +146,7 @@ _GPT2 = Family(
 
 
 def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
-    """The same model as a ``GPT2LMHeadModel`` in evaluation mode, on the same device and in the same dtype.
-
-    Raises:
-        ConfigError: If GPT-2 has no such model.
-    """
+    """The same model as a ``GPT2LMHeadModel`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = model.config
@@ -201,11 +193,7 @@ _LLAMA = Family(
 
 
 def to_llama(model: LabModel) -> LlamaForCausalLM:
-    """The same model as a ``LlamaForCausalLM`` in evaluation mode, on the same device and in the same dtype.
-
-    Raises:
-        ConfigError: If Llama has no such model.
-    """
+    """The same model as a ``LlamaForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = model.config
@@ -249,11 +237,7 @@ _MPT = Family(
 
 
 def to_mpt(model: LabModel) -> MptForCausalLM:
-    """The same model as a ``MptForCausalLM`` in evaluation mode, on the same device and in the same dtype.
-
-    Raises:
-        ConfigError: If MPT has no such model.
-    """
+    """The same model as a ``MptForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import MptConfig, MptForCausalLM
 
     config = model.config
@@ -296,11 +280,7 @@ _NEOX = Family(
 
 
 def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
-    """The same model as a ``GPTNeoXForCausalLM`` in evaluation mode, on the same device and in the same dtype.
-
-    Raises:
-        ConfigError: If GPT-NeoX has no such model.
-    """
+    """The same model as a ``GPTNeoXForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     config = model.config

@@ -29,10 +29,6 @@ def save_hugging_face(model: LabModel, folder: Path) -> None:
     Args:
         model: The model, with the vocabulary of bytes.
         folder: The folder to make.
-
-    Raises:
-        ConfigError: If no family of Hugging Face has such a model, or its tokens are not bytes.
-        StoreError: If the folder is there already, or cannot be written.
     """
     config = model.config
     if config.vocabulary != VOCABULARY:

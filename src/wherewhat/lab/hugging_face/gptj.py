@@ -42,11 +42,7 @@ _QKV = ("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight")
 
 
 def to_hugging_face(model: LabModel) -> GPTJForCausalLM:
-    """The same model as a ``GPTJForCausalLM`` in evaluation mode, on the same device and in the same dtype.
-
-    Raises:
-        ConfigError: If GPT-J has no such model.
-    """
+    """The same model as a ``GPTJForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import GPTJForCausalLM
 
     theirs = GPTJForCausalLM(hugging_face_config(model.config))
@@ -62,11 +58,7 @@ def to_hugging_face(model: LabModel) -> GPTJForCausalLM:
 
 
 def from_hugging_face(theirs: GPTJForCausalLM) -> LabModel:
-    """The same model as a :class:`LabModel`, on the same device and in the same dtype.
-
-    Raises:
-        LoadError: If it is something else, or has options that a laboratory model has not.
-    """
+    """The same model as a :class:`LabModel`, on the same device and in the same dtype."""
     config = theirs.config
     if getattr(config, "model_type", None) != "gptj":
         raise LoadError(f"a {type(theirs).__name__} is no GPT-J: give a GPTJForCausalLM")
@@ -102,11 +94,7 @@ def from_hugging_face(theirs: GPTJForCausalLM) -> LabModel:
 
 
 def hugging_face_config(config: LabConfig) -> Any:
-    """The ``GPTJConfig`` of a model.
-
-    Raises:
-        ConfigError: If GPT-J has no such model.
-    """
+    """The ``GPTJConfig`` of a model."""
     from transformers import GPTJConfig
 
     plain = LabConfig()

@@ -197,9 +197,6 @@ def accuracy_by_length(
         count: Sequences of each length, with numbers of hops in equal shares.
         seed: Seed of the sequences: one that no training used.
         tell: Told each length as soon as it is done.
-
-    Raises:
-        ConfigError: If a length is shorter than the task's sequences, or does not fit a learned encoding.
     """
     if not lengths:
         raise ConfigError("lengths is empty: give at least one")

@@ -101,20 +101,12 @@ class Dynamics:
         return Dynamics(**joined)
 
     def write(self, path: Path) -> None:
-        """Write to a file, atomically.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write to a file, atomically."""
         write_profiles(path, {profile_name(None, None, n): Profile(getattr(self, n), a) for n, a in _AXES.items()})
 
     @classmethod
     def read(cls, path: Path) -> Dynamics:
-        """Read what :meth:`write` wrote.
-
-        Raises:
-            StoreError: If there is no such file, or it is something else.
-        """
+        """Read what :meth:`write` wrote."""
         file = ProfileFile(path)
         names = {name: profile_name(None, None, name) for name in _AXES}
         if any(full not in file or file.axes(full) != _AXES[name] for name, full in names.items()):
@@ -168,10 +160,6 @@ class Recorder:
             memory alone.
         identity: Words for what is trained; records of something else are refused.
         along_path: Also score the other tokens that hops leave from.
-
-    Raises:
-        ConfigError: If the file holds records of something else.
-        StoreError: If it cannot be read.
     """
 
     def __init__(
@@ -191,13 +179,7 @@ class Recorder:
                 )
 
     def __call__(self, step: int, model: LabModel) -> None:
-        """Record ``model`` after ``step`` steps.
-
-        Raises:
-            ConfigError: If the model has another shape than those recorded before.
-            MeasureError: If its logits are not finite.
-            StoreError: If the file cannot be written.
-        """
+        """Record ``model`` after ``step`` steps."""
         if self._records is not None and step in self._records.steps:
             return
         scores = score_model(model, self.held_out, path=self._along_path)
@@ -211,22 +193,14 @@ class Recorder:
 
     @property
     def dynamics(self) -> Dynamics:
-        """All records.
-
-        Raises:
-            StoreError: If there are none.
-        """
+        """All records."""
         if self._records is None:
             raise StoreError("nothing has been recorded: give the recorder to a training as its record")
         return self._records
 
 
 def _check_same(there: Dynamics, here: Dynamics) -> None:
-    """Refuse to mix models of different shapes.
-
-    Raises:
-        ConfigError: If they differ.
-    """
+    """Refuse to mix models of different shapes."""
     for field in fields(Dynamics):
         before, now = (getattr(x, field.name).shape[1:] for x in (there, here))
         if before != now:

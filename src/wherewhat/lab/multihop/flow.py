@@ -46,10 +46,6 @@ def patch_flow(model: LabModel, tokens: Tensor, donor: Tensor, *, answer: int, d
         donor: The other one, ``(n,)``.
         answer: Token id of the input's answer.
         donor_answer: Token id of the donor's.
-
-    Raises:
-        ConfigError: If the inputs have different lengths.
-        MeasureError: If the model does not tell them apart.
     """
     if tokens.ndim != 1 or tokens.shape != donor.shape:
         raise ConfigError(f"input {tuple(tokens.shape)} and donor {tuple(donor.shape)} must both be (n,)")
@@ -77,9 +73,6 @@ def ablation_flow(model: LabModel, tokens: Tensor, reference: Tensor, *, answer:
 
     Returns:
         ``(layers + 1, n)`` float64: unlike :func:`patch_flow`, also what is needed to find the way shows up.
-
-    Raises:
-        ConfigError: If the reference has another length.
     """
     if tokens.ndim != 1 or reference.ndim != 2 or reference.shape[1:] != tokens.shape:
         raise ConfigError(

@@ -265,11 +265,7 @@ class Roles:
 
 
 def hop_function(task: Task) -> Function:
-    """The function that makes one hop of a task.
-
-    Raises:
-        ConfigError: If it is none of the known tasks.
-    """
+    """The function that makes one hop of a task."""
     if isinstance(task, NumberTask | IndexTask):
         return "Index"
     if isinstance(task, LetterTask | RetrievalTask | PartialInductionTask):
@@ -288,10 +284,6 @@ def find_roles(model: LabModel, task: Task, sequences: Sequences, *, threshold: 
         task: Its task.
         sequences: Questions; those that it does not answer right are left out.
         threshold: Share of tokens that makes a role.
-
-    Raises:
-        ConfigError: If the threshold makes no sense, or the task's hops are no known function.
-        MeasureError: If the model solves none.
     """
     if not 0 < threshold < 1:
         raise ConfigError(f"threshold is {threshold}: give a number between 0 and 1")

@@ -27,9 +27,6 @@ def other_answers(task: Task, sequences: Sequences, *, seed: int = 0) -> Sequenc
         task: The task.
         sequences: The sequences.
         seed: Another seed, other answers.
-
-    Raises:
-        ConfigError: If there is no other answer to choose from.
     """
     group = task.answers if hop_function(task) == "Index" else int(getattr(task, "digits"))  # noqa: B009 - not of all
     if group < 2:
@@ -47,9 +44,6 @@ def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
     Args:
         sequences: The sequences; the others are found among them.
         seed: Another seed, other pairs.
-
-    Raises:
-        ConfigError: If most of them have the same answer, so that there are not enough others.
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.empty_like(sequences.hops)
@@ -145,9 +139,6 @@ def ablate_heads(model: LabModel, sequences: Sequences, *, to: Replacement = "me
         model: The model.
         sequences: The questions.
         to: ``mean``: what the head gives at the same position on average over these sequences; ``zero``: nothing.
-
-    Raises:
-        ConfigError: If ``to`` is something else.
     """
     if to not in ("mean", "zero"):
         raise ConfigError(f"to is {to!r}: give mean or zero")
@@ -180,10 +171,6 @@ def patch_heads(model: LabModel, sequences: Sequences, donors: Sequences) -> Pat
         model: The model.
         sequences: The questions.
         donors: As many others, each with another answer; see :mod:`wherewhat.lab.multihop.interventions`.
-
-    Raises:
-        ConfigError: If there are not as many donors, or they have other lengths.
-        MeasureError: If no pair counts.
     """
     if sequences.tokens.shape != donors.tokens.shape:
         raise ConfigError(

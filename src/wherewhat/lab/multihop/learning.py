@@ -27,10 +27,6 @@ def find_studies(given: Sequence[Path], *, out: Path) -> list[StudyRun]:
     Args:
         given: Run directories of ``wherewhat multihop``, or folders of them.
         out: Folder that holds run directories.
-
-    Raises:
-        ConfigError: If one that is named holds no training.
-        StoreError: If a training cannot be read.
     """
     found = {path.resolve(): path for path in _trainings(out)}
     for folder in given:
@@ -48,11 +44,7 @@ def _trainings(folder: Path) -> list[Path]:
 
 
 def learning(run: StudyRun) -> dict[str, Any]:
-    """One training over its steps.
-
-    Raises:
-        StoreError: If its records cannot be read.
-    """
+    """One training over its steps."""
     seen = run.dynamics()
     kept = torch.linspace(0, len(seen) - 1, min(_POINTS, len(seen))).round().long()
     purity = find_purity(seen, gammas=(_GAMMA,))

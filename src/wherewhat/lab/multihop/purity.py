@@ -43,22 +43,14 @@ class Purity:
         return self.codes[:, -1]
 
     def pure(self, kind: str, gamma: float) -> list[tuple[int, int]]:
-        """Layer and head of those that end with a label.
-
-        Raises:
-            ConfigError: If there is no such label, or another γ was asked for.
-        """
+        """Layer and head of those that end with a label."""
         if kind not in LABELS:
             raise ConfigError(f"there is no label '{kind}': known are {', '.join(LABELS)}")
         found = self.final[self.index(gamma)] == LABELS.index(kind)
         return [(layer, head) for layer, head in found.nonzero().tolist()]
 
     def index(self, gamma: float) -> int:
-        """Where a γ is in the list.
-
-        Raises:
-            ConfigError: If it is not.
-        """
+        """Where a γ is in the list."""
         if gamma not in self.gammas:
             raise ConfigError(f"purity was found for gamma {', '.join(map(str, self.gammas))}, not for {gamma}")
         return self.gammas.index(gamma)
@@ -71,9 +63,6 @@ def find_purity(dynamics: Dynamics, *, gammas: tuple[float, ...] = (0.1, 0.05), 
         dynamics: The records.
         gammas: How far from 0 and 1 scores of a pure head may be.
         along_path: Take the scores at all tokens that hops leave from, in place of those at the last token.
-
-    Raises:
-        ConfigError: If a γ makes no sense.
     """
     for gamma in gammas:
         if not 0 <= gamma < 0.5:
@@ -107,11 +96,7 @@ class Learning:
     overall: Tensor
 
     def at(self, level: float) -> dict[int, int]:
-        """Step by number of hops.
-
-        Raises:
-            ConfigError: If another level was asked for.
-        """
+        """Step by number of hops."""
         steps: list[int] = self.passed[self.index(level)].tolist()
         return dict(zip(self.hops, steps, strict=True))
 
@@ -133,22 +118,14 @@ class Learning:
         return None if min(steps) < 0 else max(steps) - min(steps)
 
     def index(self, level: float) -> int:
-        """Where a level is in the list.
-
-        Raises:
-            ConfigError: If it is not.
-        """
+        """Where a level is in the list."""
         if level not in self.levels:
             raise ConfigError(f"learning was found for levels {', '.join(map(str, self.levels))}, not for {level}")
         return self.levels.index(level)
 
 
 def find_learning(dynamics: Dynamics, *, levels: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Learning:
-    """Steps at which accuracy passed ``levels`` for the first time.
-
-    Raises:
-        ConfigError: If a level makes no sense.
-    """
+    """Steps at which accuracy passed ``levels`` for the first time."""
     for level in levels:
         if not 0 < level <= 1:
             raise ConfigError(f"level is {level}: give a number above 0, up to 1")
@@ -216,9 +193,6 @@ def align(runs: Sequence[Dynamics], *, gamma: float = 0.1, level: float = 0.9) -
         runs: Records of trainings of the same task and model with different seeds.
         gamma: How far from 0 and 1 scores of a pure head may be.
         level: The accuracy that counts as learned.
-
-    Raises:
-        ConfigError: If there are no trainings, or they are on different numbers of hops.
     """
     if not runs or any(not torch.equal(run.hops, runs[0].hops) for run in runs):
         raise ConfigError("give the records of one or more trainings, all on the same numbers of hops")

@@ -63,9 +63,6 @@ def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> 
             taken.
         scored: How many to score heads on.
         tested: How many to know accuracy from, the scored ones included.
-
-    Raises:
-        ConfigError: If there are too few, or the numbers make no sense.
     """
     classes = sorted(set(sequences.hops.tolist()))
     if not len(classes) <= scored <= tested:
@@ -254,9 +251,6 @@ def score_model(model: LabModel, held_out: HeldOut, *, path: bool = False, tau: 
         held_out: The sequences.
         path: Also score the other tokens that hops leave from.
         tau: Temperature of the weights of swaps.
-
-    Raises:
-        MeasureError: If sequences are too short to swap keys in, or logits are not finite.
     """
     sequences, scored = held_out.sequences, held_out.scored
     device, n = model.embedding.device, sequences.tokens.shape[1]

@@ -61,12 +61,6 @@ def train(
 
     Returns:
         The trained model, on the device.
-
-    Raises:
-        ConfigError: If options do not fit, or the directory holds another training.
-        LoadError: If there is no such device, or the directory's files are damaged.
-        MeasureError: If the loss is not finite any more.
-        StoreError: If the directory cannot be written.
     """
     place = find_device(device)
     model_config = replace(model_config, vocabulary=task.vocabulary)
@@ -88,11 +82,7 @@ def train(
 
 
 def _check_fits(sequences: Sequences, model_config: LabConfig) -> None:
-    """Refuse sequences that are not ones of the model's vocabulary.
-
-    Raises:
-        ConfigError: If they are not.
-    """
+    """Refuse sequences that are not ones of the model's vocabulary."""
     tokens, answers = sequences.tokens, sequences.answers
     low, high = int(min(tokens.min(), answers.min())), int(max(tokens.max(), answers.max()))
     if low < 0 or high >= model_config.vocabulary:
@@ -121,11 +111,7 @@ class Setup:
 
     @classmethod
     def of(cls, task: str, options: Mapping[str, Any]) -> Setup:
-        """A setup from the task's name and options of task, model and training by name, in one heap.
-
-        Raises:
-            ConfigError: On an unknown task or option (with the nearest known one), or a value that makes no sense.
-        """
+        """A setup from the task's name and options of task, model and training by name, in one heap."""
         kinds = (find_task(task), LabConfig, TrainConfig)
         homes = {f.name: kind for kind in kinds for f in dataclasses.fields(kind) if f.name not in _GIVEN}
         found: dict[type[Any], dict[str, Any]] = {kind: {} for kind in kinds}
@@ -152,11 +138,7 @@ class Setup:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Setup:
-        """Undo :meth:`values`.
-
-        Raises:
-            ConfigError: If something does not fit.
-        """
+        """Undo :meth:`values`."""
         return cls(
             values["task"],
             build_config(find_task(values["task"]), values["task_options"]),
@@ -186,11 +168,7 @@ class Recipe:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Recipe:
-        """A recipe from plain values.
-
-        Raises:
-            ConfigError: On unknown names or values that make no sense.
-        """
+        """A recipe from plain values."""
         for name in values:
             if name not in _KNOWN:
                 raise ConfigError(f"a recipe has no '{name}': known: {', '.join(_KNOWN)}")
@@ -216,11 +194,7 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from a TOML file.
-
-    Raises:
-        ConfigError: If the file cannot be read or holds something else.
-    """
+    """A recipe from a TOML file."""
     return Recipe.of(read_recipe_file(path))
 
 
@@ -247,27 +221,15 @@ class StudyRun:
         return self.setup.model.seed
 
     def model(self, *, device: str = "cpu") -> LabModel:
-        """The trained model.
-
-        Raises:
-            LoadError: If training is not finished, or the file is damaged.
-        """
+        """The trained model."""
         return load_model(self.path / MODEL_FILE, device=device)
 
     def dynamics(self) -> Dynamics:
-        """What was seen while it learned.
-
-        Raises:
-            StoreError: If there is none.
-        """
+        """What was seen while it learned."""
         return Dynamics.read(self.path / DYNAMICS_FILE)
 
     def test(self) -> Accuracy:
-        """Right answers on all test sequences, by number of hops.
-
-        Raises:
-            StoreError: If they were not counted, because training is not finished.
-        """
+        """Right answers on all test sequences, by number of hops."""
         try:
             values: dict[str, Any] = parse_object((self.path / TEST_FILE).read_bytes()) or {}
             hits, counts = (torch.tensor(values[name]) for name in ("hits", "counts"))
@@ -303,9 +265,6 @@ def train_and_watch(
         scored: Held-out sequences that heads are scored on.
         tested: Held-out sequences that accuracy is known from.
         along_path: Also score the other tokens that hops leave from.
-
-    Raises:
-        WherewhatError: If options, the device or the disk are wrong, or the loss is not finite any more.
     """
     watching = {"scored": scored, "tested": tested, "along_path": along_path}
     values = {**setup.values(), **watching, "device": device.partition(":")[0]}
@@ -337,11 +296,7 @@ def train_and_watch(
 
 
 def open_run(path: Path) -> StudyRun:
-    """A directory that :func:`train_and_watch` made.
-
-    Raises:
-        StoreError: If it is not one.
-    """
+    """A directory that :func:`train_and_watch` made."""
     try:
         values: dict[str, Any] = parse_object((path / CONFIG_FILE).read_bytes()) or {}
         return StudyRun(path, Setup.from_values(values))
@@ -355,12 +310,7 @@ _SEED = 1_000_003
 
 @new_process_settings()
 def measure_lengths(run: StudyRun, lengths: Sequence[int], *, count: int, device: str = "cpu") -> LengthAccuracy:
-    """Accuracy by length; what was measured before is read.
-
-    Raises:
-        ConfigError: If a length is shorter than the task's sequences.
-        LoadError: If training is not finished.
-    """
+    """Accuracy by length; what was measured before is read."""
     file = run.path / f"lengths-{count}.json"
     known: dict[str, Any] = (parse_object(file.read_bytes()) or {}) if file.exists() else {}
     missing = [length for length in lengths if str(length) not in known]

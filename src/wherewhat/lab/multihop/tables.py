@@ -162,11 +162,7 @@ def prediction_table(
 
 
 def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
-    """What a transformer written by hand gets right, and its discrepancy by length beside the theorem's bound.
-
-    Raises:
-        ConfigError: If the kind is neither index nor retrieval, or it cannot be written or checked for that length.
-    """
+    """What a transformer written by hand gets right, and its discrepancy by length beside the theorem's bound."""
     from wherewhat.lab.constructions.checks import LONGEST, check_randomly
     from wherewhat.lab.constructions.discrepancy import (
         index_bound,

@@ -58,11 +58,7 @@ class Pairs:
 
 
 def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
-    """An integer m means "m positions to the left"; follow from the last token until a letter.
-
-    Raises:
-        ConfigError: If the last token is no integer, or one points before the start.
-    """
+    """An integer m means "m positions to the left"; follow from the last token until a letter."""
     tokens = _known(tokens, symbols + integers)
     position = len(tokens) - 1
     visited = [position]
@@ -78,11 +74,7 @@ def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tup
 
 
 def follow_letters(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """The right letter of a pair names the left letter of the next; follow from the last until a (letter, digit).
-
-    Raises:
-        ConfigError: If the last token is no (letter, letter), or a letter does not name exactly one earlier pair.
-    """
+    """The right letter of a pair names the left letter of the next; follow from the last until a (letter, digit)."""
     tokens = _known(tokens, letters * (letters + digits))
     bound = letters * digits
     position = len(tokens) - 1
@@ -102,11 +94,7 @@ def follow_letters(tokens: Sequence[int], *, letters: int, digits: int) -> tuple
 
 
 def last_bound(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """The right letter of the last token names a letter; its last (letter, digit) is the answer.
-
-    Raises:
-        ConfigError: If the last token is no (letter, letter), another one is, or the letter has no digit.
-    """
+    """The right letter of the last token names a letter; its last (letter, digit) is the answer."""
     tokens = _known(tokens, letters * (letters + digits))
     bound = letters * digits
     wanted = _asked(tokens, letters=letters, bound=bound)
@@ -199,11 +187,7 @@ class LetterTask(Task):
         return self.target
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first.
-
-        Raises:
-            ConfigError: If a letter on the way does not name exactly one earlier pair.
-        """
+        """The answer's token id and the positions visited, the query's first."""
         return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
     def _spell(self, token: int) -> str:
@@ -302,11 +286,7 @@ class NumberTask(Task):
         return self.target
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first.
-
-        Raises:
-            ConfigError: If the integers do not lead to a letter.
-        """
+        """The answer's token id and the positions visited, the query's first."""
         return follow_numbers(tokens, symbols=self.symbols, integers=self.vocabulary - self.symbols)
 
     def _spell(self, token: int) -> str:

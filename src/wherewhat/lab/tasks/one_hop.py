@@ -70,11 +70,7 @@ class IndexTask(OneHopTask):
         return self.symbols
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first.
-
-        Raises:
-            ConfigError: If the query does not point to a letter.
-        """
+        """The answer's token id and the positions visited, the query's first."""
         return follow_numbers(tokens, symbols=self.symbols, integers=self.target)
 
     def _spell(self, token: int) -> str:
@@ -131,11 +127,7 @@ class RetrievalTask(_PairTask):
     """
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first.
-
-        Raises:
-            ConfigError: If the query does not name exactly one pair.
-        """
+        """The answer's token id and the positions visited, the query's first."""
         return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
     def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
@@ -171,11 +163,7 @@ class PartialInductionTask(_PairTask):
         return self.target - 1
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first.
-
-        Raises:
-            ConfigError: If the query's right letter has no digit.
-        """
+        """The answer's token id and the positions visited, the query's first."""
         return last_bound(tokens, letters=self.letters, digits=self.digits)
 
     def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:

@@ -20,11 +20,7 @@ TASKS: dict[str, type[Any]] = {
 
 
 def find_task(name: str) -> type[Any]:
-    """The task of that name.
-
-    Raises:
-        ConfigError: If there is none, with the nearest name.
-    """
+    """The task of that name."""
     if name in TASKS:
         return TASKS[name]
     raise ConfigError(f"there is no task '{name}': {nearest(name, TASKS)}")

@@ -14,11 +14,7 @@ from wherewhat.errors import ConfigError
 
 
 def check_whole(name: str, value: object, *, least: int, most: int | None = None) -> None:
-    """Refuse what is not a whole number from ``least`` to ``most``.
-
-    Raises:
-        ConfigError: If so.
-    """
+    """Refuse what is not a whole number from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} is {value!r}: give a whole number")
     if value < least:
@@ -28,11 +24,7 @@ def check_whole(name: str, value: object, *, least: int, most: int | None = None
 
 
 def check_hops(hops: int, pretarget: int) -> None:
-    """Refuse more hops than there are places to visit.
-
-    Raises:
-        ConfigError: If so.
-    """
+    """Refuse more hops than there are places to visit."""
     check_whole("hops", hops, least=1)
     if hops > pretarget + 1:
         raise ConfigError(
@@ -87,11 +79,7 @@ _EFFORT = 20
 
 
 def split_sizes(total: int, *, hops: int) -> tuple[int, int, int]:
-    """Numbers of training, validation and test sequences: 90 %, 0.5 % and 9.5 %.
-
-    Raises:
-        ConfigError: If the validation set would not have every number of hops.
-    """
+    """Numbers of training, validation and test sequences: 90 %, 0.5 % and 9.5 %."""
     check_whole("total", total, least=_VALIDATION * hops)
     validation = total // _VALIDATION
     test = total * _TEST // _VALIDATION
@@ -115,9 +103,6 @@ def redraw_shared(drawn: Sequences, taken: Tensor, redraw: Callable[[Tensor], Se
         taken: Fingerprints of the sequences that they must not contain.
         redraw: Draws the rows of an index ``(rows,)`` anew.
         what: What they are for, to be named if it fails.
-
-    Raises:
-        ConfigError: If the task has too few different sequences.
     """
     tokens, path = drawn.tokens.clone(), drawn.path.clone()
     rows, fresh = torch.arange(len(drawn)), drawn
@@ -143,11 +128,7 @@ _SEEDS = 2**32 // _STREAMS
 
 
 def seeded(seed: int, *, stream: int = 0) -> Generator:
-    """A generator on the CPU. Streams of one seed have nothing in common with each other or with other seeds.
-
-    Raises:
-        ConfigError: If the seed is not a whole number from 0 to 2^30 - 1.
-    """
+    """A generator on the CPU. Streams of one seed have nothing in common with each other or with other seeds."""
     check_whole("seed", seed, least=0, most=_SEEDS - 1)
     return Generator().manual_seed(seed * _STREAMS + stream)
 
@@ -271,11 +252,7 @@ class Task(ABC):
 
     @abstractmethod
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first, by following the task's rule.
-
-        Raises:
-            ConfigError: If the rule does not lead to one answer.
-        """
+        """The answer's token id and the positions visited, the query's first, by following the task's rule."""
 
     @abstractmethod
     def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
@@ -286,11 +263,7 @@ class Task(ABC):
         """A token as text."""
 
     def spell(self, ids: Sequence[int] | Tensor) -> list[str]:
-        """Token ids ``(n,)`` as text.
-
-        Raises:
-            ConfigError: If there is no such token.
-        """
+        """Token ids ``(n,)`` as text."""
         tokens = [int(token) for token in ids]
         for token in tokens:
             if not 0 <= token < self.vocabulary:
@@ -309,9 +282,6 @@ class Task(ABC):
             hops: The number of hops of all of them; all numbers in equal shares if not given.
             extra: Tokens to put in front that do not change the answer. The last ``length`` tokens are the same
                 whatever it is.
-
-        Raises:
-            ConfigError: If an argument is out of range.
         """
         check_whole("count", count, least=1)
         check_whole("extra", extra, least=0)
@@ -330,9 +300,6 @@ class Task(ABC):
         Args:
             total: How many sequences together.
             seed: Another seed, other sequences; they have nothing to do with those `sample` draws from it.
-
-        Raises:
-            ConfigError: If ``total`` is too small, or the task has too few different sequences for it.
         """
         names = ("training", "validation", "test")
         sizes = split_sizes(total, hops=self.max_hops)

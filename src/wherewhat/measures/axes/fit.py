@@ -94,9 +94,6 @@ def fit_axes(
         padding: Padded tokens to leave out at the left and at the right.
         method: ``linear`` (time n), ``blocked`` (time n²), or the faster of the two that applies.
         block: Rows made at a time by the blocked method.
-
-    Raises:
-        MeasureError: If shapes do not fit, a number is not finite, or there are too few pairs.
     """
     heads, n = _check(q, k, window, skip, min_distance, padding)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -270,9 +267,6 @@ def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, mean: Tensor, *, n: int) -
         tss: Each document's sum of squares around its mean, ``(documents, heads)``.
         mean: Each document's mean logit, ``(documents, heads)``.
         n: Queries (and keys) of every document.
-
-    Raises:
-        MeasureError: If there are fewer than two documents or shapes do not agree.
     """
     if a.ndim != 3 or a.shape[0] < 2 or any(x.shape != a.shape[:2] for x in (sse, tss, mean)):
         raise MeasureError(

@@ -25,9 +25,6 @@ def fit_layer(attention: LayerAttention, *, skip: int = 0, min_distance: int = 0
         skip: Leave out the first keys.
         min_distance: Leave out smaller distances.
         method: As for :func:`fit_axes`.
-
-    Raises:
-        MeasureError: If the mask is no causal band, or the tensors cannot be fitted.
     """
     if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
         raise MeasureError(
@@ -48,11 +45,7 @@ def fit_layer(attention: LayerAttention, *, skip: int = 0, min_distance: int = 0
 
 
 def band_width(attention: LayerAttention) -> int | None:
-    """Number of distances a query sees: the sliding window, or None for all.
-
-    Raises:
-        MeasureError: If the queries see something else than the last so many keys.
-    """
+    """Number of distances a query sees: the sliding window, or None for all."""
     if attention.mask.only_causal:
         return None
     rows = _sample(attention.n, attention.mask.device)

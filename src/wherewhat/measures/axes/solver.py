@@ -186,9 +186,6 @@ def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: flo
 
     Returns:
         The terms, packed, ``(heads, size)``.
-
-    Raises:
-        ArithmeticError: If it does not converge, which finite sums never showed.
     """
     mask = torch.cat([torch.full((m,), float(x in subset)) for x, m in zip("abc", band.sizes, strict=True)]).to(sums)
     inverse = mask / band.counts

@@ -186,9 +186,6 @@ def controlled_distance(
         within: Shares are taken over distances up to this one; over all if not given.
         reference: Distance whose profile ``rank_correlation_reference`` compares with.
         block_mib: Memory for one block of profiles, in MiB.
-
-    Raises:
-        MeasureError: If shapes do not fit, a number is not finite, nothing rotates, or there is too little to compare.
     """
     grid = torch.as_tensor(distances, dtype=torch.float64, device=q.device).flatten()
     chosen = torch.as_tensor(queries, dtype=torch.int64).flatten()

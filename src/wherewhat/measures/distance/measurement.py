@@ -64,9 +64,6 @@ def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> D
         subject: The model.
         ids: Tokens, ``(1, n)``.
         config: Options.
-
-    Raises:
-        MeasureError: If the text is too short or no layer rotates its queries and keys.
     """
     if ids.shape[-1] < FEWEST_TOKENS:
         raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")

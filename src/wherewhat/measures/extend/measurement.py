@@ -66,10 +66,6 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
         subject: The model.
         ids: Tokens, ``(1, n)``, more of them than the trained length.
         config: Options.
-
-    Raises:
-        MeasureError: If the text is not longer than the trained length or too short for a method's window or for what
-            is planted, or a method is about distances and no layer rotates.
     """
     n = ids.shape[1]
     trained = config.trained or subject.trained_length()
@@ -116,11 +112,7 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
 
 
 def _inside(subject: Subject, ids: Tensor, methods: list[LengthMethod]) -> _Inside:
-    """Look at the untouched model within the trained length.
-
-    Raises:
-        MeasureError: If one of the methods needs distances, and the model has none.
-    """
+    """Look at the untouched model within the trained length."""
     n = ids.shape[1]
     queries = slice(n // 2, n)
     outputs: dict[int, Reference] = {}

@@ -248,9 +248,6 @@ def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
         ids: Token ids ``(1, n)``.
         depths: Where, in percent of the text: 0 is its beginning, 100 is just before its last runs.
         run: Tokens of a run.
-
-    Raises:
-        MeasureError: If the text has no room for them.
     """
     n, count = ids.shape[1], len(depths)
     body = n - count * run

@@ -16,11 +16,7 @@ from wherewhat.measures.swaps.layer import layer_swaps
 
 
 def frequency_bands(inv_freq: Tensor, bands: int) -> Tensor:
-    """Planes of each band, ``(bands, planes)`` bool: sorted by speed, fastest first, and cut into equal parts.
-
-    Raises:
-        MeasureError: If there are more bands than planes.
-    """
+    """Planes of each band, ``(bands, planes)`` bool: sorted by speed, fastest first, and cut into equal parts."""
     planes = len(inv_freq)
     if planes < bands:
         raise MeasureError(f"bands={bands} cannot be made of {planes} planes: choose at most {planes}")
@@ -41,9 +37,6 @@ def without_planes(attention: LayerAttention, keep: Tensor, *, heads: Tensor | N
         attention: One layer, with rotation.
         keep: True for the planes that stay, ``(planes,)``.
         heads: True for the heads to change, ``(heads,)``; None for all.
-
-    Raises:
-        MeasureError: If the layer does not rotate, or a shape does not fit.
     """
     if attention.rotation is None:
         raise MeasureError(
@@ -76,9 +69,6 @@ def masked_attention(
 
     Returns:
         Output ``(1, n, heads, d_v)``.
-
-    Raises:
-        MeasureError: If the layer does not rotate, or a shape does not fit.
     """
     return attend(without_planes(attention, keep, heads=heads), block_mib=block_mib)
 
@@ -165,11 +155,7 @@ class Masking:
         return without, self._run(drawn, scores=False).loss
 
     def check(self, untouched: float) -> None:
-        """Make sure that masking nothing changes nothing.
-
-        Raises:
-            MeasureError: If the loss is not that of the untouched model.
-        """
+        """Make sure that masking nothing changes nothing."""
         dtypes: set[torch.dtype] = set()
         found = self._run(lambda bands: bands.any(0), scores=False, dtypes=dtypes).loss
         if not abs(found - untouched) <= allowed_change(untouched, dtypes, _FAITHFUL):

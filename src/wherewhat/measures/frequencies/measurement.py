@@ -53,10 +53,6 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
         subject: The model.
         ids: Tokens, ``(1, n)``.
         config: Options.
-
-    Raises:
-        MeasureError: If no layer rotates, the text is too short, there are more bands than planes, a head to mask is
-            not there, or masking nothing changes the loss.
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()

@@ -105,9 +105,6 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
         query: Position of the query.
         tau: Temperature of the weights of swaps.
         skip: Leave the first so many keys where they are.
-
-    Raises:
-        MeasureError: If the layer does not rotate, τ is not positive, or the query sees fewer than two keys before it.
     """
     if tau <= 0:
         raise MeasureError(f"tau={tau} must be positive: it divides the weights of swaps")

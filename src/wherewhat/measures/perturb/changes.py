@@ -232,9 +232,6 @@ def make_change(
         seed: Seed of the draw.
         config: Options of the kinds.
         layer: Where features are swapped.
-
-    Raises:
-        MeasureError: If the text has none of those units.
     """
     ids, prefix = text.ids[0].cpu(), text.prefix
     n = len(ids)
@@ -259,9 +256,6 @@ def units(text: Text, unit: str) -> list[tuple[int, int]]:
     Args:
         text: The text.
         unit: ``tokens``, ``words`` or ``sentences``.
-
-    Raises:
-        MeasureError: If the text does not say where they are, or has fewer than two.
     """
     if unit == "tokens":
         return [(t, t + 1) for t in range(text.prefix, text.ids.shape[1])]

@@ -156,9 +156,6 @@ def by_rate(
         kind: What is disturbed.
         config: Options.
         layer: Where features are swapped.
-
-    Raises:
-        MeasureError: If at rate 0 the loss is not that of the untouched text.
     """
     check_nothing(subject, text, plain, kind, config, layer=layer)
     found = {}
@@ -179,11 +176,7 @@ def draws(kind: str, config: PerturbConfig) -> range:
 def check_nothing(
     subject: Subject, text: Text, plain: Tensor, kind: str, config: PerturbConfig, *, layer: int | None = None
 ) -> None:
-    """Make sure that disturbing nothing, done the same way, changes no target's loss.
-
-    Raises:
-        MeasureError: If it does.
-    """
+    """Make sure that disturbing nothing, done the same way, changes no target's loss."""
     dtypes: set[torch.dtype] = set()
     change = make_change(text, kind, 0.0, config.seed, config, layer=layer)
     losses = perform(subject, change, lambda attention: dtypes.add(attention.rot_q.dtype))
@@ -214,11 +207,6 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
         subject: The model.
         text: The text.
         config: Options.
-
-    Raises:
-        MeasureError: If the text is too short, a kind that was asked for has nothing to disturb in it, or disturbing
-            nothing changes the loss.
-        CaptureError: If positions were asked for and the model takes none.
     """
     n = text.ids.shape[1]
     if n - text.prefix < _SHORTEST:

@@ -34,11 +34,7 @@ class Planes:
 
     @classmethod
     def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:
-        """The planes of heads with ``d`` dimensions; all of them are unrotated where ``rotation`` is None.
-
-        Raises:
-            MeasureError: If the rotation turns dimensions that the head does not have.
-        """
+        """The planes of heads with ``d`` dimensions; all of them are unrotated where ``rotation`` is None."""
         if rotation is None:
             return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
         first, second = rotation.pairs.T
@@ -186,9 +182,6 @@ def check(q: Tensor, k: Tensor, window: int | None) -> int:
         q: ``(heads, n, d)``.
         k: ``(kv_heads, n, d)``.
         window: Sliding window, if any.
-
-    Raises:
-        MeasureError: If shapes do not fit, a number is not finite, or there are too few pairs.
     """
     if q.ndim != 3 or k.ndim != 3 or q.shape[1:] != k.shape[1:]:
         raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must be (heads, n, d) of the same n and d")

@@ -38,9 +38,6 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
     """Statistics and bound of one captured layer; only the bound where the layer does not rotate.
 
     Soft-cap and bias are left out: they are not made of planes.
-
-    Raises:
-        MeasureError: If the layer holds several texts, a cache, gaps in its positions, or a mask that is no band.
     """
     if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
         raise MeasureError(

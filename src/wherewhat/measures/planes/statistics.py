@@ -71,9 +71,6 @@ def plane_stats(
         planes: Which dimensions form a plane and how fast it turns.
         positions: Position of each token, ``(n,)``; 0, 1, … by default.
         window: Only distances below this.
-
-    Raises:
-        MeasureError: If shapes do not fit, a number is not finite, or there are too few pairs.
     """
     width = check(rot_q, rot_k, window)
     n = rot_q.shape[1]
@@ -168,9 +165,6 @@ def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int 
         rot_k: Rotated keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
         planes: Which dimensions form a plane and how fast it turns.
         window: Only distances below this.
-
-    Raises:
-        MeasureError: If shapes do not fit, a number is not finite, or there are too few pairs.
     """
     width = check(rot_q, rot_k, window)
     band = Band(rot_q.shape[1], width, rot_q.device)

@@ -99,11 +99,7 @@ class LogitSums:
         self._position.append(_real_part(self._explained, of_q, of_k))
 
     def split(self) -> LogitSplit:
-        """The shares.
-
-        Raises:
-            MeasureError: If there are fewer than three documents.
-        """
+        """The shares."""
         count = len(self._terms)
         if count < LEAST_DOCUMENTS:
             raise MeasureError(f"logits of {count} documents cannot be split: at least {LEAST_DOCUMENTS} are needed")
@@ -148,9 +144,6 @@ def logit_split(q: Tensor, k: Tensor, *, window: int | None = None) -> LogitSpli
         q: Queries of every document, ``(documents, heads, n, d)``.
         k: Keys, ``(documents, kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
         window: Only distances below this.
-
-    Raises:
-        MeasureError: If there are fewer than three documents, or shapes do not fit.
     """
     sums_q, sums_k, logits = PositionSums(len(q)), PositionSums(len(k)), LogitSums(window=window)
     for of_q, of_k in zip(q, k, strict=True):

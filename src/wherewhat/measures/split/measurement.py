@@ -29,11 +29,7 @@ class LayerSplit:
         self._groups = 1
 
     def first(self, attention: LayerAttention) -> None:
-        """Take in a document.
-
-        Raises:
-            MeasureError: If the layer holds several texts or a cache, or a number is not finite.
-        """
+        """Take in a document."""
         if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
             raise MeasureError(
                 f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for "
@@ -44,11 +40,7 @@ class LayerSplit:
         self._k.add(attention.k[0, :, self._skip :])
 
     def second(self, attention: LayerAttention) -> None:
-        """Take in the same document again, now that the position parts are known.
-
-        Raises:
-            MeasureError: If the mask is no causal band.
-        """
+        """Take in the same document again, now that the position parts are known."""
         of_q = self._q.compare(attention.q[0, :, self._skip :])
         of_k = self._k.compare(attention.k[0, :, self._skip :])
         if self._logits is None:
@@ -126,10 +118,6 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
         subject: The model.
         documents: Token ids of each document, ``(n,)``.
         config: Options.
-
-    Raises:
-        MeasureError: If there are fewer than three documents, lengths differ, too few tokens are left, or the tensors
-            cannot be split.
     """
     if len(documents) < LEAST_DOCUMENTS:
         raise MeasureError(

@@ -99,11 +99,7 @@ class PositionSums:
     """
 
     def __init__(self, documents: int) -> None:
-        """Begin, knowing how many documents will come.
-
-        Raises:
-            MeasureError: If they are fewer than two.
-        """
+        """Begin, knowing how many documents will come."""
         if documents < 2:
             raise MeasureError(f"documents={documents} cannot be split: at least 2 are needed, 8 or more are better")
         # Weights of documents in the noise: sum 0, squares sum to their number. Slow in t, so that texts which come in
@@ -121,11 +117,7 @@ class PositionSums:
         return len(self._means)
 
     def add(self, x: Tensor) -> None:
-        """First pass over a document's vectors ``(heads, n, d)``.
-
-        Raises:
-            MeasureError: If the shape differs from that of the documents before, or a number is not finite.
-        """
+        """First pass over a document's vectors ``(heads, n, d)``."""
         if not bool(x.isfinite().all()):
             raise MeasureError("vectors hold NaN or Inf: the model's activations overflow")
         x = x.double()
@@ -193,9 +185,6 @@ def position_share(x: Tensor) -> PositionShare:
 
     Args:
         x: Vectors of every document, ``(documents, heads, n, d)``.
-
-    Raises:
-        MeasureError: If there are fewer than two documents, or a number is not finite.
     """
     sums = PositionSums(len(x))
     for document in x:

@@ -74,9 +74,6 @@ def layer_swaps(
         skip: Leave the first so many keys where they are.
         taus: Other temperatures to show the sensitivity to.
         blocks: Other block sizes to show the sensitivity to.
-
-    Raises:
-        MeasureError: If an option makes no sense, or a query sees fewer than two blocks.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides the weights of swaps")
@@ -161,10 +158,6 @@ def swap_scores(
         skip: Leave the first so many keys where they are.
         taus: Other temperatures to show the sensitivity to.
         blocks: Other block sizes to show the sensitivity to.
-
-    Raises:
-        MeasureError: If shapes do not fit, a number is not finite, an option makes no sense, or a query sees fewer than
-            two blocks.
     """
     if q.ndim != 3 or k.ndim != 3 or q.shape[1:] != k.shape[1:] or k.shape[0] == 0 or q.shape[0] % k.shape[0]:
         raise MeasureError(

@@ -20,9 +20,6 @@ def query_logits(attention: LayerAttention, query: int, *, skip: int = 0) -> Que
         attention: One layer of a pass over one text without cache, whose keys are made token by token.
         query: Position of the query.
         skip: Leave the first so many keys where they are.
-
-    Raises:
-        MeasureError: If the query sees fewer than two keys before it, or heads see different keys.
     """
     heads, groups = attention.heads, attention.heads // attention.kv_heads
     row = slice(query, query + 1)
@@ -68,11 +65,7 @@ def place(rot_q: Tensor, rotation: Rotation | None, positions: Tensor) -> Tensor
 
 
 def places_before(attention: LayerAttention, query: int, *, skip: int = 0) -> Tensor:
-    """Indices of the keys before the query that it sees, ``(n,)``.
-
-    Raises:
-        MeasureError: If there are fewer than two, or heads see different keys.
-    """
+    """Indices of the keys before the query that it sees, ``(n,)``."""
     if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
         raise MeasureError(
             f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for {attention.n} "
@@ -101,9 +94,6 @@ def choose_queries(n: int, *, count: int, positions: Sequence[int] = ()) -> list
         n: Number of tokens.
         count: How many, spread evenly with the last one among them; 0 for all that have two keys before them.
         positions: Given positions instead; negative ones count from the end.
-
-    Raises:
-        MeasureError: If a position has fewer than two keys before it or is beyond the text.
     """
     if positions:
         chosen = sorted({p + n if p < 0 else p for p in positions})

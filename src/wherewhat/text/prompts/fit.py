@@ -12,11 +12,7 @@ from wherewhat.text.prompts.vocabulary import Speller
 
 
 def check_whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
-    """Refuse what is not a whole number of at least ``least``, or None where that is allowed.
-
-    Raises:
-        ConfigError: If so.
-    """
+    """Refuse what is not a whole number of at least ``least``, or None where that is allowed."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
@@ -51,11 +47,7 @@ class Task:
 
 
 def fitted(task: Task, speller: Speller, *, tokens: int | None, count: int, seed: int) -> list[Draft]:
-    """Drafts of one size, none longer than ``tokens`` with the model's prefix.
-
-    Raises:
-        ConfigError: If the size, the place or the number of tokens is out of range.
-    """
+    """Drafts of one size, none longer than ``tokens`` with the model's prefix."""
     _check_size(task)
     smallest = max(task.smallest, 0 if task.place is None else task.place + 1)
     if task.size is not None or tokens is None:

@@ -237,11 +237,7 @@ class RandomTokens:
         check_whole("repeat", self.repeat, least=1)
 
     def drafts(self, speller: Speller, *, tokens: int | None, count: int, seed: int) -> list[Draft]:
-        """``count`` drafts of exactly ``tokens`` tokens.
-
-        Raises:
-            ConfigError: If no number of tokens is given, or too small a one.
-        """
+        """``count`` drafts of exactly ``tokens`` tokens."""
         smallest = len(speller.prefix) + self.repeat
         if tokens is None:
             raise ConfigError("random prompts have no length of their own: give tokens")
@@ -302,10 +298,6 @@ def make(
         count: How many. Answers are in every place about equally often.
         seed: Another seed, other prompts.
         **options: Options of the kind; see `KINDS`.
-
-    Raises:
-        ConfigError: If the kind or an option is unknown or out of range, or ``tokens`` too small.
-        TextError: If the tokenizer cannot spell English.
     """
     check_whole("tokens", tokens, least=1, optional=True)
     check_whole("count", count, least=1)

@@ -60,11 +60,7 @@ class Speller:
         return cls(encode, decode, known, tuple(prefix), frozenset(special))
 
     def start(self, text: str) -> tuple[int, ...]:
-        """Ids of ``text`` at the beginning of a text.
-
-        Raises:
-            TextError: If the tokenizer cannot spell it.
-        """
+        """Ids of ``text`` at the beginning of a text."""
         ids = tuple(self.encode(text))
         if not self._says(ids, text):
             raise self._cannot(text)
@@ -75,9 +71,6 @@ class Speller:
 
         Some tokenizers put a space in front of whatever they encode and others drop it, so the piece is encoded
         behind something else, which is then taken away.
-
-        Raises:
-            TextError: If the tokenizer cannot spell it.
         """
         found = self._pieces.get(text)
         if found is None:
