@@ -183,7 +183,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
 
 
 def _current(model: Any, proof: Proof | None) -> Proof:
-    """Return a proof of the model as it is now: the given or last one if nothing it depends on changed, or a new one."""
+    """Return a proof of the model as it is: the given or last one if nothing it depends on changed, or a new one."""
     found = proof or _proofs.get(model)
     if found is None:
         return prove(model)

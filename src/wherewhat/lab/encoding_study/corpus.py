@@ -40,7 +40,7 @@ class Corpus:
     source: str
 
     def windows(self, count: int, length: int, *, seed: int) -> Tensor:
-        """Return windows of the held-out part, ``(count, length)`` int64: a random one in each of ``count`` equal parts."""
+        """Return held-out windows, ``(count, length)`` int64: a random one in each of ``count`` equal parts."""
         room = len(self.held_out) - length
         if room < 0:
             raise TextError(
