@@ -113,7 +113,7 @@ WRONG = {
     "Request(token=3)": (lambda h: h.request(token=3), "did you mean 'tokens'"),
     "Request('axes')": (lambda _: Request("axes"), "too many positional arguments"),
     "Request()": (lambda _: Request(), "'measurement'"),
-    "Request.twin('gold')": (lambda h: h.request().twin("gold"), "weights is 'gold'"),
+    "Request.with_weights('gold')": (lambda h: h.request().with_weights("gold"), "weights is 'gold'"),
     "ModelRequest(seed='0')": (lambda _: ModelRequest(seed="0"), "seed is '0'"),
     "ModelRequest(seed=None)": (lambda _: ModelRequest(seed=None), "seed is None"),
     "ModelRequest(seed=-1)": (lambda _: ModelRequest(seed=-1), "seed is -1"),

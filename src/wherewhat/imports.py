@@ -8,6 +8,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,11 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return getattr(import_module(homes[name]), name)
 
     return getattribute, lambda: sorted(homes)
+
+
+def plugins(group: str) -> dict[str, Any]:
+    """Load what installed packages, this one included, add under an entry point group, by name."""
+    return {point.name: point.load() for point in entry_points(group=group)}
 
 
 def require(package: str, *, why: str, install: str | None = None) -> ModuleType:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wherewhat.measures.registry import MEASUREMENTS
+from wherewhat.measures.registry import measurements
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -61,7 +61,7 @@ def test_every_page_of_the_nav_exists_once(nav):
     assert len(pages) == len(set(pages))
 
 
-@pytest.mark.parametrize("name", [measurement.name for measurement in MEASUREMENTS])
+@pytest.mark.parametrize("name", [measurement.name for measurement in measurements().values()])
 def test_every_measurement_has_a_page(nav, name):
     pages = next(listed(entry["Measurements"]) for entry in nav if "Measurements" in entry)
     page = ELSEWHERE.get(name, f"{name}.md")
@@ -71,7 +71,7 @@ def test_every_measurement_has_a_page(nav, name):
 
 def test_home_page_names_every_measurement():
     home = (DOCS / "index.md").read_text("utf-8")
-    assert [m.name for m in MEASUREMENTS if f"`wherewhat {m.name}`" not in home] == []
+    assert [m.name for m in measurements().values() if f"`wherewhat {m.name}`" not in home] == []
 
 
 def test_pages_ask_for_nothing_from_elsewhere(site):

@@ -12,9 +12,10 @@ from wherewhat.captures.attention import Mask
 from wherewhat.captures.proof import intervene, prove
 from wherewhat.extend.attention import capped
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
+from wherewhat.extend.generation import generate
 from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import LengthMethod, extended
-from wherewhat.extend.methods import METHODS, generate
+from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.visibility import attend_windowed
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 
@@ -40,7 +41,7 @@ def logits(model, ids, method, **inputs):
 
 
 def test_every_method_is_listed():
-    assert {type(m) for m in SMALL} == set(METHODS)
+    assert {type(m) for m in SMALL} == set(map(find_method, METHODS))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3_text", "gpt_oss", "qwen3"])
@@ -63,7 +64,7 @@ def test_what_a_method_replaces_is_not_computed(family, method, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text"])
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", map(find_method, METHODS), ids=lambda m: m.name)
 def test_within_the_training_length_nothing_changes(family, method):
     model, ids = tiny(family), tokens(31)
     plain = model(input_ids=ids, use_cache=False).logits

@@ -22,10 +22,10 @@ from wherewhat.lab.multihop.scores import hold_out, score_model
 from wherewhat.lab.multihop.study import train
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
+from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.scores import LABELS
 from wherewhat.runs import results as summary
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)

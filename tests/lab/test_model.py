@@ -13,7 +13,7 @@ from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import ENCODINGS, allowed_planes
 from wherewhat.lab.hugging_face.gptj import from_hugging_face, to_hugging_face
 from wherewhat.lab.model import LabModel
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.options import build_config
 

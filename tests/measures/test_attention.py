@@ -9,7 +9,8 @@ import torch
 
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention import AttentionConfig, attention_stats, effective_rank, gaussian_rank
+from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.attention.weights import attention_stats, effective_rank, gaussian_rank
 
 
 def layer(q, k, *, window=None, sinks=None, scale=1.0):

@@ -70,8 +70,8 @@ def test_every_choice_that_matters_has_its_own_directory(folder, text, tmp_path)
     plain = request(folder, text)
     variants = [
         plain,
-        plain.twin("random"),
-        plain.twin("shuffled"),
+        plain.with_weights("random"),
+        plain.with_weights("shuffled"),
         request(folder, text, options={"sink_tokens": 2}),
         Request(measurement="attention", model=ModelRequest(model=folder), text=(text,), tokens=25),
         Request(

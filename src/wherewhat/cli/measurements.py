@@ -72,16 +72,16 @@ def execute(measurement: Measurement, arguments: Arguments, settings: dict[str, 
     from wherewhat.runs.results import stored_kinds, summarise
 
     request = arguments.request(measurement.name, settings)
-    controls = measurement.twins if arguments.control and arguments.weights == "trained" else ()
+    controls = measurement.controls if arguments.control and arguments.weights == "trained" else ()
     progress = TerminalProgress(Console(stderr=True))
     made = run_with_controls(request, controls, out=Path(arguments.out), progress=progress)
     directories = list(made.runs.values())
     summaries = [(weights, summarise(measurement, directory)) for weights, directory in made.runs.items()]
     console = Console()
-    if measurement.compare is not None:
-        first = directories[0].config["options"]
-        config = build_config(measurement.config, cast("dict[str, Any]", first))
-        console.print(*compared(measurement.compare, config, summaries[0][1], width=console.width), sep="\n")
+    config = build_config(measurement.config, cast("dict[str, Any]", directories[0].config["options"]))
+    estimates = {summary.metric.name: summary.overall for summary in summaries[0][1]}
+    if comparison := measurement.compare(estimates, config):
+        console.print(*compared(comparison, summaries[0][1], width=console.width), sep="\n")
         shown = {metric.name for metric in measurement.metrics}
         summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
     elif any(summary.layers for summary in summaries[0][1]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder, write_file
-from wherewhat.measures.perturb.changes import KINDS
+from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
 from wherewhat.report.data import curves_by_document, documents, head_means
@@ -251,13 +251,10 @@ FIGURES: dict[str, Callable[..., Figure]] = {
 }
 """Figures by name; each takes a run directory and its own options."""
 
-_FIRST = {"heads": "plane", "perturb": "rates", "extend": "positions"}
-"""The figure a measurement is known for; a map of its heads for the others."""
-
 
 def offered(directory: RunDirectory) -> str:
     """Name of the figure that shows a run best."""
-    return _FIRST.get(measurement_of(directory).name, "map")
+    return measurement_of(directory).figure
 
 
 def figure(directory: RunDirectory, name: str | None = None, **options: Any) -> Figure:

@@ -95,7 +95,7 @@ def _measured(
         start = time.perf_counter() - started - tokens * seen.seconds
         notes.keep_look(seen)
     given.keep()
-    planned = plan(model, seen.room, text=given.sources, documents=len(given.documents), tokens=tokens)
+    planned = plan(model, seen.capacity, text=given.sources, documents=len(given.documents), tokens=tokens)
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
     return seen, measure(planned, notes=notes, pace=pace, progress=progress, models=models)
 

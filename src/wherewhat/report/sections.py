@@ -13,10 +13,10 @@ from torch import Tensor
 from wherewhat.extend.methods import find_method
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
-from wherewhat.measures.perturb.changes import KINDS, percent
+from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval
-from wherewhat.measures.swaps.scores import LABELS
+from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import (
     Heads,
     Number,

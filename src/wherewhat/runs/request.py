@@ -101,6 +101,6 @@ class Request:
         if self.prompts is not None and self.prompts not in KINDS:
             raise ConfigError(f"there is no kind of prompt '{self.prompts}': {nearest(self.prompts, KINDS)}")
 
-    def twin(self, weights: Weights) -> Request:
-        """The same request on a twin of the model."""
+    def with_weights(self, weights: Weights) -> Request:
+        """Return the same request on a control model, or on the trained one."""
         return replace(self, model=replace(self.model, weights=weights))

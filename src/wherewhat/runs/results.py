@@ -130,7 +130,7 @@ def stored_words(measurement: Measurement, directory: RunDirectory) -> Sequence[
     options = cast("dict[str, Any]", directory.config["options"])
     # An option that was dropped since the run was made has no words either.
     known = {field.name for field in dataclasses.fields(measurement.config)}
-    return measurement.words(build_config(measurement.config, {k: v for k, v in options.items() if k in known}))
+    return measurement.all_metrics(build_config(measurement.config, {k: v for k, v in options.items() if k in known}))
 
 
 def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricSummary]:
@@ -180,7 +180,7 @@ def _by_kind(documents: _Values, pooled: Mapping[str, Sequence[float]] | None, k
 def _pooled(measurement: Measurement, directory: RunDirectory, kinds: Kinds) -> dict[str, dict[str, list[float]]]:
     """Numbers pooled over the heads of each kind of layer, by metric and kind, one per document."""
     found: dict[str, dict[str, list[float]]] = {}
-    if measurement.pooled is None:
+    if not measurement.pools:
         return found
     table = directory.scores()
     documents = table["document"].to_pylist()

@@ -16,15 +16,18 @@ from wherewhat.lab.encoding_study.records import Recorder
 from wherewhat.lab.encoding_study.scores import AXES, HeldOut, by_head, fold, score, unfold
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
-from wherewhat.measures.attention import effective_rank
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.attention.weights import effective_rank
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
-from wherewhat.measures.patterns import PatternConfig, pattern_statistics
-from wherewhat.measures.planes.measurement import PlanesConfig, layer_scores
-from wherewhat.measures.residual import RESIDUAL, ResidualConfig
-from wherewhat.measures.statistics import next_token_loss
+from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.heads.patterns import pattern_statistics
+from wherewhat.measures.planes.layer import layer_scores
+from wherewhat.measures.planes.measurement import PlanesConfig
+from wherewhat.measures.residual.measurement import ResidualConfig
+from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.tensors import next_token_loss
 
 CONTEXT = RECIPE.training.context
 WATCH = replace(RECIPE.watch, plane_documents=2)
@@ -100,7 +103,7 @@ def test_losses_ranks_and_induction(encoding, held_out):
         logits = subject.run(ids[None], lambda _: None, logits=True)
         assert float(found["loss"][index]) == pytest.approx(next_token_loss(logits, ids[None]), abs=1e-5)
     for index in range(WATCH.documents):
-        measured = RESIDUAL.measure(subject, held_out.windows[index : index + 1], ResidualConfig(strengths=(0.0,)))
+        measured = measure_residual(subject, held_out.windows[index : index + 1], ResidualConfig(strengths=(0.0,)))
         assert float(found["loss_additive"][index]) == pytest.approx(measured.whole["loss_additive"], abs=1e-4)
     layers = layers_of(subject, held_out.windows[: WATCH.rank_documents])
     for name in ("q", "k"):

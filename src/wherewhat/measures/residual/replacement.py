@@ -7,37 +7,20 @@ fit of that very pass, or an axis is taken out of them. λ = 1 is the model itse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import AxesFit
-from wherewhat.measures.axes.measurement import fit_layer
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Measurement, Metric, Subject, option
-from wherewhat.measures.statistics import allowed_change, next_token_loss
+from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.residual.measurement import ResidualConfig
+from wherewhat.measures.tensors import allowed_change, next_token_loss
 
 _FAITHFUL = 1e-3
 """Share of the loss that a replacement which changes nothing may change."""
-
-
-@dataclass(frozen=True)
-class ResidualConfig:
-    """Options of the residual experiment."""
-
-    strengths: tuple[float, ...] = option((0.0, 0.25, 0.5, 0.75, 1.0), "values of λ, in all heads at once")
-    layers: bool = option(True, "also make each layer additive by itself, the others left alone")
-    axes: bool = option(True, "also take each axis out of all heads' logits")
-    block_mib: int = option(64, "memory for one block of logits, in MiB")
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if not self.strengths or len(set(self.strengths)) < len(self.strengths):
-            raise ConfigError(f"strengths={self.strengths}: give one or more different values of λ")
-        if self.block_mib < 1:
-            raise ConfigError(f"block_mib is {self.block_mib}: at least 1 MiB is needed")
 
 
 def mixed_attention(
@@ -96,7 +79,8 @@ def _taken_out(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor
     return less + (before - after)
 
 
-def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
+def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
+    """Return the loss with the non-additive part of the logits scaled down."""
     found: dict[int, torch.dtype] = {}
     plain = subject.run(ids, lambda attention: found.update({attention.layer: attention.rot_q.dtype}), logits=True)
     assert plain is not None
@@ -132,45 +116,3 @@ def _measure(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentS
     )
     curve = Curve(torch.tensor([[s, x] for s, x in sorted(by_strength.items())]), ("strength", "strength and loss"))
     return DocumentScores(layers, whole, {"loss_by_strength": curve})
-
-
-RESIDUAL = Measurement(
-    name="residual",
-    revision=2,
-    summary="What the loss becomes when the part of the logits that is not additive is turned down.",
-    config=ResidualConfig,
-    measure=_measure,
-    twins=(),
-    metrics=(
-        Metric("loss", "loss", "nats", "Mean next-token loss of the untouched model."),
-        Metric("loss_strength_1", "loss at λ = 1", "nats", "The same through the replacement: must equal the loss."),
-        Metric("loss_strength_0.75", "loss at λ = 0.75", "nats", "Loss with three quarters of the residual."),
-        Metric("loss_strength_0.5", "loss at λ = 0.5", "nats", "Loss with half of the residual."),
-        Metric("loss_strength_0.25", "loss at λ = 0.25", "nats", "Loss with a quarter of the residual."),
-        Metric("loss_strength_0", "loss at λ = 0", "nats", "Loss when all heads' logits are exactly additive."),
-        Metric(
-            "cost_without_a",
-            "cost without distance",
-            "nats",
-            "Rise of the loss without the distance term; a sink column keeps its weight.",
-        ),
-        Metric(
-            "cost_without_c",
-            "cost without key",
-            "nats",
-            "Rise of the loss without the key term; a sink column keeps its weight.",
-        ),
-        Metric(
-            "additive_cost_of_layer",
-            "cost of one layer",
-            "nats",
-            "Rise of the loss when one layer alone is made additive, mean over layers.",
-        ),
-    ),
-    limits=(
-        "The fit is that of the text at hand: it knows the whole text, later tokens included, so the loss at λ < 1 is "
-        "what the best additive logits would allow, not what a model trained to be additive would reach. Where a "
-        "layer has a sink column, taking an axis out changes how the keys share what the sink leaves them, and not the "
-        "sink's own weight."
-    ),
-)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.measurement import LayerScores, Measurement, Metric, option, per_layer
+from wherewhat.errors import MeasureError
+from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.measurement import LayerScores
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -191,41 +192,6 @@ class SpreadSums:
         )
 
 
-SPREAD_METRICS = (
-    Metric(
-        "entropy",
-        "entropy",
-        "nats",
-        "How many keys a query spreads over: e to this power; the control is attention that spreads evenly.",
-        "entropy_uniform",
-        "even spread",
-    ),
-    Metric(
-        "sink_mass",
-        "sink mass",
-        "",
-        "Share of attention parked on the first tokens; the control is what even attention would put there.",
-        "sink_mass_uniform",
-        "even spread",
-    ),
-)
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Options of the attention measurement."""
-
-    sink_tokens: int = option(1, "number of first tokens that count as attention sink")
-    block_mib: int = option(32, "memory for one block of attention weights, in MiB")
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if self.sink_tokens < 1:
-            raise ConfigError(f"sink_tokens is {self.sink_tokens}: at least 1 token is needed")
-        if self.block_mib < 1:
-            raise ConfigError(f"block_mib is {self.block_mib}: at least 1 MiB is needed")
-
-
 @dataclass(frozen=True)
 class AttentionStats(AttentionSpread):
     """Statistics of one layer's attention on one document: its spread, and the rank of queries and keys.
@@ -262,7 +228,8 @@ def attention_stats(attention: LayerAttention, config: AttentionConfig) -> Atten
     )
 
 
-def _scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
+def layer_scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
+    """Return entropy, sink mass and ranks of every head of a layer."""
     stats = attention_stats(attention, config)
     heads = stats.heads() | {"q_rank": stats.q_rank, "k_rank": stats.k_rank}
     for name, values in heads.items():
@@ -273,35 +240,3 @@ def _scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
         heads=heads,
         whole=stats.controls() | {"rank_gaussian": stats.gaussian_rank},
     )
-
-
-ATTENTION = Measurement(
-    name="attention",
-    revision=2,
-    summary="Attention entropy, sink mass and effective rank of queries and keys, per head.",
-    config=AttentionConfig,
-    measure=per_layer(_scores),
-    metrics=(
-        *SPREAD_METRICS,
-        Metric(
-            "q_rank",
-            "rank of q",
-            "",
-            "How many directions the queries use; the control is noise. Near 1, all tokens ask the same question.",
-            "rank_gaussian",
-            "noise",
-        ),
-        Metric(
-            "k_rank",
-            "rank of k",
-            "",
-            "How many directions the keys use; the control is noise. Near 1, all tokens look alike.",
-            "rank_gaussian",
-            "noise",
-        ),
-    ),
-    limits=(
-        "Entropy and sink mass describe where attention goes, not what it does to the output; both depend on the "
-        "text and its length. Effective rank counts directions, not how much they matter to the logits."
-    ),
-)

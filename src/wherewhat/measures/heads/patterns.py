@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention import (
-    SPREAD_METRICS,
-    AttentionConfig,
+from wherewhat.errors import MeasureError
+from wherewhat.measures.attention.weights import (
     AttentionSpread,
     SpreadSums,
     WeightBlock,
@@ -20,7 +18,8 @@ from wherewhat.measures.attention import (
     rank_one_share,
     weight_blocks,
 )
-from wherewhat.measures.measurement import Curve, Metric, option
+from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.measurement import Curve
 
 
 @dataclass(frozen=True)
@@ -184,19 +183,6 @@ class TargetSums:
 
 
 @dataclass(frozen=True)
-class PatternConfig(AttentionConfig):
-    """Options of the pattern statistics."""
-
-    max_lag: int = option(256, "largest distance between query and key that slashes are looked for at")
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        if self.max_lag < 1:
-            raise ConfigError(f"max_lag is {self.max_lag}: at least 1 is needed, the previous token")
-
-
-@dataclass(frozen=True)
 class RankOne:
     """Rank-one share of queries and keys before rotation: 1 if all tokens are multiples of one.
 
@@ -327,100 +313,3 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
     }
     defined = {name: value for name, value in controls.items() if not math.isnan(value)}
     return heads | stats.spread.heads(), defined, curves
-
-
-_EVEN = "even spread"
-_NOISE = "noise"
-
-METRICS = (
-    Metric(
-        "slash_max",
-        "slash",
-        "",
-        "Mean attention at the one distance that gets the most: 1 is a head that always looks the same number of "
-        "tokens back. The control is the most that even attention has at a distance.",
-        "slash_max_uniform",
-        _EVEN,
-    ),
-    Metric(
-        "slash_lag",
-        "distance of the slash",
-        "tokens",
-        "The distance back that gets the most attention; it means something where the slash is above its control.",
-    ),
-    Metric(
-        "previous_token",
-        "previous token",
-        "",
-        "Mean attention on the token just before.",
-        "previous_token_uniform",
-        _EVEN,
-    ),
-    Metric(
-        "duplicate_token",
-        "duplicate token",
-        "",
-        "Attention on earlier occurrences of the same token, mean over tokens that have one in sight.",
-        "duplicate_token_uniform",
-        _EVEN,
-    ),
-    Metric(
-        "induction",
-        "induction",
-        "",
-        "Attention on what came after earlier occurrences of the same token, mean over tokens that have one in sight: "
-        "it came next before, so it may again.",
-        "induction_uniform",
-        _EVEN,
-    ),
-    Metric(
-        "retrieval",
-        "retrieval",
-        "",
-        "Attention on occurrences of the token that the text goes on with, mean over tokens that have one in sight: "
-        "what a head attends to that copies it.",
-        "retrieval_uniform",
-        _EVEN,
-    ),
-    Metric(
-        "retrieval_argmax",
-        "retrieval, top key",
-        "",
-        "How often the most attended key is the token that the text goes on with; the control is a key at random.",
-        "retrieval_uniform",
-        "random key",
-    ),
-    Metric(
-        "rank_one_q",
-        "rank one of q",
-        "",
-        "How much of the queries, before rotation, is one direction; at 1 all tokens ask the same question.",
-        "rank_one_gaussian",
-        _NOISE,
-    ),
-    Metric(
-        "rank_one_k",
-        "rank one of k",
-        "",
-        "How much of the keys, before rotation, is one direction; at 1 all tokens look alike.",
-        "rank_one_gaussian",
-        _NOISE,
-    ),
-    Metric(
-        "rank_one_q_centred",
-        "rank one of q - mean",
-        "",
-        "How much of what sets queries apart from their mean is one direction.",
-        "rank_one_gaussian",
-        _NOISE,
-    ),
-    Metric(
-        "rank_one_k_centred",
-        "rank one of k - mean",
-        "",
-        "How much of what sets keys apart from their mean is one direction.",
-        "rank_one_gaussian",
-        _NOISE,
-    ),
-    *SPREAD_METRICS,
-)

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    Curve,
-    DocumentScores,
-    Measurement,
-    Metric,
-    PromptSet,
-    Question,
-    Subject,
-    option,
-)
+from wherewhat.measures.measurement import Curve, DocumentScores, Question, Subject
+from wherewhat.measures.prompts.measurement import _THIRDS, PromptsConfig
 from wherewhat.measures.statistics import share_bounds
 
 
@@ -76,44 +67,8 @@ def answer(subject: Subject, question: Question) -> Answer:
     )
 
 
-_SIZE = {"binding": "pairs", "numbers": "length", "letters": "pairs"}
-"""Kinds with a question, and the option that says how many alternatives there are."""
-
-_THIRDS = ("first", "middle", "last")
-
-
-@dataclass(frozen=True)
-class PromptsConfig:
-    """Options of the prompts measurement."""
-
-    kinds: tuple[str, ...] = option(
-        tuple(_SIZE), "binding (who likes what), numbers (which place), letters (which pair)"
-    )
-    sizes: tuple[int, ...] = option((4, 8, 16, 32), "numbers of alternatives: pairs, or symbols of a list")
-    count: int = option(12, "prompts of each kind and size; answers stand in every place equally often")
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        for kind in self.kinds:
-            if kind not in _SIZE:
-                raise ConfigError(f"there are no questions of the kind '{kind}': known: {', '.join(_SIZE)}")
-        if not self.kinds or not self.sizes or min(self.sizes) < 2:
-            raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give one or more, sizes from 2 on")
-        if len(set(self.kinds)) < len(self.kinds) or len(set(self.sizes)) < len(self.sizes):
-            raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give each once")
-        if self.count < 1:
-            raise ConfigError(f"count is {self.count}: at least 1 prompt is needed")
-
-
-def _sets(config: PromptsConfig) -> Sequence[PromptSet]:
-    return [
-        PromptSet(f"{kind}-{size}", kind, config.count, {_SIZE[kind]: size})
-        for kind in config.kinds
-        for size in config.sizes
-    ]
-
-
-def _measure(subject: Subject, question: Question, config: PromptsConfig) -> DocumentScores:
+def measure_question(subject: Subject, question: Question, config: PromptsConfig) -> DocumentScores:
+    """Return whether the model answers a question, and with which log-probability."""
     del config
     found = answer(subject, question)
     chance = 1 / len(question.candidates)
@@ -131,7 +86,7 @@ def _third(place: float) -> int:
     return 0 if 3 * place < 1 else 2 if 3 * place > 2 else 1
 
 
-def _together(documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
+def combine_prompts(documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
     """Accuracy of each kind by size and third of the answer's place, NaN where there is no prompt."""
     right = [document.whole["accuracy"] for document in documents]
     whole = {"accuracy_together": sum(right) / len(right)}
@@ -168,74 +123,3 @@ def _by_third(kind: str, counts: Tensor, accuracy: Tensor, chance: Tensor) -> di
             found |= {name: share, f"{name}_low": low, f"{name}_high": high}
             found[f"chance_{kind}_{third}"] = float(chance[whole, column].mean())
     return found
-
-
-def _metrics(config: PromptsConfig) -> tuple[Metric, ...]:
-    words = []
-    for kind in config.kinds:
-        what = "symbols" if kind == "numbers" else "pairs"
-        parts = [("", kind), *((f"_{size}", f"{kind}, {size} {what}") for size in config.sizes)]
-        words += [
-            Metric(
-                f"accuracy_{kind}{suffix}",
-                title,
-                "",
-                "Share of right answers among the candidates.",
-                f"chance_{kind}{suffix}",
-                "chance",
-                proportion=True,
-            )
-            for suffix, title in parts
-        ]
-        words += [
-            Metric(
-                name := f"accuracy_{kind}_{third}",
-                f"{kind}, answer in the {third} third",
-                "",
-                "Share of right answers, the mean over sizes with prompts in all thirds: each counts alike, so that "
-                "thirds do not differ by size.",
-                f"chance_{kind}_{third}",
-                "chance",
-                bounds=(f"{name}_low", f"{name}_high"),
-            )
-            for third in _THIRDS
-        ]
-    return tuple(words)
-
-
-PROMPTS = Measurement(
-    name="prompts",
-    revision=2,
-    summary="Whether the model finds what a prompt asks for, by kind of question, length and place of the answer.",
-    config=PromptsConfig,
-    measure=_measure,
-    prompts=_sets,
-    combine=_together,
-    more_metrics=_metrics,
-    metrics=(
-        Metric(
-            "accuracy",
-            "right answers",
-            "",
-            "Share of prompts where the right answer is the most likely of the candidates.",
-            "chance",
-            "chance",
-            proportion=True,
-        ),
-        Metric(
-            "said",
-            "said unprompted",
-            "",
-            "Share where the likeliest token of all begins the right answer.",
-            proportion=True,
-        ),
-        Metric("answer_logprob", "log-probability", "nats", "Mean log-probability of the right answer."),
-        Metric("answer_margin", "margin", "nats", "The same less that of the best wrong candidate."),
-    ),
-    limits=(
-        "Made-up prompts in one wording: another wording, or more solved examples, may give other numbers. Intervals "
-        "are over prompts. Thirds of the list are means over sizes, each of which counts alike; of 4 places one is in "
-        "the first, two in the middle and one in the last. A small model's failure says nothing of the mechanism; "
-        "where its heads look on the same prompts is measured by heads --prompts."
-    ),
-)

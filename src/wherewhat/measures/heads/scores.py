@@ -5,143 +5,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.errors import MeasureError
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
-from wherewhat.measures.measurement import (
-    KEYS_MIX,
-    Curve,
-    DocumentScores,
-    LayerScores,
-    Measurement,
-    Metric,
-    Subject,
-    option,
-)
-from wherewhat.measures.patterns import METRICS as PATTERN_METRICS
-from wherewhat.measures.patterns import PatternConfig, layer_scores, pattern_statistics
-from wherewhat.measures.statistics import correlation, over_documents
+from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
+from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
+from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries, reference_scores
-from wherewhat.measures.swaps.scores import LABELS, TAU, label
-
-
-@dataclass(frozen=True)
-class HeadsConfig(PatternConfig):
-    """Options of the heads measurement."""
-
-    queries: int = option(16, "number of queries, spread evenly up to the last; 1 is the last alone, 0 all")
-    positions: tuple[int, ...] = option((), "positions of the queries instead; negative ones count from the end")
-    tau: float = option(TAU, "temperature of the weights of swaps")
-    block: int = option(1, "tokens per swapped block")
-    skip: int = option(0, "leave the first so many keys where they are (attention sinks)")
-    gamma: float = option(0.1, "pure is a score of at least 1 - gamma beside one of at most gamma")
-    taus: tuple[float, ...] = option((1e-3, 1e-2, 1e-1), "other temperatures, to show the sensitivity")
-    blocks: tuple[int, ...] = option((2, 8, 32), "other block sizes, to show the sensitivity")
-    rerun: bool = option(True, "run layers once per swap whose keys are not made token by token; else leave them out")
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        if self.queries < 0:
-            raise ConfigError(f"queries is {self.queries}: give a number of queries, or 0 for all")
-        if any(tau <= 0 for tau in (self.tau, *self.taus)):
-            raise ConfigError(f"tau={min((self.tau, *self.taus)):g} must be positive: it divides the weights of swaps")
-        if any(block < 1 for block in (self.block, *self.blocks)):
-            raise ConfigError(f"block={min((self.block, *self.blocks))}: a block has at least 1 token")
-        if not 0 < self.gamma < 0.5:
-            raise ConfigError(f"gamma={self.gamma:g} must be between 0 and 0.5")
-        if self.skip < 0:
-            raise ConfigError(f"skip={self.skip} must not be negative")
-
-
-METRICS = (
-    Metric(
-        "s_pos",
-        "positional score",
-        "",
-        "1 where attention stays in its places when two tokens change theirs: the head looks at where.",
-    ),
-    Metric(
-        "s_sym",
-        "symbolic score",
-        "",
-        "1 where attention goes along with the tokens that change places: the head looks at what. Even attention has "
-        "both.",
-    ),
-    Metric("heads_positional", "pure positional heads", "", "Share of heads with a high positional score alone."),
-    Metric("heads_symbolic", "pure symbolic heads", "", "Share of heads with a high symbolic score alone."),
-    Metric("heads_uniform", "uniform heads", "", "Share of heads with both scores high: their attention is even."),
-    Metric("heads_mixed", "mixed heads", "", "Share of all other heads."),
-    Metric(
-        "s_pos_logits",
-        "positional, of logits",
-        "",
-        "The positional score from logits and all pairs alike: no softmax, no temperature.",
-    ),
-    Metric("s_sym_logits", "symbolic, of logits", "", "The symbolic score from logits and all pairs alike."),
-    Metric(
-        "exclusion",
-        "exclusion",
-        "",
-        "Squared deviations from both over the variance of logits, smallest over queries: never below 1.",
-    ),
-    Metric("corr_pos_sym", "positional ~ symbolic", "", "Correlation of the two scores over heads."),
-    Metric(
-        "mean_frequency",
-        "mean frequency ID",
-        "",
-        "Mean rank of the RoPE planes a head uses, weighted by its largest logit from each: 1 turns fastest.",
-        "mean_frequency_even",
-        "even use",
-    ),
-    Metric("corr_pos_frequency", "positional ~ frequency", "", "Correlation over heads with the mean frequency ID."),
-    Metric("corr_sym_frequency", "symbolic ~ frequency", "", "Correlation over heads with the mean frequency ID."),
-    Metric("r", "r of three axes", "", "Correlation of logits with a[i-j] + b[i] + c[j]; see the axes measurement."),
-    Metric("r_a", "distance alone", "", "Correlation of logits with a distance curve alone."),
-    Metric("r_c", "key alone", "", "Correlation of logits with a key term alone."),
-    Metric(
-        "corr_pos_distance",
-        "positional ~ distance",
-        "",
-        "Correlation over heads: do positional heads have logits made of distance.",
-    ),
-    Metric(
-        "corr_sym_key",
-        "symbolic ~ key",
-        "",
-        "Correlation over heads: do symbolic heads have logits made of a key term.",
-    ),
-    Metric("corr_pos_r", "positional ~ r", "", "Correlation over heads of the positional score with r."),
-    Metric("rerun", "layers run again", "", "Share of layers whose keys are not made token by token."),
-    *PATTERN_METRICS,
-)
-
-LIMITS = (
-    "Scores are of swaps of two tokens at the chosen queries of these texts: another text, another query, larger "
-    "blocks or another temperature (stored as curves) give other numbers. With a small temperature the weights of "
-    "swaps fall on the pairs with the largest difference in attention, so a head with a sink is judged by what happens "
-    "when the sink is swapped away (leave it in place with skip=1). Intervals of a head's scores are Student's "
-    "over the means of documents; those of a single document are over its queries, and say nothing of other texts. "
-    "Attention on a kind of token is not yet what the head does to the output."
-)
-
-
-PAIRS = {
-    "corr_pos_sym": ("s_pos", "s_sym"),
-    "corr_pos_frequency": ("s_pos", "mean_frequency"),
-    "corr_sym_frequency": ("s_sym", "mean_frequency"),
-    "corr_pos_distance": ("s_pos", "r_a"),
-    "corr_sym_key": ("s_sym", "r_c"),
-    "corr_pos_r": ("s_pos", "r"),
-}
-"""Correlations over heads, by name."""
+from wherewhat.measures.swaps.scores import label
+from wherewhat.measures.tensors import correlation, over_documents
 
 
 def relations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
@@ -156,7 +35,8 @@ def relations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
     return found
 
 
-def _measure(subject: Subject, ids: Tensor, config: HeadsConfig) -> DocumentScores:
+def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> DocumentScores:
+    """Score every head on one text: swaps, patterns, axes and frequencies."""
     queries = choose_queries(ids.shape[1], count=config.queries, positions=config.positions)
     mixing = subject.key_mixing()
     found: dict[int, LayerScores] = {}
@@ -276,7 +156,7 @@ def _shares(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, float]:
     return found
 
 
-def _together(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
+def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
     """Means, intervals and labels of every head over all documents, each of which counts once."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):
@@ -288,15 +168,3 @@ def _together(documents: Sequence[DocumentScores], config: HeadsConfig) -> Docum
         heads = _summary(s_pos, s_sym, config.gamma)
         layers.append(LayerScores(same[0].layer, {f"{name}_together": values for name, values in heads.items()}))
     return DocumentScores(layers)
-
-
-HEADS = Measurement(
-    name="heads",
-    revision=3,
-    summary="Whether every head is positional or symbolic, beside the other things that say what it does.",
-    config=HeadsConfig,
-    measure=_measure,
-    combine=_together,
-    metrics=METRICS,
-    limits=LIMITS,
-)
