@@ -25,8 +25,8 @@ from wherewhat.cli.terminal import Table, TerminalProgress
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.models.loaded import Weights
 from wherewhat.models.positions import max_positions
+from wherewhat.models.source import Weights
 from wherewhat.report.plan import STEPS, Step
 from wherewhat.report.report import make_report
 from wherewhat.runs.directory import RunDirectory

@@ -8,7 +8,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +27,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 def plugins(group: str) -> dict[str, Any]:
     """Load what installed packages, this one included, add under an entry point group, by name."""
+    from importlib.metadata import entry_points
+
     return {point.name: point.load() for point in entry_points(group=group)}
 
 

@@ -434,8 +434,3 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
     subject.run(text.ids, lambda layer: layers.append(measurement.measure(layer, config)))
     measurement.check(layers)
     return DocumentScores(layers, measurement.pooled(layers))
-
-
-def option(default: Any, help_text: str) -> Any:
-    """A config field with a default and one line of help."""
-    return field(default=default, metadata={"help": help_text})

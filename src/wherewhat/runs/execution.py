@@ -47,7 +47,7 @@ from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
     from wherewhat.captures.proof import Proof
-    from wherewhat.models.loaded import Weights
+    from wherewhat.models.source import Weights
     from wherewhat.runs.request import ModelRequest
 
 

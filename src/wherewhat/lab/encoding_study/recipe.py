@@ -11,9 +11,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.lab.config import EncodingName, LabConfig
 from wherewhat.lab.language import VOCABULARY, LanguageConfig
-from wherewhat.measures.measurement import option
 from wherewhat.measures.perturb.measurement import KINDS
-from wherewhat.options import build_config, check_seed, config_values, nearest, read_recipe_file
+from wherewhat.options import build_config, check_seed, config_values, nearest, option, read_recipe_file
 
 ENCODINGS: tuple[str, ...] = get_args(EncodingName)
 

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    LayerMeasurement,
-    LayerScores,
-    Metric,
-    option,
-)
+from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric
+from wherewhat.options import option
 
 SPREAD_METRICS = (
     Metric(

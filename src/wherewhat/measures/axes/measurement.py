@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    Capacity,
-    DocumentScores,
-    LayerMeasurement,
-    LayerScores,
-    Metric,
-    ReportRun,
-    option,
-)
+from wherewhat.measures.measurement import Capacity, DocumentScores, LayerMeasurement, LayerScores, Metric, ReportRun
+from wherewhat.options import option
 
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention

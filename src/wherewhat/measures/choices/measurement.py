@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from wherewhat.measures.measurement import ChoicesMeasurement, DocumentScores, Metric, Subject, option
+from wherewhat.measures.measurement import ChoicesMeasurement, DocumentScores, Metric, Subject
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, labels, percent
+from wherewhat.options import option
 
 if TYPE_CHECKING:
     from wherewhat.measures.choices.answers import Choices

@@ -19,8 +19,8 @@ from wherewhat.measures.measurement import (
     Subject,
     Text,
     TextMeasurement,
-    option,
 )
+from wherewhat.options import option
 
 if TYPE_CHECKING:
     from wherewhat.extend.method import LengthMethod

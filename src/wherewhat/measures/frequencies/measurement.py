@@ -6,17 +6,9 @@ import re
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    Capacity,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    option,
-)
+from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
 from wherewhat.measures.swaps import TAU
+from wherewhat.options import option
 
 BANDS = 4
 

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
-from wherewhat.measures.measurement import (
-    Capacity,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    option,
-)
+from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
 from wherewhat.measures.swaps import TAU
+from wherewhat.options import option
 
 
 @dataclass(frozen=True)

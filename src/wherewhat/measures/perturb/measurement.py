@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    Capacity,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    option,
-)
-from wherewhat.options import check_seed, nearest
+from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.options import check_seed, nearest, option
 
 KINDS: dict[str, str] = {
     "words": "words transposed",

@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherewhat.measures.measurement import (
-    Capacity,
-    LayerMeasurement,
-    LayerScores,
-    Metric,
-    ReportRun,
-    option,
-)
+from wherewhat.measures.measurement import Capacity, LayerMeasurement, LayerScores, Metric, ReportRun
+from wherewhat.options import option
 
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention

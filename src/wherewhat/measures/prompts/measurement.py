@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    DocumentScores,
-    Metric,
-    PromptSet,
-    Question,
-    QuestionMeasurement,
-    Subject,
-    option,
-)
+from wherewhat.measures.measurement import DocumentScores, Metric, PromptSet, Question, QuestionMeasurement, Subject
+from wherewhat.options import option
 
 _SIZE = {"binding": "pairs", "numbers": "length", "letters": "pairs"}
 """Kinds with a question, and the option that says how many alternatives there are."""

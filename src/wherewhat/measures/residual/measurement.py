@@ -9,14 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    DocumentScores,
-    Metric,
-    Subject,
-    Text,
-    TextMeasurement,
-    option,
-)
+from wherewhat.measures.measurement import DocumentScores, Metric, Subject, Text, TextMeasurement
+from wherewhat.options import option
 
 
 @dataclass(frozen=True)

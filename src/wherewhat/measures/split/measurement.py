@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    DocumentScores,
-    DocumentsMeasurement,
-    Metric,
-    Subject,
-    Text,
-    option,
-)
+from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Metric, Subject, Text
 from wherewhat.measures.split import LEAST_DOCUMENTS
+from wherewhat.options import option
 
 _LEAST = 4
 """Tokens that a triangle of logits needs."""
