@@ -30,7 +30,7 @@ from wherewhat.measures.choices.answers import (
     paired,
     with_behind,
 )
-from wherewhat.measures.choices.measurement import ChoicesConfig, ItemChoices
+from wherewhat.measures.choices.measurement import ChoicesConfig
 from wherewhat.measures.measurement import DocumentScores, Spans, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
@@ -38,7 +38,7 @@ from wherewhat.report.result import run
 from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import blank, item_choices
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import summarise
+from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.questions import read_items
 
@@ -285,7 +285,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
         options={"rates": "0,0.2,0.5", "kinds": "words,position_gaps"},
     )
     directory = run(request, out=tmp_path)
-    found = {summary.metric.name: summary for summary in summarise(ItemChoices(), directory)}
+    found = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
     table = directory.scores().to_pydict()
     right = [v for m, d, v in zip(table["metric"], table["document"], table["value"], strict=True) if m == "accuracy"]
     assert len(right) == 6

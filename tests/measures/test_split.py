@@ -20,7 +20,6 @@ from models.conftest import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import Measurement
-from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.split.documents import split_documents
 from wherewhat.measures.split.logits import logit_split, squares
 from wherewhat.measures.split.measurement import SplitConfig, SplitMeasurement
@@ -28,7 +27,7 @@ from wherewhat.measures.split.statistics import position_share
 from wherewhat.report.result import run
 from wherewhat.runs.execution import estimate, load
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import summarise
+from wherewhat.runs.results import StoredRun
 
 GPT2 = {"vocab_size": 16, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
 
@@ -334,7 +333,7 @@ def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     found = stored(directory, "q_position", 0)
     for head in range(4):
         assert found[head] == pytest.approx(dense_share(q[:, head, 1:].double())[1], rel=1e-4)
-    summaries = {summary.metric.name: summary for summary in summarise(find_measurement("split"), directory)}
+    summaries = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
     assert set(summaries) == {metric.name for metric in SplitMeasurement.metrics}
     overall = summaries["q_position"].overall
     assert overall.n == 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -48,27 +48,26 @@ def help_text(measurement: Measurement) -> str:
 def execute(measurement: Measurement, given: Given) -> None:
     """Measure the model and its control models, and show the numbers side by side."""
     from wherewhat.cli.tables import by_kind, by_layer, compared, headline
-    from wherewhat.options import build_config
     from wherewhat.runs.execution import run_with_controls
-    from wherewhat.runs.results import stored_kinds, summarise
+    from wherewhat.runs.results import StoredRun
 
     controls = measurement.controls if given.control and given.request.model.weights == "trained" else ()
     progress = TerminalProgress(Console(stderr=True))
     made = run_with_controls(given.request, controls, out=given.out, progress=progress)
-    directories = list(made.runs.values())
-    summaries = [(weights, summarise(measurement, directory)) for weights, directory in made.runs.items()]
+    runs = {weights: StoredRun(directory) for weights, directory in made.runs.items()}
+    summaries = [(weights, run.summaries()) for weights, run in runs.items()]
+    first = next(iter(runs.values()))
     console = Console()
-    config = build_config(measurement.config, cast("dict[str, Any]", directories[0].config["options"]))
     estimates = {summary.metric.name: summary.overall for summary in summaries[0][1]}
-    if comparison := measurement.compare(estimates, config):
+    if comparison := measurement.compare(estimates, first.config):
         console.print(*compared(comparison, summaries[0][1], width=console.width), sep="\n")
         shown = {metric.name for metric in measurement.metrics}
         summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
     elif any(summary.layers for summary in summaries[0][1]):
         console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
-        if kinds := stored_kinds(directories[0]):
-            console.print(by_kind(summaries, kinds, width=console.width))
+        if first.kinds:
+            console.print(by_kind(summaries, first.kinds, width=console.width))
     console.print(headline(measurement, summaries, left_out=made.left_out))
-    for directory in directories:
+    for directory in made.runs.values():
         # soft_wrap keeps the path whole, to be copied or read by a script
         console.print(str(directory.path), soft_wrap=True, markup=False, highlight=False)

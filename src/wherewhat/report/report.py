@@ -74,7 +74,7 @@ def make_report(
         "learning": [learning(study) for study in studies],
         "command": _command(listed, given, documents=len(given.documents), tokens=tokens, multihop=multihop),
     }
-    hashes = [directory.config_hash for _, runs in made for _, directory in runs.finished]
+    hashes = [run.directory.config_hash for _, runs in made for _, run in runs.finished]
     key = config_hash({"runs": list(hashes), "studies": [study.path.name for study in studies]})
     profiled = [Profiled(name, headline(runs), runs.left_out) for name, (_, runs) in zip(names, made, strict=True)]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
