@@ -25,7 +25,7 @@ from wherewhat.measures.extend.measurement import ExtendConfig, compare
 from wherewhat.measures.extend.text import measure_lengths
 from wherewhat.measures.measurement import DocumentScores
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.files import read_documents
 
@@ -51,7 +51,7 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        loaded = read_model(options.model, device=options.device, dtype=options.dtype)
+        loaded = load(options.model, device=options.device, dtype=options.dtype)
         subject = ModelSubject(loaded)
         trained = options.trained or subject.trained_length()
         config = ExtendConfig(trained=trained, **({"methods": tuple(options.methods)} if options.methods else {}))

@@ -70,11 +70,11 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
     """Load the model and run one part on the first tokens of the embedded prose."""
     import torch
 
-    from wherewhat.models.loader import read_model
+    from wherewhat.models.loader import load
     from wherewhat.text.documents import embedded_documents
 
     torch.set_num_threads(options.threads)
-    loaded = read_model("smollm2", device="cpu")
+    loaded = load("smollm2", device="cpu")
     ids = loaded.encode(embedded_documents()[0].text, tokens=options.tokens)[None]
     with torch.no_grad():
         return PARTS[options.part](loaded, ids, options.heads)

@@ -274,7 +274,7 @@ def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):
         asked.append(request)
         raise WherewhatError("enough")
 
-    monkeypatch.setattr("wherewhat.report.result.run", run)
+    monkeypatch.setattr("wherewhat.report.result.run_request", run)
     with pytest.raises(WherewhatError, match="enough"):
         wherewhat.run("axes", out=tmp_path)
     assert asked == [Request(measurement="axes")]

@@ -64,7 +64,7 @@ def test_what_a_method_replaces_is_not_computed(family, method, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text"])
-@pytest.mark.parametrize("method", map(find_method, METHODS), ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(find_method, METHODS)], ids=lambda m: m.name)
 def test_within_the_training_length_nothing_changes(family, method):
     model, ids = tiny(family), tokens(31)
     plain = model(input_ids=ids, use_cache=False).logits
@@ -114,7 +114,7 @@ def test_blocks_change_nothing(family, method, monkeypatch):
         sizes.append(keys)
         return (slice(a, min(a + 3, attention.n)) for a in range(0, attention.n, 3))
 
-    for module in ("windowed", "rescaled"):
+    for module in ("visibility", "frequencies"):
         monkeypatch.setattr(f"wherewhat.extend.{module}.blocks", of_three)
     parts = method.attend(layer)
     if whole is not None:

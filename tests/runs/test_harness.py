@@ -184,7 +184,7 @@ def test_writing_equals_the_harness_own_model_and_stops(loaded, theirs):
         HarnessModel(loaded).generate_until(instances("generate_until", ("x", {"do_sample": True})))
 
 
-@pytest.mark.parametrize("method", map(find_method, METHODS), ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [*map(find_method, METHODS)], ids=lambda method: method.name)
 def test_under_a_method_scores_are_those_of_one_pass(loaded, method):
     rule = method(window=24) if method in (LMInfinite, InfLLM) else method()
     text, answers = "the dog ran on " * 12, [" far", " to the mat", "!"]

@@ -62,7 +62,7 @@ def text_prefix(tokenizer: Any) -> tuple[int, ...]:
 
 
 @checked(spec=not_loaded, device=torch_name, dtype=torch_name)
-def read_model(
+def load(
     spec: str | os.PathLike[str] = EMBEDDED,
     *,
     weights: Weights = "trained",

@@ -28,9 +28,8 @@ from wherewhat.measures.measurement import (
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement
+from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.loader import read_model
-from wherewhat.models.loader import read_model as load_unproved
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config, config_values
 from wherewhat.progress import Progress, Silent
@@ -284,7 +283,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
 def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
     """The model a request names, not yet proved."""
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return read_model(options.pop("model"), **options, progress=say)
+    return loader.load(options.pop("model"), **options, progress=say)
 
 
 def resolved(
@@ -445,8 +444,8 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
     def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
         """Load a causal language model and prove its capture.
 
-        Options are those of ``read_model``: ``smollm2`` (embedded), a Hugging Face id, a folder or a
-        ``.gguf`` file, and how to load it.
+        Options are those of :func:`wherewhat.models.loader.load`: ``smollm2`` (embedded), a Hugging Face id, a folder
+        or a ``.gguf`` file, and how to load it.
         """
         loaded = load(*args, **options)
         prove(loaded.model)
@@ -455,4 +454,4 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
     return proved
 
 
-load = _then_proved(load_unproved)
+load = _then_proved(loader.load)
