@@ -368,6 +368,10 @@ class Measurement(ABC):
         """Whether :meth:`pooled` is defined."""
         return type(self).pooled is not Measurement.pooled
 
+    def draw(self, run: Any) -> Any:
+        """Return a Plotly figure of a finished :class:`~wherewhat.runs.results.StoredRun`; None for ``figure``."""
+        return None
+
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | None:
         """Return how a report runs it on texts of ``tokens`` tokens; None to leave it out of reports."""
         return None

@@ -237,11 +237,6 @@ FIGURES: dict[str, Callable[..., Figure]] = {
 """Figures by name; each takes a run directory and its own options."""
 
 
-def offered(run: StoredRun) -> str:
-    """Name of the figure that shows a run best."""
-    return run.measurement.figure
-
-
 def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
     """A figure of a finished run.
 
@@ -252,7 +247,9 @@ def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
     """
     import inspect
 
-    name = name or offered(run)
+    if name is None and (drawn := run.measurement.draw(run)) is not None:
+        return drawn
+    name = name or run.measurement.figure
     if name not in FIGURES:
         raise ConfigError(f"there is no figure {name!r}: {nearest(name, FIGURES)}")
     own = [key for key, p in inspect.signature(FIGURES[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]

@@ -113,7 +113,7 @@ class Notes:
 
 
 def _key(request: Request) -> str:
-    """Which request it is; model and texts are in the folder's name, but for the twin."""
+    """Return the key of a request; model and texts are in the folder's name, but not the weights."""
     options: Any = json.loads(json.dumps(dict(request.options)))
     what = {name: getattr(request, name) for name in ("measurement", "documents", "tokens", "beyond")}
     return config_hash({**what, "weights": str(request.model.weights), "options": options})

@@ -43,8 +43,7 @@ def make_report(
     """Measure what is missing and collect everything into a report.
 
     Args:
-        models: The model or its name, or several models to be put side by side; twins of a model count as models of
-            their own.
+        models: The model or its name, or several models to be put side by side; control models count as models.
         out: Folder that holds run directories.
         text: Files, folders or ``-``; None for the embedded text.
         documents: Documents of the decomposition; the first four by default.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import find_method
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
@@ -28,6 +29,7 @@ from wherewhat.report.data import (
     rounded,
 )
 from wherewhat.report.excerpt import Look
+from wherewhat.report.figures import figure
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.results import StoredRun
@@ -249,6 +251,7 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),
         "bands": bands(runs),
+        "others": others(runs),
         "method": [
             {"name": made.name, "summary": made.summary, "limits": made.limits}
             for made in dict.fromkeys(run.measurement for _, run in runs.finished)
@@ -258,16 +261,50 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
     }
 
 
+_DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
+"""Measurements that have parts of the page to themselves."""
+
+
+def others(runs: Runs) -> list[dict[str, Any]]:
+    """Every other measurement: its metrics with intervals and controls, and its figure."""
+    found = []
+    for name in dict.fromkeys(request.measurement for request, _ in runs.finished if request.measurement not in _DRAWN):
+        run = runs.find(name)
+        if run is None:
+            continue
+        beside = {
+            weights: {summary.metric.name: summary.overall for summary in other.summaries()}
+            for weights, other in runs.weights(name).items()
+            if weights != runs.own
+        }
+        rows = [
+            {
+                "title": summary.metric.title,
+                "unit": summary.metric.unit,
+                "reading": summary.metric.reading,
+                "value": _plain(summary.overall),
+                "control": rounded(summary.control),
+                "control_title": summary.metric.control_title,
+                "controls": {weights: _plain(named[metric]) for weights, named in beside.items() if metric in named},
+            }
+            for summary in run.summaries()
+            for metric in [summary.metric.name]
+        ]
+        try:
+            drawn = json.loads(figure(run).to_json())
+        except ConfigError:  # without scores of single heads there is no map of them
+            drawn = None
+        found.append({"name": name, "summary": run.measurement.summary, "rows": rows, "figure": drawn})
+    return found
+
+
+def _plain(value: Interval) -> dict[str, Any]:
+    return {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
+
+
 def _number(number: Number) -> dict[str, Any]:
     def plain(given: Value) -> dict[str, Any]:
-        value: Interval = given.value
-        return {
-            "name": given.name,
-            "mean": rounded(value.mean),
-            "low": rounded(value.low),
-            "high": rounded(value.high),
-            "n": value.n,
-        }
+        return {"name": given.name, **_plain(given.value)}
 
     return {
         "title": number.title,
