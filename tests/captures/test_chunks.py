@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from captures.tiny import Kept, run, tiny, tokens
+from helpers.capture import Kept, run, tiny, tokens
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.chunk_masks import Piece, PieceMask
 from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks

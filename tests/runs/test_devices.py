@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from captures.tiny import tiny, tokens
-from models.conftest import save_model
+from helpers.capture import tiny, tokens
+from helpers.models import on_disk, save_model
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.measures.measurement import Text
 from wherewhat.measures.registry import find_measurement
 from wherewhat.report.result import run
-from wherewhat.runs.execution import load
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject
 
@@ -117,21 +116,6 @@ def test_the_mock_refuses_what_two_devices_refuse():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-def on_disk(folder, tmp_path):
-    """The model with its first layer in memory and the others on disk, fetched by accelerate when they are run."""
-    from transformers import AutoModelForCausalLM
-
-    plain = load(folder)
-    names = [name for name, _ in plain.model.named_modules() if name.count(".") == 2 and name.split(".")[-1].isdigit()]
-    places = {name: "cpu" if index == 0 else "disk" for index, name in enumerate(names)}
-    places |= {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, device_map=places, offload_folder=str(tmp_path / "offload"), use_safetensors=True
-    )
-    assert any(parameter.is_meta for parameter in model.parameters())
-    return plain, replace(plain, model=model.eval())
 
 
 @pytest.mark.parametrize(("name", "chunk"), [("axes", None), ("axes", 8), ("heads", None), ("residual", None)])

@@ -39,10 +39,10 @@ def results(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home, tmp_path_factory) -> Path:
+def undisturbed(sweep_home, tmp_path_factory) -> Path:
     """The store of the sweep by one local worker that nobody disturbs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
+        patch.chdir(sweep_home)
         folder = tmp_path_factory.mktemp("undisturbed")
         path = folder / "sweep.json"
         path.write_text(json.dumps(SWEEP))
