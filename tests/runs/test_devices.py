@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
+from conformance.overrides import FULL, SLIDING
 from helpers.capture import tiny, tokens
 from helpers.models import on_disk, save_model
 from wherewhat.captures.attention import LayerAttention, Mask
@@ -17,6 +18,18 @@ from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject
 
 DEVICES = 2
+
+
+def marked_tensors(x):
+    """The mock's tensors in arguments or a result; ``tree_flatten`` takes several times as long as most operations."""
+    if isinstance(x, OnDevice):
+        yield x
+    elif isinstance(x, tuple | list):
+        for part in x:
+            yield from marked_tensors(part)
+    elif isinstance(x, dict):
+        for part in x.values():
+            yield from marked_tensors(part)
 
 
 class OnDevice(torch.Tensor):
@@ -34,8 +47,7 @@ class OnDevice(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, OnDevice)]
-        marks = {x.mark for x in given if hasattr(x, "mark")}
+        marks = {x.mark for x in marked_tensors((args, kwargs)) if hasattr(x, "mark")}
         result = super().__torch_function__(func, types, args, kwargs)
         if len(marks) > 1:
             name = getattr(func, "__name__", func)
@@ -43,12 +55,11 @@ class OnDevice(torch.Tensor):
         moved = func in (torch.Tensor.cpu, torch.Tensor.tolist) or (
             func is torch.Tensor.to and any(isinstance(x, torch.device | str | torch.Tensor) for x in args[1:])
         )
-        for x in tree_flatten(result)[0]:
-            if isinstance(x, OnDevice):
-                if moved or not marks:
-                    x.__dict__.pop("mark", None)
-                else:
-                    x.mark = next(iter(marks))
+        for x in marked_tensors(result):
+            if moved or not marks:
+                x.__dict__.pop("mark", None)
+            else:
+                x.mark = next(iter(marks))
         return result
 
 
@@ -83,21 +94,26 @@ TEXT = Text(tokens(48), 1, WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WO
 GIVEN = {
     **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], tokens(48)),
     "perturb": TEXT,
-    "extend": tokens(420),
-    "split": [tokens(48, seed=seed)[0] for seed in range(4)],
+    "extend": tokens(130),
+    "split": [tokens(24, seed=seed)[0] for seed in range(3)],
 }
-FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}}
+FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}, "extend": {"depths": (50,)}}
 """Options that repeat a measurement less often: the mock is slow, and every repetition does the same."""
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
+LAYERS = {"llama": {"num_hidden_layers": 3}}
+LAYERS["gemma3_text:window"] = {"num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL]}
+"""Three layers: two of them on one device, and windows on both."""
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
 @pytest.mark.parametrize("name", list(GIVEN))
 def test_no_measurement_mixes_tensors_of_layers_on_different_devices(name, kind):
     measurement = find_measurement(name)
     config = measurement.config(**FEW.get(name, {}))
-    model = tiny(kind)
+    model = tiny(kind, changes=LAYERS[kind])
     if name == "extend":
-        model.config.max_position_embeddings = 200
+        model.config.max_position_embeddings = 60
     plain = ModelSubject(SimpleNamespace(model=model))
     spread = Spread(SimpleNamespace(model=model), plain.proof)
     measure = measurement.measure or measurement.across
