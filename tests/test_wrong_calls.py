@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import wherewhat
-from models.conftest import save_model
+from helpers.models import save_model
 from wherewhat.errors import WherewhatError
 from wherewhat.report.report import make_report
 from wherewhat.report.result import Result

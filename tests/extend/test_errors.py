@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
+from helpers.capture import run, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
 from wherewhat.extend.generation import generate

@@ -15,9 +15,8 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from captures.tiny import tiny, tokens
-from cli.conftest import cli  # noqa: F401
-from models.conftest import save_model
+from helpers.capture import tiny, tokens
+from helpers.models import save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.choices.answers import (
@@ -305,7 +304,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     assert run(Request(**{**vars(request), "items": str(other)}), out=tmp_path).path != directory.path
 
 
-def test_the_command(cli, folder, items):  # noqa: F811
+def test_the_command(cli, folder, items):
     shown = cli("choices", folder, "--items", items, "--documents", 4, "--set", "rates=0,0.5")
     assert shown.code == 0, shown.err
     assert "mean over items" in shown.out
@@ -324,7 +323,7 @@ def test_the_command(cli, folder, items):  # noqa: F811
         (("choices", "--items", "ITEMS", "--set", "rates=2"), "rate 2 is outside 0 to 1"),
     ],
 )
-def test_bad_input_is_one_line(cli, folder, items, arguments, message):  # noqa: F811
+def test_bad_input_is_one_line(cli, folder, items, arguments, message):
     given = [items if argument == "ITEMS" else argument for argument in arguments]
     shown = cli(given[0], folder, *given[1:], "--no-control")
     assert shown.code == 2
@@ -332,7 +331,7 @@ def test_bad_input_is_one_line(cli, folder, items, arguments, message):  # noqa:
     assert shown.err.count("\n") == 1
 
 
-def test_items_longer_than_the_model_are_named(cli, folder, tmp_path):  # noqa: F811
+def test_items_longer_than_the_model_are_named(cli, folder, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"context": "the cat " * 20, "choices": ["ran", "sat"], "gold": 0}))
     shown = cli("choices", folder, "--items", path, "--no-control")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from captures.tiny import run, tiny, tokens
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError

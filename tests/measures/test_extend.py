@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
-from measures.test_heads import TinySubject
+from helpers.capture import TinySubject, run, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.layer import fit_layer

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run as captured
-from captures.tiny import tiny, tokens
-from models.conftest import save_model
+from helpers.capture import run as captured
+from helpers.capture import tiny, tokens
+from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import key_mixing
 from wherewhat.captures.proof import capture, intervene, prove

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
 from conformance.hard import harden
-from measures.dense_axes import dense_fit
+from helpers.capture import run, tiny, tokens
+from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import blocks
 from wherewhat.captures.proof import prove

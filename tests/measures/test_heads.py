@@ -7,39 +7,13 @@ import math
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
-from wherewhat.captures.blocks import blocks, key_mixing
-from wherewhat.captures.proof import capture, intervene, prove
+from helpers.capture import TinySubject, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.heads.scores import combine_documents, measure_heads
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import correlation
-
-
-class TinySubject:
-    """A tiny model as measurements see it."""
-
-    def __init__(self, family, **options):
-        self.model = tiny(family, **options)
-        self.proof = prove(self.model)
-
-    def run(self, ids, reducer, *, logits=False):
-        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
-            out = self.model(input_ids=ids, use_cache=False).logits
-        return out if logits else None
-
-    def edited(self, ids, editor):
-        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
-            return self.model(input_ids=ids, use_cache=False).logits
-
-    def key_mixing(self):
-        return key_mixing(self.model, self.proof)
-
-    def blocks(self, ids):
-        return blocks(self.model, ids, self.proof)
-
 
 CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from captures.tiny import tiny, tokens
-from models.conftest import llama_config, save_model
+from helpers.capture import tiny, tokens
+from helpers.models import llama_config, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError
 from wherewhat.measures.measurement import Spans, Text

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
 from conformance.tiny_models import causal_lm_types
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes

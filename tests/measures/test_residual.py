@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.errors import ConfigError
 from wherewhat.measures.axes.layer import fit_layer

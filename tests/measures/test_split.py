@@ -13,10 +13,9 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from captures.tiny import run as captured
-from captures.tiny import tiny, tokens
-from cli.conftest import cli  # noqa: F401 - a fixture
-from models.conftest import WORDS, save_model
+from helpers.capture import run as captured
+from helpers.capture import tiny, tokens
+from helpers.models import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import Measurement
@@ -394,7 +393,7 @@ def test_time_of_documents_together_is_announced():
     assert line.startswith("20 documents of 4096 tokens: about ")
 
 
-def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):  # noqa: F811
+def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):
     shown = cli(
         "split", gpt2, "--tokens", "24", "--out", tmp_path, *(word for path in texts for word in ("--text", path))
     )

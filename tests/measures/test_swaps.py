@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation

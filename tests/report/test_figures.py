@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 import wherewhat
-from models.conftest import save_model
+from helpers.models import save_model
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
 from wherewhat.report.figures import FIGURES, figure, offered
 from wherewhat.report.result import Result

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models.conftest import llama_config, save_model
+from helpers.models import llama_config, save_model
 from wherewhat.errors import CaptureError, StoreError, TextError
 from wherewhat.measures.statistics import interval
 from wherewhat.report.result import run

@@ -13,8 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, OpenAIGPTConfig, OPTConfig, PreTrainedTokenizerFast
 
-from models.conftest import llama_config, save_model
-from runs.test_devices import on_disk
+from helpers.models import llama_config, on_disk, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.frequencies import DynamicNTK, YaRN
