@@ -268,7 +268,7 @@ def ray_cluster():
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory):
-    """The last trained model that a test asked for, with its proof and its runs."""
+    """The trained models that tests asked for, with their proofs and runs."""
     from helpers.trained import Kept
 
     return Kept(tmp_path_factory.mktemp("real"))
