@@ -8,6 +8,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,17 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return getattr(import_module(homes[name]), name)
 
     return getattribute, lambda: sorted(homes)
+
+
+def plugins(group: str) -> dict[str, Any]:
+    """Load the entry points of a group by name, sorted; none where the package runs without installed metadata.
+
+    Args:
+        group: ``wherewhat.commands`` for Typer applications that become commands, ``wherewhat.report`` for functions
+            that return data for the page.
+    """
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return {entry.name: entry.load() for entry in found}
 
 
 def require(package: str, *, why: str, install: str | None = None) -> ModuleType:

@@ -248,12 +248,16 @@ def test_looking_changes_nothing_and_may_change_all(encoding):
     model, tokens = spread(LabModel(replace(SMALL, encoding=encoding))), draw()
     before = model(tokens, all_tokens=True)
     seen = []
-    assert torch.equal(model(tokens, all_tokens=True, look=seen.append), before)
+    assert torch.equal(model(tokens, all_tokens=True, edit_attention=seen.append), before)
     assert [layer.layer for layer in seen] == [0, 1, 2]
-    rebuilt = model(tokens, all_tokens=True, look=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2))
+    rebuilt = model(
+        tokens, all_tokens=True, edit_attention=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2)
+    )
     assert torch.allclose(rebuilt, before, atol=1e-3)
     edited = []
-    gone = model(tokens, look=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output))
+    gone = model(
+        tokens, edit_attention=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output)
+    )
     assert not any(output.any() for output in edited)
     assert torch.allclose(gone, model(tokens, edit=lambda index, output: 0 * output), atol=1e-5)
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 import torch
+from wherewhat.lab.tasks.registry import TASKS, find_task
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
-from wherewhat.lab.tasks.registry import TASKS, find_task
 from wherewhat.lab.tasks.task import fingerprints
 
 SETTINGS = [

@@ -15,7 +15,7 @@ import pytest
 
 from report.test_learning import study  # noqa: F401 - a fixture
 from report.test_side_by_side import beside  # noqa: F401 - a fixture
-from wherewhat.lab.multihop.learning import learning
+from wherewhat.lab.multihop.learning import curves
 
 pytestmark = pytest.mark.browser
 
@@ -174,7 +174,7 @@ def test_hostile_text_is_shown_as_text(opened):
 
 def test_side_by_side_with_learning(browser, beside, study, shots, tmp_path):  # noqa: F811
     report, _ = beside
-    learned = [learning(study)]
+    learned = [curves(study)]
     path = replace(report, data={**report.data, "learning": learned}).write(tmp_path / "beside.html")
     with opening(browser, path) as page:
         scroll_through(page)
@@ -228,7 +228,7 @@ def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):  # noqa:
 
 
 def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, study, tmp_path):  # noqa: F811
-    learned, (model,) = learning(study), made.report.data["models"]
+    learned, (model,) = curves(study), made.report.data["models"]
     few = {**learned, "steps": learned["steps"][:2], "about": {"layers": 1, "heads": 1, "scored": 1}}
     one = {**model, "model": {**model["model"], "layers": [0], "heads": [1], "kv_heads": [1]}}
     data = {**made.report.data, "models": [one], "learning": [few], "command": None}

@@ -72,6 +72,19 @@ def share_bounds(share: float, n: float) -> tuple[float, float]:
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
+def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:
+    """Wilson's 95 % intervals of shares, ``(..., 2)`` float64; NaN where nothing was counted.
+
+    Args:
+        hits: Number of hits, any shape.
+        counts: Number of trials, broadcastable to the same shape.
+    """
+    n = counts.double().expand(hits.shape)
+    pairs = zip((hits.double() / n).flatten().tolist(), n.flatten().tolist(), strict=True)
+    bounds = [share_bounds(share, count) if count else (math.nan, math.nan) for share, count in pairs]
+    return torch.tensor(bounds, dtype=torch.float64).view(*hits.shape, 2)
+
+
 def change_bounds(gained: int, lost: int, n: int) -> tuple[float, float]:
     """Ends of the 95 % interval of a share's change when the same ``n`` are asked twice (Bonett & Price 2012).
 

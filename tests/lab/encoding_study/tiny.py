@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wherewhat.lab.encoding_study.recipe import Recipe
+from wherewhat.lab.encoding_study.recipe import EncodingRecipe
+from wherewhat.options import build_recipe
 
 VALUES = {
     "encodings": ["rope", "alibi", "learned"],
@@ -33,7 +34,7 @@ VALUES = {
     },
 }
 
-RECIPE = Recipe.of(VALUES)
+RECIPE = build_recipe(EncodingRecipe, VALUES)
 
 
 def write_recipe(path: Path, *, encodings: tuple[str, ...] = (), **training) -> Path:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from wherewhat.errors import WherewhatError
-from wherewhat.lab.encoding_study.recipe import Recipe, read_recipe
+from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
 from wherewhat.lab.encoding_study.study import run_study
 
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         run_study(
-            Recipe() if given.recipe is None else read_recipe(given.recipe),
+            EncodingRecipe() if given.recipe is None else read_recipe(given.recipe),
             out=given.out,
             text=given.text,
             device=given.device,

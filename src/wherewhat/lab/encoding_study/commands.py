@@ -149,11 +149,11 @@ def run(
     embedded prose, which is small: good for a try.
     """
     from wherewhat.cli.terminal import TerminalProgress
-    from wherewhat.lab.encoding_study.recipe import Recipe, read_recipe
+    from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
     from wherewhat.lab.encoding_study.study import run_study
 
     run_study(
-        Recipe() if recipe is None else read_recipe(recipe),
+        EncodingRecipe() if recipe is None else read_recipe(recipe),
         out=out,
         text=text,
         device=device,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from wherewhat.extend.methods import METHODS
 from wherewhat.files import write_file
-from wherewhat.lab.encoding_study.records import Table
 from wherewhat.lab.encoding_study.study import EncodingRun
 from wherewhat.lab.encoding_study.summary import (
     ADDITIVITY,
@@ -28,6 +27,7 @@ from wherewhat.lab.encoding_study.summary import (
     lasting_half_of,
     relations,
 )
+from wherewhat.lab.records import Table
 from wherewhat.measures.perturb.changes import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
@@ -117,11 +117,11 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
         "about": {
             "seeds": seeds,
             "context": runs[0].context,
-            "text": runs[0].provenance.get("text", ""),
-            "parameters": max(int(run.provenance.get("parameters", 0)) for run in runs),
-            "device": runs[0].provenance.get("device", ""),
+            "text": runs[0].details.get("text", ""),
+            "parameters": max(int(run.details.get("parameters", 0)) for run in runs),
+            "device": runs[0].details.get("device", ""),
             "steps": int(summaries[0].steps[-1]),
-            "noise_floor": rounded(float(runs[0].records().values["noise_floor"][0])),
+            "noise_floor": rounded(float(runs[0].records()["noise_floor"][0])),
             "recording": rounded(max(summary.recording_share for summary in summaries)),
         },
         "panels": [{"name": p.name, "title": p.title, "reading": p.reading} for p in PANELS],
@@ -143,7 +143,9 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
             {"x": x, "y": y, "n": one.n, **{k: rounded(getattr(one, k)) for k in ("rho", "low", "high", "p")}}
             for (x, y), one in relations(summaries).items()
         ],
-        "runs": [{"name": run.path.name, "config": run.config, "provenance": run.provenance} for run in runs],
+        "runs": [
+            {"name": run.path.name, "config": run.config, "provenance": run.directory.provenance()} for run in runs
+        ],
     }
 
 

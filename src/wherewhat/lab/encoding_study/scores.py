@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.lab.encoding_study.corpus import Corpus
-from wherewhat.lab.encoding_study.recipe import WatchConfig
+from wherewhat.lab.encoding_study.recipe import RecordConfig
 from wherewhat.measures.attention import effective_rank, weight_blocks
 from wherewhat.measures.axes.measurement import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
@@ -87,7 +87,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutText:
     """Fixed bytes a model is looked at on.
 
     Attributes:
@@ -99,7 +99,7 @@ class HeldOut:
     repeats: Tensor
 
     @classmethod
-    def of(cls, corpus: Corpus, context: int, config: WatchConfig) -> HeldOut:
+    def of(cls, corpus: Corpus, context: int, config: RecordConfig) -> HeldOutText:
         """Windows and random bytes by the config's seed."""
         return cls(
             corpus.windows(config.loss_windows, context, seed=config.seed),
@@ -107,7 +107,7 @@ class HeldOut:
         )
 
 
-def score(subject: Subject, held_out: HeldOut, config: WatchConfig) -> dict[str, Tensor]:
+def score(subject: Subject, held_out: HeldOutText, config: RecordConfig) -> dict[str, Tensor]:
     """A model at one moment, float32 on the CPU, in the shapes of :data:`AXES`.
 
     Numbers of heads are means over documents (and queries). ``loss`` is the mean next-byte loss of each window in

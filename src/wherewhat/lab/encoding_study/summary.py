@@ -10,8 +10,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from wherewhat.lab.encoding_study.records import Records, Table
 from wherewhat.lab.encoding_study.study import EncodingRun
+from wherewhat.lab.records import Records, Table
 from wherewhat.measures.statistics import Interval, centred_ranks, cosine, interval
 from wherewhat.measures.swaps.scores import LABELS, label
 
@@ -131,16 +131,16 @@ class Panel:
 
 
 def _mean(name: str) -> Callable[[Records], Tensor]:
-    return lambda records: records.values[name].flatten(1).nanmean(1)
+    return lambda records: records[name].flatten(1).nanmean(1)
 
 
 def _largest(name: str) -> Callable[[Records], Tensor]:
-    return lambda records: records.values[name].flatten(1).amax(1)
+    return lambda records: records[name].flatten(1).amax(1)
 
 
 def _pure(kind: str) -> Callable[[Records], Tensor]:
     def share(records: Records) -> Tensor:
-        codes = label(records.values["s_pos"], records.values["s_sym"], GAMMA)
+        codes = label(records["s_pos"], records["s_sym"], GAMMA)
         return (codes == LABELS.index(kind)).double().flatten(1).mean(1)
 
     return share
@@ -148,8 +148,8 @@ def _pure(kind: str) -> Callable[[Records], Tensor]:
 
 def additive_cost(records: Records) -> Tensor:
     """By how much the loss rises, on the same documents, when all logits are additive, ``(records,)``."""
-    additive = records.values["loss_additive"]
-    return (additive - records.values["loss"][:, : additive.shape[1]]).mean(1)
+    additive = records["loss_additive"]
+    return (additive - records["loss"][:, : additive.shape[1]]).mean(1)
 
 
 PANELS = (
@@ -269,7 +269,7 @@ def summarise_run(run: EncodingRun) -> RunSummary:
         {**ends, **_perturb_rises(after), **rises},
         best,
         after,
-        float(run.provenance["seconds_recording"]) / max(1e-9, float(run.provenance["seconds_training"])),
+        float(run.details["seconds_recording"]) / max(1e-9, float(run.details["seconds_training"])),
     )
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from wherewhat.lab.multihop.study import Setup, StudyRun
+    from wherewhat.lab.multihop.study import MultihopRun, Setup
 
 
 app = typer.Typer(
@@ -58,9 +58,10 @@ def run(
     device: Device = "auto",
 ) -> None:
     """Do a whole study: all its tasks and seeds, the dynamics, and accuracy by length."""
-    from wherewhat.lab.multihop.study import read_recipe
+    from wherewhat.lab.multihop.study import MultihopRecipe
+    from wherewhat.options import read_recipe
 
-    study = read_recipe(recipe)
+    study = read_recipe(recipe, MultihopRecipe)
     runs = _train(study.setups, study.seeds, out, device)
     _show(runs)
     _show_lengths(runs, study.lengths, study.length_count, device)
@@ -124,9 +125,9 @@ def construct(
         console.print(table)
 
 
-def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[StudyRun]:
+def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[MultihopRun]:
     from wherewhat.cli.terminal import TerminalProgress
-    from wherewhat.lab.multihop.study import train_and_watch
+    from wherewhat.lab.multihop.study import train_and_record
 
     progress = TerminalProgress(Console(stderr=True))
     found = []
@@ -134,16 +135,16 @@ def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[
     seeded: list[tuple[int, Setup]] = [(seed, setup.seeded(seed)) for setup in setups for seed in seeds]
     for seed, setup in seeded:
         progress.say(f"{setup.name} task, seed {seed}: {setup.training.steps:,} steps")
-        found.append(train_and_watch(setup, out=out, device=_device(device), progress=progress))
+        found.append(train_and_record(setup, out=out, device=_device(device), progress=progress))
     return found
 
 
-def _show(runs: list[StudyRun]) -> None:
+def _show(runs: list[MultihopRun]) -> None:
     from wherewhat.lab.multihop.tables import alignment_table, summary_table
 
     console = Console()
     console.print(summary_table(runs))
-    by_task: dict[str, list[StudyRun]] = {}
+    by_task: dict[str, list[MultihopRun]] = {}
     for found in runs:
         by_task.setdefault(found.setup.name, []).append(found)
     for name, same in by_task.items():
@@ -153,9 +154,9 @@ def _show(runs: list[StudyRun]) -> None:
         console.print(str(found.path), soft_wrap=True, markup=False, highlight=False)
 
 
-def _show_lengths(runs: list[StudyRun], at: tuple[int, ...], count: int, device: str) -> None:
+def _show_lengths(runs: list[MultihopRun], at: tuple[int, ...], count: int, device: str) -> None:
     from wherewhat.cli.terminal import TerminalProgress
-    from wherewhat.lab.multihop.prediction import predict_hop_heads
+    from wherewhat.lab.constructions.failure_length import predict_hop_heads
     from wherewhat.lab.multihop.study import measure_lengths
     from wherewhat.lab.multihop.tables import lengths_table, prediction_table
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.multihop.dynamics import Dynamics
+from wherewhat.lab.multihop.records import overall_accuracy
+from wherewhat.lab.records import Records
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps.scores import LABELS, label
 
@@ -56,27 +57,27 @@ class Purity:
         return self.gammas.index(gamma)
 
 
-def find_purity(dynamics: Dynamics, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False) -> Purity:
+def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False) -> Purity:
     """Labels of heads by their mean scores over sequences.
 
     Args:
-        dynamics: The records.
+        records: Records of a training.
         gammas: How far from 0 and 1 scores of a pure head may be.
         along_path: Take the scores at all tokens that hops leave from, in place of those at the last token.
     """
     for gamma in gammas:
         if not 0 <= gamma < 0.5:
             raise ConfigError(f"gamma is {gamma}: give a number from 0 to below 0.5")
-    scores = (dynamics.s_pos_path, dynamics.s_sym_path) if along_path else (dynamics.s_pos, dynamics.s_sym)
-    s_pos, s_sym = (x.double() for x in scores)
+    names = ("s_pos_path", "s_sym_path") if along_path else ("s_pos", "s_sym")
+    s_pos, s_sym = (records[name].double() for name in names)
     codes = torch.stack([label(s_pos, s_sym, gamma) for gamma in gammas])
     counts = torch.stack([(codes == code).sum((-1, -2)) for code in range(len(LABELS))], -1)
     final = codes[:, -1:]
     # Counted from the end, how many records in a row have the label of the last.
     lasted = (codes == final).flip(1).cumprod(1).sum(1)
-    since = dynamics.steps[len(dynamics) - lasted]
+    since = records.steps[len(records) - lasted]
     pure = torch.isin(final[:, 0], torch.tensor([LABELS.index(kind) for kind in PURE]))
-    return Purity(tuple(gammas), dynamics.steps, codes, counts, torch.where(pure, since, -1))
+    return Purity(tuple(gammas), records.steps, codes, counts, torch.where(pure, since, -1))
 
 
 @dataclass(frozen=True)
@@ -100,23 +101,6 @@ class Learning:
         steps: list[int] = self.passed[self.index(level)].tolist()
         return dict(zip(self.hops, steps, strict=True))
 
-    def order(self, level: float) -> tuple[tuple[int, ...], ...]:
-        """Numbers of hops in the order in which they were learned, those of the same record together.
-
-        What was never learned is not among them.
-        """
-        steps = {hops: step for hops, step in self.at(level).items() if step >= 0}
-        return tuple(tuple(h for h in steps if steps[h] == step) for step in sorted(set(steps.values())))
-
-    def in_order(self, level: float) -> bool:
-        """Whether all were learned, each number of hops after the ones below it."""
-        return self.order(level) == tuple((hops,) for hops in self.hops)
-
-    def spread(self, level: float) -> int | None:
-        """Steps between the first and the last number of hops learned; None if one never was."""
-        steps = self.at(level).values()
-        return None if min(steps) < 0 else max(steps) - min(steps)
-
     def index(self, level: float) -> int:
         """Where a level is in the list."""
         if level not in self.levels:
@@ -124,18 +108,18 @@ class Learning:
         return self.levels.index(level)
 
 
-def find_learning(dynamics: Dynamics, *, levels: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Learning:
+def find_learning(records: Records, *, levels: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Learning:
     """Steps at which accuracy passed ``levels`` for the first time."""
     for level in levels:
         if not 0 < level <= 1:
             raise ConfigError(f"level is {level}: give a number above 0, up to 1")
     # From whole numbers of hits: a share of exactly 0.9 must not fail by a rounding.
-    counts = dynamics.counts.double()
-    hits = (dynamics.accuracy.double() * counts).round()
+    counts = records["counts"].double()
+    hits = (records["accuracy"].double() * counts).round()
     by_hops = hits / counts
     overall = hits.sum(-1, keepdim=True) / counts.sum()
-    passed, together = (_first(dynamics.steps, x, levels) for x in (by_hops, overall))
-    hops: list[int] = dynamics.hops.tolist()
+    passed, together = (_first(records.steps, x, levels) for x in (by_hops, overall))
+    hops: list[int] = records["hops"].tolist()
     return Learning(tuple(hops), tuple(levels), passed, together[:, 0])
 
 
@@ -186,7 +170,7 @@ class Alignment:
         return _interval(self.correlation)
 
 
-def align(runs: Sequence[Dynamics], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
+def align(runs: Sequence[Records], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
     """Set the purity of heads beside accuracy.
 
     Args:
@@ -194,9 +178,9 @@ def align(runs: Sequence[Dynamics], *, gamma: float = 0.1, level: float = 0.9) -
         gamma: How far from 0 and 1 scores of a pure head may be.
         level: The accuracy that counts as learned.
     """
-    if not runs or any(not torch.equal(run.hops, runs[0].hops) for run in runs):
+    if not runs or any(not torch.equal(run["hops"], runs[0]["hops"]) for run in runs):
         raise ConfigError("give the records of one or more trainings, all on the same numbers of hops")
-    names: list[int | str] = [*runs[0].hops.tolist(), OVERALL]
+    names: list[int | str] = [*runs[0]["hops"].tolist(), OVERALL]
     pure: dict[str, list[int]] = {kind: [] for kind in PURE}
     lags: dict[tuple[str, int | str], list[float]] = {(kind, name): [] for kind in PURE for name in names}
     correlation, learned = [], []
@@ -210,7 +194,7 @@ def align(runs: Sequence[Dynamics], *, gamma: float = 0.1, level: float = 0.9) -
             for name, step in zip(names, passed.tolist(), strict=True):
                 lags[kind, name].append(float(since.double().mean()) - step if len(since) and step >= 0 else math.nan)
         heads = purity.counts[0][:, [LABELS.index(kind) for kind in PURE]].sum(-1)
-        correlation.append(_correlation(heads.double(), run.overall))
+        correlation.append(_correlation(heads.double(), overall_accuracy(run)))
     return Alignment(
         gamma=gamma,
         level=level,

@@ -10,14 +10,14 @@ from wherewhat.cli.terminal import Table
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from wherewhat.lab.constructions.failure_length import HopHead
     from wherewhat.lab.multihop.accuracy import LengthAccuracy
-    from wherewhat.lab.multihop.prediction import HopHead
-    from wherewhat.lab.multihop.study import StudyRun
+    from wherewhat.lab.multihop.study import MultihopRun
     from wherewhat.measures.statistics import Interval
     from wherewhat.progress import Progress
 
 
-def summary_table(runs: Sequence[StudyRun]) -> Table:
+def summary_table(runs: Sequence[MultihopRun]) -> Table:
     """One line per training: what it learned, in which order, and what its heads became."""
     from wherewhat.lab.multihop.purity import find_learning, find_purity
 
@@ -31,8 +31,8 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
     for name in ("task", "seed", "test accuracy", "0.99 at step", "hops at 0.9", "positional", "symbolic", "MB"):
         table.add_column(name, justify="left" if name == "task" else "right")
     for run in runs:
-        seen = run.dynamics()
-        learning, purity = find_learning(seen), find_purity(seen)
+        records = run.records()
+        learning, purity = find_learning(records), find_purity(records)
         passed = int(learning.overall[learning.index(0.99)])
         table.add_row(
             run.setup.name,
@@ -46,11 +46,11 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
     return table
 
 
-def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
+def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
     """Purity beside accuracy over the seeds of one task, with intervals."""
     from wherewhat.lab.multihop.purity import align
 
-    found = align([run.dynamics() for run in runs])
+    found = align([run.records() for run in runs])
     table = Table(title=f"{task} task, {len(runs)} seeds: mean ± 95 % over seeds", title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
@@ -61,31 +61,31 @@ def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
     return table
 
 
-def dynamics_table(run: StudyRun, *, rows: int = 16) -> Table:
+def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
     """Accuracy, mean scores and counts of pure heads by step."""
     import torch
 
     from wherewhat.lab.multihop.purity import find_purity
     from wherewhat.measures.swaps.scores import LABELS
 
-    seen = run.dynamics()
-    counts = find_purity(seen).counts[0]
+    records = run.records()
+    counts = find_purity(records).counts[0]
     table = Table(title=f"{run.setup.name} task, seed {run.seed}", title_justify="left")
-    names = [f"{hops}-hop" for hops in seen.hops.tolist()]
+    names = [f"{hops}-hop" for hops in records["hops"].tolist()]
     for name in ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS):
         table.add_column(name, justify="right")
-    for index in sorted({round(x) for x in torch.linspace(0, len(seen) - 1, rows).tolist()}):
-        means = (x[index].nanmean() for x in (seen.s_pos, seen.s_sym, seen.entropy, seen.r))
+    for index in sorted({round(x) for x in torch.linspace(0, len(records) - 1, rows).tolist()}):
+        means = (records[name][index].nanmean() for name in ("s_pos", "s_sym", "entropy", "r"))
         table.add_row(
-            f"{int(seen.steps[index]):,}",
-            *(f"{share:.3f}" for share in seen.accuracy[index].tolist()),
+            f"{int(records.steps[index]):,}",
+            *(f"{share:.3f}" for share in records["accuracy"][index].tolist()),
             *(f"{float(mean):.2f}" for mean in means),
             *(str(count) for count in counts[index].tolist()),
         )
     return table
 
 
-def roles_table(run: StudyRun, count: int) -> Table:
+def roles_table(run: MultihopRun, count: int) -> Table:
     """What each head does on solved inputs, what accuracy loses without it, how often answers follow a patch."""
     from wherewhat.lab.multihop.functions import find_roles
     from wherewhat.lab.multihop.interventions import ablate_heads, other_sequences, patch_heads
@@ -119,7 +119,7 @@ def roles_table(run: StudyRun, count: int) -> Table:
     return table
 
 
-def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> Table:
+def lengths_table(runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy]) -> Table:
     """Accuracy by length, one column per training, with 95 % intervals over sequences."""
     table = Table(
         title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
@@ -137,7 +137,7 @@ def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> 
 
 
 def prediction_table(
-    runs: Sequence[StudyRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
+    runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
 ) -> Table:
     """Share of one-hop inputs that heads are predicted to survive, beside the accuracy that was measured on them."""
     table = Table(
