@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.task import Task, seeded
+from wherewhat.lab.tasks.task import SequenceTask, seeded
 from wherewhat.progress import Progress, Silent
 
 _BATCH = 2048
@@ -42,7 +42,7 @@ class Check:
     examples: tuple[tuple[int, ...], ...]
 
 
-def check_exhaustively(model: LabModel, task: Task, *, limit: int = 2_000_000) -> Check:
+def check_exhaustively(model: LabModel, task: SequenceTask, *, limit: int = 2_000_000) -> Check:
     """Check a model on every sequence of the task's length that the task's solver leads to an answer.
 
     These are more than the task draws: any tokens in any order, if the query leads to one answer in no more hops than
@@ -65,7 +65,7 @@ def check_exhaustively(model: LabModel, task: Task, *, limit: int = 2_000_000) -
 
 def check_randomly(
     model: LabModel,
-    task: Task,
+    task: SequenceTask,
     *,
     count: int = 100_000,
     longest: int | None = None,
@@ -102,7 +102,7 @@ def check_randomly(
     return _check(model, (part for _, part in zip(tracked, drawn(), strict=True)))
 
 
-def _solved(task: Task, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _solved(task: SequenceTask, count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """All sequences that have an answer, with it."""
     powers = task.vocabulary ** torch.arange(task.length - 1)
     for start in range(0, count, _BATCH):

@@ -20,7 +20,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.task import Task
+from wherewhat.lab.tasks.task import SequenceTask
 from wherewhat.measures.planes.layout import Planes
 
 _ENTRIES = 2**23
@@ -182,7 +182,7 @@ class HopHead:
 
 @torch.no_grad()
 def predict_hop_heads(
-    model: LabModel, task: Task, lengths: Sequence[int], *, count: int = 96, seed: int = 2
+    model: LabModel, task: SequenceTask, lengths: Sequence[int], *, count: int = 96, seed: int = 2
 ) -> list[HopHead]:
     """Heads that do the first hop on one-hop inputs, with the lengths at which their frequencies let them fail.
 

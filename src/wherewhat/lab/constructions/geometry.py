@@ -17,7 +17,7 @@ from wherewhat.lab.constructions.transformers import pair_letters
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
-from wherewhat.lab.tasks.task import Task
+from wherewhat.lab.tasks.task import SequenceTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def plane_geometry(
 
 
 def head_geometry(
-    model: LabModel, task: Task, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
+    model: LabModel, task: SequenceTask, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
 ) -> PlaneGeometry:
     """:func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task."""
     if not 0 <= layer < model.config.layers:
@@ -132,7 +132,7 @@ def head_geometry(
     return plane_geometry(attention, key_labels=of_keys, query_labels=of_queries, head=head, plane=plane)
 
 
-def task_labels(task: Task, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def task_labels(task: SequenceTask, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Labels of keys and of queries, in the shape of ``tokens``; -1 for queries that ask for nothing.
 
     In number and index tasks an integer's label is the integer, and that of a letter's key is 0. In letter and

@@ -13,7 +13,7 @@ from wherewhat.lab.constructions.discrepancy import index_bound, index_discrepan
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask, Pairs
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
-from wherewhat.lab.tasks.task import Task
+from wherewhat.lab.tasks.task import SequenceTask
 
 ROUNDING = 2.0**-23
 """Models turn their planes by angles, cosines and sines that are rounded to float32, whatever their weights are in."""
@@ -213,7 +213,7 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
 
 
 def index_transformer(
-    task: Task,
+    task: SequenceTask,
     *,
     theta: float,
     layers: int = 1,
@@ -263,7 +263,7 @@ def index_transformer(
 
 
 def retrieval_transformer(
-    task: Task,
+    task: SequenceTask,
     *,
     theta: float,
     layers: int = 1,

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.task import Sequences, Task
+from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.statistics import share_intervals
 
 Result = TypeVar("Result")
@@ -170,7 +170,7 @@ class LengthAccuracy:
 
 
 def accuracy_by_length(
-    model: LabModel, task: Task, *, lengths: Sequence[int] = LENGTHS, count: int = 1000, seed: int = 1
+    model: LabModel, task: SequenceTask, *, lengths: Sequence[int] = LENGTHS, count: int = 1000, seed: int = 1
 ) -> LengthAccuracy:
     """Return the correct answers on sequences with extra tokens in front, which do not change the answer.
 

@@ -13,7 +13,7 @@ from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import map_batches, solved_by
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
-from wherewhat.lab.tasks.task import Sequences, Task
+from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.statistics import share_intervals
 
 
@@ -173,7 +173,7 @@ class Roles:
         return self.moves.double() / self.counts[:, None]
 
 
-def hop_function(task: Task) -> Function:
+def hop_function(task: SequenceTask) -> Function:
     """Return the function that makes one hop of a task."""
     if isinstance(task, NumberTask | IndexTask):
         return "Index"
@@ -182,7 +182,7 @@ def hop_function(task: Task) -> Function:
     raise ConfigError(f"the hops of a {type(task).__name__} are no known function: use a number or letter task")
 
 
-def find_roles(model: LabModel, task: Task, sequences: Sequences, *, threshold: float = 0.5) -> Roles:
+def find_roles(model: LabModel, task: SequenceTask, sequences: Sequences, *, threshold: float = 0.5) -> Roles:
     """Return which function each head implements.
 
     A head has the role of the task's hop if it makes the hop at most tokens with some number of hops left (the lower

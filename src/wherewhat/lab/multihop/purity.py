@@ -1,4 +1,4 @@
-"""When heads become pure, when accuracy rises, and the lag between the two."""
+"""Steps at which heads become pure and at which accuracy rises, and the lag between them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Purity:
     """Labels of heads over the steps of one training.
 
     Attributes:
-        gammas: How far from 0 and 1 scores of a pure head may be.
+        gammas: Largest distances of a pure head's scores from 0 and 1.
         steps: Steps of the records, ``(records,)``.
         codes: Label of each head, an index into ``LABELS`` or -1 for none, ``(gammas, records, layers, heads)``.
         counts: Heads of each label, ``(gammas, records, labels)``.
-        since: Step of the first record from which on a head has had the pure label it ends with,
-            ``(gammas, layers, heads)``; -1 for heads that do not end pure.
+        since: Step from which on a head keeps the pure label that it has at the end, ``(gammas, layers, heads)``; -1
+            for heads that are not pure at the end.
     """
 
     gammas: tuple[float, ...]
@@ -44,26 +44,26 @@ class Purity:
         return self.codes[:, -1]
 
     def pure(self, kind: str, gamma: float) -> list[tuple[int, int]]:
-        """Layer and head of those that end with a label."""
+        """Return layer and head of those that have a label at the end."""
         if kind not in LABELS:
             raise ConfigError(f"there is no label '{kind}': known are {', '.join(LABELS)}")
         found = self.final[self.index(gamma)] == LABELS.index(kind)
         return [(layer, head) for layer, head in found.nonzero().tolist()]
 
     def index(self, gamma: float) -> int:
-        """Where a γ is in the list."""
+        """Return the index of a γ."""
         if gamma not in self.gammas:
             raise ConfigError(f"purity was found for gamma {', '.join(map(str, self.gammas))}, not for {gamma}")
         return self.gammas.index(gamma)
 
 
 def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False) -> Purity:
-    """Labels of heads by their mean scores over sequences.
+    """Label heads by their mean scores over sequences.
 
     Args:
         records: Records of a training.
-        gammas: How far from 0 and 1 scores of a pure head may be.
-        along_path: Take the scores at all tokens that hops leave from, in place of those at the last token.
+        gammas: Largest distances of a pure head's scores from 0 and 1.
+        along_path: Use the scores at all source tokens of hops instead of those at the last token.
     """
     for gamma in gammas:
         if not 0 <= gamma < 0.5:
@@ -73,16 +73,16 @@ def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), al
     codes = torch.stack([label(s_pos, s_sym, gamma) for gamma in gammas])
     counts = torch.stack([(codes == code).sum((-1, -2)) for code in range(len(LABELS))], -1)
     final = codes[:, -1:]
-    # Counted from the end, how many records in a row have the label of the last.
-    lasted = (codes == final).flip(1).cumprod(1).sum(1)
-    since = records.steps[len(records) - lasted]
+    # Number of records at the end that have the label of the last one.
+    lasting = (codes == final).flip(1).cumprod(1).sum(1)
+    since = records.steps[len(records) - lasting]
     pure = torch.isin(final[:, 0], torch.tensor([LABELS.index(kind) for kind in PURE]))
     return Purity(tuple(gammas), records.steps, codes, counts, torch.where(pure, since, -1))
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Steps at which accuracy passed levels; -1 where it never did.
+    """Steps at which accuracy reached levels; -1 where it never did.
 
     Attributes:
         hops: The numbers of hops.
@@ -97,23 +97,23 @@ class Learning:
     overall: Tensor
 
     def at(self, level: float) -> dict[int, int]:
-        """Step by number of hops."""
+        """Return the step by number of hops."""
         steps: list[int] = self.passed[self.index(level)].tolist()
         return dict(zip(self.hops, steps, strict=True))
 
     def index(self, level: float) -> int:
-        """Where a level is in the list."""
+        """Return the index of a level."""
         if level not in self.levels:
             raise ConfigError(f"learning was found for levels {', '.join(map(str, self.levels))}, not for {level}")
         return self.levels.index(level)
 
 
 def find_learning(records: Records, *, levels: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Learning:
-    """Steps at which accuracy passed ``levels`` for the first time."""
+    """Return the first steps at which accuracy reached ``levels``."""
     for level in levels:
         if not 0 < level <= 1:
             raise ConfigError(f"level is {level}: give a number above 0, up to 1")
-    # From whole numbers of hits: a share of exactly 0.9 must not fail by a rounding.
+    # From whole numbers of hits, so that a share of exactly 0.9 is not missed through rounding.
     counts = records["counts"].double()
     hits = (records["accuracy"].double() * counts).round()
     by_hops = hits / counts
@@ -124,30 +124,30 @@ def find_learning(records: Records, *, levels: tuple[float, ...] = (0.5, 0.9, 0.
 
 
 def _first(steps: Tensor, shares: Tensor, levels: tuple[float, ...]) -> Tensor:
-    """Step of the first record at or above each level, ``(levels, columns)``."""
+    """Return the step of the first record at or above each level, ``(levels, columns)``."""
     above = shares[None] >= torch.tensor(levels, dtype=torch.float64)[:, None, None]  # (levels, records, columns)
     first = above.int().argmax(1)
     return torch.where(above.any(1), steps[first], -1)
 
 
 OVERALL = "overall"
-"""Name of the accuracy of all answers together, beside those by number of hops."""
+"""Name of the accuracy over all numbers of hops."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Purity beside accuracy, over trainings that differ by their seeds.
+    """Purity and accuracy over trainings that differ in their seeds.
 
     Attributes:
-        gamma: How far from 0 and 1 scores of a pure head may be.
+        gamma: Largest distance of a pure head's scores from 0 and 1.
         level: The accuracy that counts as learned.
-        pure: Heads that end pure, by kind, one number per training.
-        lags: Steps from learning a number of hops, or all of them (``overall``), to heads becoming pure for good, by
-            kind and hops: mean over the heads of each training, NaN where it has no such head or never learned that.
-            Negative if heads were pure first.
+        pure: Number of heads that are pure at the end, by kind, one per training.
+        lags: Steps from learning a number of hops, or all of them (``overall``), to heads becoming pure, by kind and
+            hops: mean over the heads of each training, NaN without such heads or if it was not learned. Negative if
+            heads were pure first.
         correlation: Correlation over the records of a training between the number of pure heads and accuracy; NaN if
-            one of them did not change.
-        learned: Step at which all answers together passed the level, -1 for never, one per training.
+            one of them is constant.
+        learned: Step at which the overall accuracy reached the level, -1 for never, one per training.
     """
 
     gamma: float
@@ -158,24 +158,24 @@ class Alignment:
     learned: tuple[int, ...]
 
     def pure_interval(self, kind: str) -> Interval:
-        """Mean number of heads that end pure, with its interval over trainings."""
+        """Return the mean number of heads that are pure at the end, with its interval over trainings."""
         return interval([float(count) for count in self.pure[kind]])
 
     def lag_interval(self, kind: str, hops: int | str = OVERALL) -> Interval | None:
-        """Mean lag with its interval over the trainings that have one; None if none has."""
+        """Return the mean lag with its interval over the trainings that have one; None if none has."""
         return _interval(self.lags[kind, hops])
 
     def correlation_interval(self) -> Interval | None:
-        """Mean correlation with its interval over trainings; None if none has one."""
+        """Return the mean correlation with its interval over trainings; None if none has one."""
         return _interval(self.correlation)
 
 
 def align(runs: Sequence[Records], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
-    """Set the purity of heads beside accuracy.
+    """Compare the purity of heads with accuracy over training.
 
     Args:
         runs: Records of trainings of the same task and model with different seeds.
-        gamma: How far from 0 and 1 scores of a pure head may be.
+        gamma: Largest distance of a pure head's scores from 0 and 1.
         level: The accuracy that counts as learned.
     """
     if not runs or any(not torch.equal(run["hops"], runs[0]["hops"]) for run in runs):

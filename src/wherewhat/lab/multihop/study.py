@@ -30,7 +30,7 @@ from wherewhat.lab.records import (
     study_config,
 )
 from wherewhat.lab.tasks import find_task
-from wherewhat.lab.tasks.task import Sequences, Task
+from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.lab.training import MODEL_FILE, Record, digest, find_device, identify, run_training
 from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
@@ -45,7 +45,7 @@ TEST = "test"
 
 
 def train(
-    task: Task,
+    task: SequenceTask,
     model_config: LabConfig,
     train_config: TrainConfig,
     *,
@@ -120,7 +120,7 @@ class Setup:
     """
 
     name: str
-    task: Task
+    task: SequenceTask
     model: LabConfig
     training: TrainConfig
 
@@ -237,7 +237,7 @@ def train_and_record(
     A finished run is read; an interrupted one is resumed.
 
     Args:
-        setup: Task, model and training.
+        setup: SequenceTask, model and training.
         out: Folder of run directories.
         device: cpu, cuda or cuda:N.
         progress: Progress callback.

@@ -1,4 +1,4 @@
-"""Tables of the multi-hop laboratory."""
+"""Tables of the multi-hop study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def summary_table(runs: Sequence[MultihopRun]) -> Table:
-    """One line per training: what it learned, in which order, and what its heads became."""
+    """Return one row per training: accuracy, order of learning, and pure heads."""
     from wherewhat.lab.multihop.purity import find_learning, find_purity
 
     table = Table(
@@ -47,7 +47,7 @@ def summary_table(runs: Sequence[MultihopRun]) -> Table:
 
 
 def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
-    """Purity beside accuracy over the seeds of one task, with intervals."""
+    """Return purity and accuracy over the seeds of one task, with intervals."""
     from wherewhat.lab.multihop.purity import align
 
     found = align([run.records() for run in runs])
@@ -62,7 +62,7 @@ def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
 
 
 def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
-    """Accuracy, mean scores and counts of pure heads by step."""
+    """Return accuracy, mean scores and counts of pure heads by step."""
     import torch
 
     from wherewhat.lab.multihop.purity import find_purity
@@ -86,7 +86,7 @@ def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
 
 
 def roles_table(run: MultihopRun, count: int) -> Table:
-    """What each head does on solved inputs, what accuracy loses without it, how often answers follow a patch."""
+    """Return the role of each head on solved inputs, and the effects of its ablation and patching."""
     from wherewhat.lab.multihop.functions import find_roles
     from wherewhat.lab.multihop.interventions import ablate_heads, other_sequences, patch_heads
 
@@ -96,11 +96,11 @@ def roles_table(run: MultihopRun, count: int) -> Table:
     lost = ablate_heads(model, sequences).change.mean(-1)
     patched = patch_heads(model, sequences, other_sequences(sequences))
     table = Table(
-        title=f"{run.setup.name} task, seed {run.seed}: heads on {found.solved:.0%} of {count} inputs, those it solves",
+        title=f"{run.setup.name} task, seed {run.seed}: heads on the solved inputs, {found.solved:.0%} of {count}",
         title_justify="left",
-        caption=f"Attention at tokens of the path that hops are left from: on the next hop ({found.function}), or on "
-        "the token itself (Reflexive). Without: the head's output replaced by its mean, change of accuracy. Patched: "
-        "output taken from another input, share of answers that follow it. Heads can stand in for each other.",
+        caption=f"Attention at the source tokens of hops: on the next hop ({found.function}), or on the token itself "
+        "(Reflexive). Without: change of accuracy with the head's output replaced by its mean. Patched: share of "
+        "answers that follow an output taken from another input. Heads can be redundant.",
         caption_justify="left",
     )
     for name in ("layer", "head", "role", "on next hop", "on itself", "without", "patched"):
@@ -120,7 +120,7 @@ def roles_table(run: MultihopRun, count: int) -> Table:
 
 
 def lengths_table(runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy]) -> Table:
-    """Accuracy by length, one column per training, with 95 % intervals over sequences."""
+    """Return accuracy by length, one column per training, with 95 % intervals over sequences."""
     table = Table(
         title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
     )
@@ -139,12 +139,12 @@ def lengths_table(runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy]) 
 def prediction_table(
     runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
 ) -> Table:
-    """Share of one-hop inputs that heads are predicted to survive, beside the accuracy that was measured on them."""
+    """Return the predicted share of one-hop inputs on which heads still work, and the measured accuracy."""
     table = Table(
-        title="one hop: measured accuracy, and the share on which each head that does it should still do it",
+        title="one hop: measured accuracy, and the predicted share of inputs on which each hop head still works",
         title_justify="left",
-        caption="Predicted from the head's frequencies and contents on inputs 48 tokens longer than trained on. A head "
-        "that others can stand in for may fail earlier than the model.",
+        caption="Predicted from the head's frequencies and contents on inputs 48 tokens longer than the training "
+        "sequences. A redundant head may fail earlier than the model.",
         caption_justify="left",
     )
     table.add_column("tokens", justify="right")
@@ -162,7 +162,7 @@ def prediction_table(
 
 
 def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
-    """What a transformer written by hand gets right, and its discrepancy by length beside the theorem's bound."""
+    """Return the correctness of a constructed transformer, and its discrepancy by length with the theorem's bound."""
     from wherewhat.lab.constructions.checks import LONGEST, check_randomly
     from wherewhat.lab.constructions.discrepancy import (
         index_bound,
@@ -190,14 +190,14 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
         theta = min(0.0027, 0.9 * omega / (2 * longest))
         model = retrieval_transformer(retrieval, theta=theta, longest=longest)
         checked = check_randomly(model, retrieval, longest=longest, progress=progress)
-    right = Table(title=f"{kind}, θ = {theta:.4g}, written for up to {longest} tokens", title_justify="left")
+    correct = Table(title=f"{kind}, θ = {theta:.4g}, constructed for up to {longest} tokens", title_justify="left")
     for name in ("inputs", "wrong", "smallest margin"):
-        right.add_column(name, justify="right")
-    right.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
+        correct.add_column(name, justify="right")
+    correct.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
     gap = Table(
-        title="discrepancy: largest less second largest logit",
+        title="discrepancy: largest minus second largest logit",
         title_justify="left",
-        caption="The theorem bounds the worst input. Below 0 another key is ahead.",
+        caption="The theorem bounds the worst input. Below 0 another key has the largest logit.",
         caption_justify="left",
     )
     for name in ("tokens", "worst input", "its bound", "best input"):
@@ -210,11 +210,11 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
             worst, best = (retrieval_discrepancy(n, theta, omega, at=at) for at in ("worst", "best"))
             bound = retrieval_bound(n + 1, theta, omega)
         gap.add_row(f"{n:,}", *(f"{value:.3g}" for value in (worst, bound, best)))
-    return [right, gap]
+    return [correct, gap]
 
 
 def _heads(pure: Sequence[tuple[int, int]]) -> str:
-    """Layers (or layer.head where a layer has several) of pure heads, runs of layers as ranges."""
+    """Return the layers of pure heads, with consecutive ones as ranges; layer.head where layers have several heads."""
     if any(head for _, head in pure):
         return f"{len(pure)}: " + " ".join(f"{layer}.{head}" for layer, head in pure)
     layers = [layer for layer, _ in pure]
