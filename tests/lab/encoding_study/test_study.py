@@ -121,7 +121,7 @@ def test_the_report(study, cli):
     out, _ = study
     shown = cli("encodings", "report", out)
     assert shown.code == 0, shown.err
-    for word in ("half of the change", "how models end", "rank correlation", "learned"):
+    for word in ("half of the change", "results at the end of training", "rank correlation", "learned"):
         assert word in shown.out
     page = (out / "report.html").read_text("utf-8")
     assert "{{" not in page.partition("<script")[0]

@@ -1,4 +1,4 @@
-"""``python -m wherewhat.lab.encoding_study``: the study without typer, pyarrow and plotly installed."""
+"""``python -m wherewhat.lab.encoding_study``: run the study without typer, pyarrow and plotly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wherewhat.lab.encoding_study.study import run_study
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the study; 0 if it went well, 2 if something about the input was wrong."""
+    """Run the study and return the exit code: 0, or 2 for invalid input."""
     parser = argparse.ArgumentParser("python -m wherewhat.lab.encoding_study", description=__doc__)
     parser.add_argument("--recipe", type=Path)
     parser.add_argument("--text", type=Path)

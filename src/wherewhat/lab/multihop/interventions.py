@@ -12,7 +12,6 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import map_batches, solved_by
 from wherewhat.lab.tasks.task import Sequences
-from wherewhat.measures.statistics import change_bounds
 
 
 def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
@@ -68,14 +67,6 @@ class Ablation:
         """Change of accuracy by number of hops, ``(layers, heads, hops)``: negative where the head is needed."""
         which = (self.hops[:, None] == torch.tensor(self.numbers)).double()
         return (self.after.double() - self.before.double()) @ which / which.sum(0)
-
-    def intervals(self) -> Tensor:
-        """Return 95 % intervals of the change over questions (Bonett & Price 2012), ``(layers, heads, hops, 2)``."""
-        which = self.hops[:, None] == torch.tensor(self.numbers)
-        gained, lost = (x.double() @ which.double() for x in (self.after & ~self.before, self.before & ~self.after))
-        counts = which.sum(0).expand(gained.shape)
-        each = zip(*(x.flatten().long().tolist() for x in (gained, lost, counts)), strict=True)
-        return torch.tensor([change_bounds(*x) for x in each], dtype=torch.float64).view(*gained.shape, 2)
 
 
 @dataclass(frozen=True)
