@@ -30,10 +30,16 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 
 def plugins(group: str) -> dict[str, Any]:
-    """Load what installed packages, this one included, add under an entry point group, by name."""
+    """Load the entry points of a group by name, sorted; none where the package runs without installed metadata.
+
+    Args:
+        group: ``wherewhat.commands`` for Typer applications that become commands, ``wherewhat.report`` for functions
+            that return data for the page, ``wherewhat.measurements`` for measurements.
+    """
     from importlib.metadata import entry_points
 
-    return {point.name: point.load() for point in entry_points(group=group)}
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return {entry.name: entry.load() for entry in found}
 
 
 def require(package: str, *, why: str, install: str | None = None) -> ModuleType:
