@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_every_measurement_has_a_page(nav, name):
     page = ELSEWHERE.get(name, f"{name}.md")
     assert page in pages
     assert f"wherewhat {name}" in (DOCS / page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda measurement: measurement.name)
+def test_pages_name_every_metric_and_option(measurement):
+    page = (DOCS / ELSEWHERE.get(measurement.name, f"{measurement.name}.md")).read_text("utf-8")
+    names = [metric.name for metric in measurement.metrics] + [option.name for option in fields(measurement.config)]
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def test_home_page_names_every_measurement():

@@ -22,6 +22,9 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
+AVOIDED = ("by itself", "by themselves", "habit", "make of", "makes of", "so many", "twins?", "what becomes", "whoever")
+"""Words of an earlier style of this documentation, for which the glossary or plain English has better ones."""
+
 
 def table() -> dict[str, set[str]]:
     """The folders that each folder imports according to CONTRIBUTING, in its order."""
@@ -119,6 +122,13 @@ def test_links_lead_to_files(page):
 def test_files_of_the_checkout_that_a_page_names_exist(page):
     named = re.findall(r"(?:benchmarks|tools|tests|recipes|src)/[\w/.-]*\w", page.read_text("utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_use_plain_english(page):
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(rf"\b(?:{'|'.join(AVOIDED)})\b", text, re.IGNORECASE)
+    assert found == (["twin"] if page.name == "CHANGELOG.md" else [])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
