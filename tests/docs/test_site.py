@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ from wherewhat.measures.registry import measurements
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 NEEDED = ("mkdocs", "material", "mkdocstrings", "latex2mathml")
+
+
+def page_of(measurement) -> Path:
+    return DOCS / f"{measurement.page or measurement.name}.md"
+
+
+PAGED = [measurement for measurement in measurements().values() if page_of(measurement).is_file()]
+"""Measurements with a page of their own; the reference has all of them."""
 FETCHED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 
 
@@ -59,12 +68,18 @@ def test_every_page_of_the_nav_exists_once(nav):
     assert len(pages) == len(set(pages))
 
 
-@pytest.mark.parametrize("measurement", measurements().values(), ids=lambda m: m.name)
-def test_every_measurement_has_a_page(nav, measurement):
+@pytest.mark.parametrize("measurement", PAGED, ids=lambda measurement: measurement.name)
+def test_pages_of_measurements_are_listed(nav, measurement):
     pages = next(listed(entry["Measurements"]) for entry in nav if "Measurements" in entry)
-    page = f"{measurement.page or measurement.name}.md"
-    assert page in pages
-    assert f"wherewhat {measurement.name}" in (DOCS / page).read_text("utf-8")
+    assert page_of(measurement).name in pages
+    assert f"wherewhat {measurement.name}" in page_of(measurement).read_text("utf-8")
+
+
+@pytest.mark.parametrize("measurement", PAGED, ids=lambda measurement: measurement.name)
+def test_pages_name_every_metric_and_option(measurement):
+    page = page_of(measurement).read_text("utf-8")
+    names = [metric.name for metric in measurement.metrics] + [option.name for option in fields(measurement.config)]
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def test_the_reference_lists_every_measurement(site):
