@@ -25,6 +25,13 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return getattribute, lambda: sorted(homes)
 
 
+def plugins(group: str) -> dict[str, Any]:
+    """Load what installed packages, this one included, add under an entry point group, by name."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point.load() for point in entry_points(group=group)}
+
+
 def require(package: str, *, why: str, install: str | None = None) -> ModuleType:
     """Import an optional package, or say in one line what it is needed for and how to get it.
 

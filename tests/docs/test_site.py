@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wherewhat.measures.registry import MEASUREMENTS
+from wherewhat.measures.registry import measurements
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -62,7 +62,7 @@ def test_every_page_of_the_nav_exists_once(nav):
     assert len(pages) == len(set(pages))
 
 
-@pytest.mark.parametrize("name", [measurement.name for measurement in MEASUREMENTS])
+@pytest.mark.parametrize("name", [measurement.name for measurement in measurements().values()])
 def test_every_measurement_has_a_page(nav, name):
     pages = next(listed(entry["Measurements"]) for entry in nav if "Measurements" in entry)
     page = ELSEWHERE.get(name, f"{name}.md")
@@ -70,7 +70,7 @@ def test_every_measurement_has_a_page(nav, name):
     assert f"wherewhat {name}" in (DOCS / page).read_text("utf-8")
 
 
-@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda measurement: measurement.name)
+@pytest.mark.parametrize("measurement", measurements().values(), ids=lambda measurement: measurement.name)
 def test_pages_name_every_metric_and_option(measurement):
     page = (DOCS / ELSEWHERE.get(measurement.name, f"{measurement.name}.md")).read_text("utf-8")
     names = [metric.name for metric in measurement.metrics] + [option.name for option in fields(measurement.config)]
@@ -79,7 +79,7 @@ def test_pages_name_every_metric_and_option(measurement):
 
 def test_home_page_names_every_measurement():
     home = (DOCS / "index.md").read_text("utf-8")
-    assert [m.name for m in MEASUREMENTS if f"`wherewhat {m.name}`" not in home] == []
+    assert [m.name for m in measurements().values() if f"`wherewhat {m.name}`" not in home] == []
 
 
 def test_pages_ask_for_nothing_from_elsewhere(site):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lab.test_trainer import Interrupt, killed, same
-from runs.conftest import processes  # noqa: F401 - a fixture
+from helpers.lab import Interrupt, killed, same
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab import model as fusing
 from wherewhat.lab.checkpoints import load_model, load_state
@@ -113,7 +112,7 @@ def _train(directory, connection):
     )
 
 
-def test_killed_and_resumed(tmp_path, processes):  # noqa: F811
+def test_killed_and_resumed(tmp_path, processes):
     killed(processes, _train, tmp_path, after=16)
     assert same(train_language(MODEL, TRAIN, TEXT), train_language(MODEL, TRAIN, TEXT, directory=tmp_path))
 

@@ -13,11 +13,11 @@ import pyarrow.parquet
 import pytest
 
 import wherewhat
-from models.conftest import save_model
+from helpers.models import save_model
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
-from wherewhat.report.data import head_means
 from wherewhat.report.figures import FIGURES, figure, offered
 from wherewhat.report.result import Result
+from wherewhat.runs.results import StoredRun
 
 CASES = {
     "axes": {},
@@ -53,7 +53,7 @@ def results(tmp_path_factory):
 
 def test_the_map_shows_the_means(results):
     drawn = results["axes"].plot("map", metric="r")
-    means = head_means(results["axes"])["r"]
+    means = StoredRun(results["axes"]).head_means["r"]
     assert [list(row) for row in drawn.data[0].z] == [means[layer] for layer in sorted(means)]
     assert list(drawn.data[0].y) == sorted(means)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from report.conftest import TOKENS
+from helpers.report import TOKENS
 from wherewhat.errors import MeasureError
 from wherewhat.progress import Silent
 from wherewhat.report import measurements as measuring
@@ -81,8 +81,8 @@ class Told(Silent):
         self.lines.append(line)
 
 
-def test_an_interrupted_report_goes_on(made, model, tmp_path, monkeypatch):
-    request = ModelRequest(model=model, device="cpu")
+def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatch):
+    request = ModelRequest(model=hostile_model, device="cpu")
     real, calls = measuring.run, []
 
     def interrupted(request, **options):
@@ -105,7 +105,7 @@ def test_an_interrupted_report_goes_on(made, model, tmp_path, monkeypatch):
         ).read_bytes()
 
 
-def test_a_finished_report_is_made_again_without_the_model(made, model, monkeypatch):
+def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("nothing is to be loaded or measured")
 
@@ -113,19 +113,19 @@ def test_a_finished_report_is_made_again_without_the_model(made, model, monkeypa
     for module in (measuring, controls):
         monkeypatch.setattr(module, "run", refuse)
     told = Told()
-    request = ModelRequest(model=model, device="cpu")
+    request = ModelRequest(model=hostile_model, device="cpu")
     again = make_report(request, out=made.out, text=[str(made.text)], tokens=TOKENS, progress=told)
     assert again.html() == made.report.html()
     assert "all 10 measurements were finished earlier" in told.lines
 
 
-def test_the_first_measurement_must_succeed(made, model, tmp_path, monkeypatch):
+def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monkeypatch):
     def refuse(request, **options):
         raise MeasureError("no such thing")
 
     monkeypatch.setattr(measuring, "run", refuse)
     with pytest.raises(MeasureError):
-        make_report(ModelRequest(model=model), out=tmp_path, text=[str(made.text)], tokens=TOKENS)
+        make_report(ModelRequest(model=hostile_model), out=tmp_path, text=[str(made.text)], tokens=TOKENS)
 
 
 def test_models_are_loaded_once_for_each_weights():

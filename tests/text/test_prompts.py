@@ -400,9 +400,9 @@ def test_imports_are_the_standard_library_alone():
 
 @pytest.mark.slow
 def test_smollm2_would_spell_the_same_text_the_same_way():
-    from wherewhat.models.loader import read_model
+    from wherewhat.models.loader import load
 
-    loaded = read_model("smollm2", device="cpu", offline=True)
+    loaded = load("smollm2", device="cpu", offline=True)
     speller = Speller.of(loaded.tokenizer, loaded.prefix)
     for kind in ASKING:
         for prompt in make(kind, speller, tokens=512, count=5):

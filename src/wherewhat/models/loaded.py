@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wherewhat.errors import ConfigError, LoadError, TextError, one_line
 from wherewhat.imports import require
 from wherewhat.models.positions import max_positions
+from wherewhat.models.source import Weights
 from wherewhat.options import checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-Weights = Literal["trained", "random", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,6 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
-
-def torch_name(value: Any) -> Any:
-    """The name of a torch dtype or device, such as ``float32`` or ``cuda:0``; anything else as it is."""
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype | torch.device) else value
 
 
 def resolve_dtype(name: str) -> torch.dtype:

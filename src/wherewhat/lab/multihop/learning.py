@@ -13,7 +13,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.lab.intervals import wilson
 from wherewhat.lab.multihop.purity import find_learning, find_purity
 from wherewhat.lab.multihop.study import DYNAMICS_FILE, StudyRun, open_run
-from wherewhat.measures.swaps.scores import LABELS
+from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import rounded
 
 _POINTS = 240

@@ -12,7 +12,8 @@ from torch import Tensor
 from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.dynamics import Dynamics
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.swaps.scores import LABELS, label
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps.scores import label
 
 PURE = ("positional", "symbolic")
 """The labels that count as pure."""

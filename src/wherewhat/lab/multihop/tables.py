@@ -66,7 +66,7 @@ def dynamics_table(run: StudyRun, *, rows: int = 16) -> Table:
     import torch
 
     from wherewhat.lab.multihop.purity import find_purity
-    from wherewhat.measures.swaps.scores import LABELS
+    from wherewhat.measures.swaps import LABELS
 
     seen = run.dynamics()
     counts = find_purity(seen).counts[0]
