@@ -15,6 +15,7 @@ import torch
 import wherewhat
 from conformance.tiny_models import build
 from conformance.variants import VARIANTS
+from wherewhat.measures import registry
 
 TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"<!-- example: ([\w-]+) -->\n\n```python\n(.*?)```", TEXT, re.DOTALL))
@@ -42,22 +43,20 @@ def test_every_python_block_is_an_example():
     assert len(EXAMPLES) == TEXT.count("```python")
 
 
-@pytest.mark.skipif(not hasattr(wherewhat, "register"), reason="measurements cannot be registered yet")
-def test_a_measurement(run_example):
+def test_a_measurement(run_example, monkeypatch):
+    monkeypatch.setattr(registry, "_known", dict(registry.measurements()))
     module = run_example("measurement")
-    model, found = build("llama"), []
-    with (
-        torch.no_grad(),
-        wherewhat.capture(
-            model.model, lambda layer: found.append(module.locality(layer, module.LocalityConfig(reach=3)))
-        ),
-    ):
-        model.model(**model.inputs())
-    assert [scores.layer for scores in found] == list(range(len(found)))
-    for scores in found:
+    model = build("llama").model
+    found = registry.find_measurement("locality")
+    assert isinstance(found, module.Locality)
+    layers = []
+    with torch.no_grad(), wherewhat.capture(model, lambda layer: layers.append(found.measure(layer, found.config(3)))):
+        model(**build("llama").inputs())
+    for scores in layers:
         mass = scores.heads["local_mass"]
         assert ((mass > 0) & (mass <= 1 + 1e-6)).all()
         assert 0 < scores.whole["local_mass_uniform"] < 1
+    assert [scores.layer for scores in layers] == list(range(len(layers)))
 
 
 def test_a_length_method(run_example):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pydoc
 import re
 import tomllib
 from pathlib import Path
@@ -152,3 +153,9 @@ def test_llms_txt_names_every_page():
     text = (ROOT / "llms.txt").read_text("utf-8")
     pages = [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "docs").glob("*.md"))]
     assert [page for page in pages if f"({page})" not in text] == []
+
+
+def test_objects_that_api_pages_name_exist():
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    named = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert [name for name in named if pydoc.locate(name) is None] == []
