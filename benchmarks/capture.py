@@ -114,6 +114,22 @@ def _times(model: Any, options: argparse.Namespace) -> dict[str, dict[str, list[
     return seconds
 
 
+def _launch_seconds(model: Any, options: argparse.Namespace) -> float | None:
+    """Median time that the CPU needs to launch the plain pass, without waiting for the GPU."""
+    if not options.device.startswith("cuda"):
+        return None
+    ids = torch.zeros((1, options.tokens), dtype=torch.int64, device=options.device)
+    found = []
+    for _ in range(options.repeat):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False, logits_to_keep=1)
+        found.append(time.perf_counter() - started)
+    torch.cuda.synchronize()
+    return statistics.median(found)
+
+
 def _cuda_peaks(model: Any, options: argparse.Namespace) -> dict[str, list[int]]:
     peaks: dict[str, list[int]] = {}
     for name, run in _passes(model, options).items():
@@ -186,6 +202,7 @@ def _summary(
         "time": {
             "seconds": seconds,
             "median": medians,
+            "launch": _launch_seconds(model, options),
             "ratio": ratios["wall"],
             "cpu_ratio": ratios["cpu"],
             "allowed": RATIO_ALLOWED,
@@ -212,6 +229,8 @@ def _print(result: dict[str, Any]) -> None:
         plain, captured = (times["median"][name][clock] for name in ("plain", "capture"))
         row = f"{clock + ' seconds':14}{plain:12.3f}{captured:12.3f}{ratio:11.3f}x"
         print(row + (f"{times['allowed']:11.2f}x  {verdict[times['ok']]}" if clock == "wall" else ""))
+    if times["launch"] is not None:
+        print(f"{'launch only':14}{times['launch']:12.3f}  near the wall time, the CPU is the limit and not the GPU")
     plain, captured = (statistics.median(memory["peak_bytes"][name]) / mib for name in ("plain", "capture"))
     print(
         f"{'peak MiB':14}{plain:12.1f}{captured:12.1f}{memory['above_plain_bytes'] / mib:+12.1f}"
