@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tiny, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.proof import capture
 from wherewhat.captures.rotation import Rotation
@@ -126,7 +126,7 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("kind", ["llama", "llama:yarn", "llama:bias", "gptj", "phi:partial", "cohere:default"])
 def test_q_and_k_are_what_the_projections_give(kind):
-    model, ids = tiny(kind), tokens(batch=2)
+    model, ids = shared(kind), tokens(batch=2)
     layers = run(model, ids)
     assert [a.layer for a in layers] == [0, 1, 2, 3]
     for a in layers:
@@ -138,7 +138,7 @@ def test_q_and_k_are_what_the_projections_give(kind):
 
 @pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gemma3_text"])
 def test_q_and_k_are_what_their_norms_give(kind):
-    model, ids = tiny(kind), tokens(batch=2)
+    model, ids = shared(kind), tokens(batch=2)
     for a in run(model, ids):
         q, k = projected(model, [f"{a.name}.q_norm", f"{a.name}.k_norm"], ids)
         if q.ndim == 3:
@@ -172,7 +172,7 @@ def test_multi_latent_attention_of_deepseek_v3_in_the_rotated_layout():
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox:partial", "gptj", "deepseek_v3", "granite", "gemma2", "gpt_oss"])
 def test_pattern_is_the_models_own_eager_weights(kind):
     ids = tokens(31)
-    layers = run(tiny(kind), ids)
+    layers = run(shared(kind), ids)
     eager = tiny(kind, attn_implementation="eager")
     with torch.no_grad():
         theirs = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions
@@ -195,7 +195,7 @@ def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
     def spread(a):
         worst.extend(float((x - x[:, :, :1]).abs().max() / x.abs().max()) for x in (a.q, a.k))
 
-    model = tiny(kind)
+    model = shared(kind)
     with torch.no_grad(), capture(model, spread):
         model(input_ids=torch.full((1, 23), 77), use_cache=False)
     assert max(worst) < 3e-6

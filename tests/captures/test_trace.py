@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.gptj import modeling_gptj
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tiny, tokens
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError
 
@@ -31,7 +31,7 @@ def slopes(heads, biggest=8.0):
 def test_bias_is_alibi_up_to_row_constants(kind, n):
     """Press et al., arXiv 2108.12409: slope times distance; families differ by a constant per row."""
     expected = slopes(HEADS).view(1, HEADS, 1, 1) * torch.arange(n)
-    for a in run(tiny(kind), tokens(n)):
+    for a in run(shared(kind), tokens(n)):
         visible = a.visible()
         assert torch.equal(visible.expand(1, HEADS, n, n), torch.ones(1, HEADS, n, n).bool().tril())
         # Falcon scales scores and bias together.
@@ -43,7 +43,7 @@ def test_bias_is_alibi_up_to_row_constants(kind, n):
 
 @pytest.mark.parametrize("kind", ["gptj", "codegen", "gpt_neo", "falcon:rotary", "xglm", "openai-gpt"])
 def test_without_alibi_there_is_no_bias(kind):
-    for a in run(tiny(kind), tokens()):
+    for a in run(shared(kind), tokens()):
         bias = a.bias()
         if bias is not None:
             assert float(torch.where(a.visible(), bias, 0.0).abs().max()) == 0
@@ -54,7 +54,7 @@ def test_without_alibi_there_is_no_bias(kind):
 
 def test_local_windows_of_gpt_neo():
     window = 8
-    layers = run(tiny("gpt_neo"), tokens(40))
+    layers = run(shared("gpt_neo"), tokens(40))
     distance = torch.arange(40)[:, None] - torch.arange(40)
     for a in layers:
         expected = (distance >= 0) & (distance < (window if a.layer % 2 else 40))

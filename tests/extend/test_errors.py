@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
 from wherewhat.extend.infllm import InfLLM
@@ -59,7 +59,7 @@ def test_open_parameters():
     assert SlidingWindow().is_open
     assert not SlidingWindow(window=4).is_open
     assert not Untouched().is_open
-    layer = run(tiny("llama"), tokens(9))[0]
+    layer = run(shared("llama"), tokens(9))[0]
     with pytest.raises(ConfigError, match="does not know its window"):
         SlidingWindow().attend(layer)
     with pytest.raises(ConfigError, match="does not know its factor or training length"):

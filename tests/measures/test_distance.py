@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
@@ -36,7 +36,7 @@ QUERIES = [11, 17, 22]
 
 @functools.cache
 def captured(name: str) -> list[LayerAttention]:
-    return run(tiny(name), tokens(23))
+    return run(shared(name), tokens(23))
 
 
 def rotated(name: str) -> LayerAttention:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from helpers.capture import TinySubject, run, tiny, tokens
+from helpers.capture import TinySubject, run, shared, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.measurement import fit_layer
@@ -132,7 +132,7 @@ def test_found_is_the_gain_over_the_text_without_planting():
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_attention_of_every_query_by_loops(family, method):
     """With so few queries all of them are looked at."""
-    layer = run(tiny(family), tokens(36))[-1]
+    layer = run(shared(family), tokens(36))[-1]
     found = look(layer, method, slice(20, 36), limit=16)
     scores = method.scores(layer, slice(20, 36))[0].double()
     sink = layer.sinks
@@ -165,7 +165,7 @@ def test_queries_are_spread_and_end_with_the_last():
 
 
 def test_axes_of_a_whole_text_are_those_of_the_layer():
-    layer = run(tiny("llama"), tokens(40))[-1]
+    layer = run(shared("llama"), tokens(40))[-1]
     whole = fit_layer(layer)
     found = axes(layer, Untouched(), slice(0, 40))
     torch.testing.assert_close(found["axes_r"], whole.r.cpu(), atol=1e-4, rtol=0)

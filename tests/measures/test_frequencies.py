@@ -9,12 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.capture import TinySubject, shared, tokens
 from helpers.capture import run as captured
-from helpers.capture import tiny, tokens
 from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.captures.blocks import key_mixing
-from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.frequencies import planes
@@ -47,29 +45,20 @@ FAMILIES = [
 N, QUERY = 19, 18
 
 
-class Subject:
-    """A tiny model as measurements see it."""
+class Subject(TinySubject):
+    """A tiny model whose mixing of keys can be given."""
 
-    def __init__(self, name, *, mixing=None, dtype=torch.float32):
-        self.model = tiny(name, dtype=dtype)
-        self.proof = prove(self.model)
+    def __init__(self, name, *, mixing=None, **options):
+        super().__init__(name, **options)
         self.mixing = mixing
 
-    def run(self, ids, reducer, *, logits=False):
-        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
-            return self.model(ids, use_cache=False).logits
-
-    def edited(self, ids, editor):
-        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
-            return self.model(ids, use_cache=False).logits
-
     def key_mixing(self):
-        return key_mixing(self.model, self.proof) if self.mixing is None else self.mixing
+        return super().key_mixing() if self.mixing is None else self.mixing
 
 
 def rotated_layers(name, dtype=torch.float64, n=N):
     """Layers that rotate, of a float32 model, with their tensors in ``dtype``."""
-    layers = [layer for layer in captured(tiny(name), tokens(n)) if layer.rotation is not None]
+    layers = [layer for layer in captured(shared(name), tokens(n)) if layer.rotation is not None]
     return [replace(x, rot_q=x.rot_q.to(dtype), rot_k=x.rot_k.to(dtype), value=x.value.to(dtype)) for x in layers]
 
 
@@ -236,7 +225,7 @@ def test_wrong_masks_are_refused():
         without_planes(attention, everything[:-1])
     with pytest.raises(MeasureError, match="one entry for each of"):
         without_planes(attention, everything, heads=torch.ones(99, dtype=torch.bool))
-    plain = captured(tiny("gpt2"), tokens(N))[0]
+    plain = captured(shared("gpt2"), tokens(N))[0]
     with pytest.raises(MeasureError, match="does not rotate"):
         without_planes(plain, everything)
     with pytest.raises(MeasureError, match="does not rotate"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import run, tiny
+from helpers.capture import run, shared
 from helpers.layers import causal_layer, random_causal_layer
 from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError
@@ -110,7 +110,7 @@ def assert_same(stats, expected):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_of_a_family_equals_the_loops(family):
     ids = few_tokens()
-    layers = run(tiny(family), ids[None])
+    layers = run(shared(family), ids[None])
     assert len(layers) == 4
     for attention in layers:
         stats = pattern_statistics(attention, ids, PatternConfig(max_lag=30, sink_tokens=2))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.tiny_models import causal_lm_types
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
@@ -310,7 +310,7 @@ MODELS = [
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_bound_holds_on_every_head_of_models(model_type):
-    layers = run(tiny(model_type), tokens(48))
+    layers = run(shared(model_type), tokens(48))
     assert layers
     for attention in layers:
         scores = layer_scores(attention, PlanesConfig())
@@ -344,7 +344,7 @@ class _Subject:
 
 
 def test_measurement_mixes_layers_with_and_without_rotation():
-    layers = run(tiny("smollm3"), tokens(24))
+    layers = run(shared("smollm3"), tokens(24))
     assert {layer.rotation is None for layer in layers} == {True, False}
     found = PLANES.measure(_Subject(layers), tokens(24), PlanesConfig(curves=False))
     assert len(found.layers) == len(layers)
@@ -356,12 +356,12 @@ def test_measurement_mixes_layers_with_and_without_rotation():
 
 def test_model_without_rotation_is_refused_in_one_line():
     with pytest.raises(MeasureError, match="no planes") as error:
-        PLANES.measure(_Subject(run(tiny("gpt2"), tokens(24))), tokens(24), PlanesConfig())
+        PLANES.measure(_Subject(run(shared("gpt2"), tokens(24))), tokens(24), PlanesConfig())
     assert "\n" not in str(error.value)
 
 
 def test_layers_that_are_not_one_whole_text_are_refused():
-    attention = run(tiny("llama"), tokens(24))[0]
+    attention = run(shared("llama"), tokens(24))[0]
     with pytest.raises(MeasureError, match="not consecutive"):
         layer_scores(replace(attention, positions=2 * attention.positions), PlanesConfig())
     with pytest.raises(MeasureError, match="24 keys for 20 queries"):

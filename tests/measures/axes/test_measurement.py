@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from helpers.capture import tiny, tokens
+from helpers.capture import proved, tiny, tokens
 from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
@@ -43,14 +43,14 @@ class Captured:
 
 
 def layers(name, check) -> None:
-    model = tiny(name)
+    model, proof = proved(name)
     seen = []
 
     def reducer(attention: LayerAttention) -> None:
         seen.append(attention.layer)
         check(attention)
 
-    with torch.no_grad(), capture(model, reducer, proof=prove(model)):
+    with torch.no_grad(), capture(model, reducer, proof=proof):
         model(tokens(41))
     assert seen
 
