@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_blocks_of_rows_equal_the_dense_whole(case, dtype):
@@ -124,6 +125,7 @@ def same(ours, theirs):
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "llama:yarn", "llama:bias", "gptj", "phi:partial", "cohere:default"])
 def test_q_and_k_are_what_the_projections_give(kind):
     model, ids = shared(kind), tokens(batch=2)
@@ -169,6 +171,7 @@ def test_multi_latent_attention_of_deepseek_v3_in_the_rotated_layout():
         same(a.q[..., 16:], torch.cat([turned[..., 0::2], turned[..., 1::2]], -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox:partial", "gptj", "deepseek_v3", "granite", "gemma2", "gpt_oss"])
 def test_pattern_is_the_models_own_eager_weights(kind):
     ids = tokens(31)
@@ -188,6 +191,7 @@ SAME_TOKEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAME_TOKEN.split())
 def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
     worst = []

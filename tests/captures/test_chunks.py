@@ -53,6 +53,7 @@ def assert_same(ours, expected, *, within=2e-5):
         torch.testing.assert_close(logits, reference, atol=10 * within * float(reference.abs().max()), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [7, 16, 40])
 def test_layers_are_those_of_one_pass(kind, chunk):
@@ -65,6 +66,7 @@ def test_layers_are_those_of_one_pass(kind, chunk):
     torch.testing.assert_close(logits, plain, atol=2e-5 * float(plain.abs().max()), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "bloom", "gemma3_text:window"])
 def test_a_batch_of_texts_and_offloading(kind):
     model = shared(kind)
@@ -72,6 +74,7 @@ def test_a_batch_of_texts_and_offloading(kind):
     assert_same(chunked(model, ids, 8, offload=True)[0], run(model, ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*WINDOWED, "llama", "bloom"])
 def test_masks_that_follow_a_rule_are_kept_as_the_rule(kind):
     model = shared(kind)
@@ -103,6 +106,7 @@ def test_masks_without_a_rule_are_kept_row_by_row():
         assert torch.equal(bias * mask.visible(rows, n, n), added[:, :, rows] * dense[:, :, rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gpt2"])
 def test_tokens_at_positions_of_ones_choice(kind):
     model = shared(kind)
@@ -116,6 +120,7 @@ def test_tokens_at_positions_of_ones_choice(kind):
     assert_same(two.layers, one.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["axes", "attention", "planes", "heads", "distance"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
 def test_scores_are_those_of_one_pass(name, kind):
@@ -154,6 +159,7 @@ def test_chunks_cover_the_text_evenly(count, chunk):
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "bloom", "gemma3_text:window", "gpt_oss"])
 @pytest.mark.parametrize("length", [9, 23, 200])
 def test_the_proof_accepts_what_is_the_same(kind, length):
@@ -161,6 +167,7 @@ def test_the_proof_accepts_what_is_the_same(kind, length):
     assert prove_chunks(model, proof_of(model), tokens=length) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -204,6 +211,7 @@ def test_chunks_that_are_too_short_are_refused(chunk):
         ModelSubject(SimpleNamespace(model=model), chunk=chunk)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_layer_once_it_was_handed_over():
     import gc
     import weakref

@@ -18,6 +18,7 @@ def close(x, y, limit=2e-5):
     assert float((x - y).abs().max()) < limit * max(1.0, float(y.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTES)
 def test_a_batch_is_its_sequences_side_by_side(kind):
     model, ids = shared(kind), tokens(batch=3)
@@ -29,6 +30,7 @@ def test_a_batch_is_its_sequences_side_by_side(kind):
             close(whole.k[row : row + 1], alone.k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_seen_by_nobody(kind, side):
@@ -48,6 +50,7 @@ def test_padding_is_seen_by_nobody(kind, side):
         close((pattern @ value)[1, :, shown], own[1, :, shown])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gpt_neox:partial", "deepseek_v3"])
 @pytest.mark.parametrize("given", ["keyword", "per sequence", "by place"])
 def test_a_constant_shift_changes_neither_pattern_nor_q_and_k(kind, given):
@@ -74,6 +77,7 @@ def test_a_constant_shift_changes_neither_pattern_nor_q_and_k(kind, given):
         assert b.positions.reshape(-1)[:23].tolist() == list(range(17, 40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*ROUTES, "mistral", "mpt", "deepseek_v3", "gpt_neo"])
 def test_a_second_chunk_with_a_cache_shows_the_last_rows(kind):
     model, ids = shared(kind), tokens(24)
@@ -92,6 +96,7 @@ def test_a_second_chunk_with_a_cache_shows_the_last_rows(kind):
         close(second.k, full.k[:, :, 24 - m :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "bloom", "gemma2"])
 def test_gradients_flow_as_without(kind):
     model, ids = shared(kind), tokens()
@@ -109,6 +114,7 @@ def test_gradients_flow_as_without(kind):
     assert all(torch.equal(x, y) for x, y in zip(plain, captured, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "bloom", "mistral", "gpt2"])
 def test_generate_is_captured_step_by_step(kind):
     model, ids = shared(kind), tokens(9)

@@ -29,6 +29,7 @@ def own_output(attention):
     return (attention.pattern() @ attention.value.repeat_interleave(groups, 1)).transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_own_output_changes_nothing(family):
     model = shared(family)
@@ -42,6 +43,7 @@ def test_own_output_changes_nothing(family):
         assert torch.equal(model(ids).logits, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_instead_of_one_layer(family):
     model = shared(family)

@@ -26,6 +26,7 @@ def slopes(heads, biggest=8.0):
     return torch.tensor([2.0 ** (-biggest * (h + 1) / heads) for h in range(heads)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bloom", "falcon:alibi", "mpt"])
 @pytest.mark.parametrize("n", [23, 50])
 def test_bias_is_alibi_up_to_row_constants(kind, n):
@@ -41,6 +42,7 @@ def test_bias_is_alibi_up_to_row_constants(kind, n):
         assert math.isclose(a.scale, a.rot_q.shape[-1] ** -0.5, rel_tol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gptj", "codegen", "gpt_neo", "falcon:rotary", "xglm", "openai-gpt"])
 def test_without_alibi_there_is_no_bias(kind):
     for a in run(shared(kind), tokens()):
@@ -62,6 +64,7 @@ def test_local_windows_of_gpt_neo():
         assert a.scale == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_and_weights_are_the_models(kind):
     """Weights by the model's own ``output_attentions``, which only eager attention has.
@@ -78,6 +81,7 @@ def test_logits_and_weights_are_the_models(kind):
         assert float((a.pattern() - weights).abs().max()) < 5e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES[:5])
 def test_nested_traces_call_each_reducer_once_a_layer(kind):
     model = tiny(kind)

@@ -14,6 +14,8 @@ import yaml
 
 from wherewhat.measures.registry import MEASUREMENTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 NEEDED = ("mkdocs", "material", "mkdocstrings", "latex2mathml")

@@ -48,6 +48,7 @@ def test_window_above_the_text():
     LMInfinite(window=30).check(31)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in METHODS if m.rotary], ids=lambda m: m.name)
 @pytest.mark.parametrize("family", ["gpt2", "bloom"])
 def test_models_without_rotation(method, family):

@@ -49,6 +49,7 @@ def capped(i: int, j: int) -> int:
     return min(i - j, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "distance"),
     [
@@ -66,11 +67,13 @@ def test_distances_follow_the_rule(
     torch.testing.assert_close(method.attend(layer).double(), dense(layer, distance), atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_interpolation(layer: LayerAttention):
     expected = dense(layer, lambda i, j: (i - j) / 2.5)
     torch.testing.assert_close(PositionInterpolation(factor=2.5).attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_ntk_aware(layer: LayerAttention):
     p = layer.rotation.planes
     speeds = layer.rotation.inv_freq * torch.tensor([2.5 ** (-f / max(1, p - 1)) for f in range(p)])
@@ -78,6 +81,7 @@ def test_ntk_aware(layer: LayerAttention):
     torch.testing.assert_close(NTKAware(factor=2.5).attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 4])
 def test_dynamic_ntk(layer: LayerAttention, step: int):
     p = layer.rotation.planes

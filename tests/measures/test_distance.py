@@ -123,6 +123,7 @@ def check_against_dense(q, k, rotation, *, scale, queries, distances, positions,
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotation", ROTATIONS)
 def test_equals_dense_tables(rotation):
     q, k = random_qk()
@@ -140,6 +141,7 @@ def test_equals_dense_tables_with_gaps_and_a_window():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_dense_tables_of_captured_models(name):
     layer = rotated(name)
@@ -342,6 +344,7 @@ class Replay:
             reducer(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, "smollm3", "mistral"])
 def test_measurement_of_captured_models(name):
     layers = captured(name)

@@ -59,6 +59,7 @@ def test_none_is_the_untouched_model(subject):
     assert torch.equal(rises[:, 0], curve[curve[:, 0] > 8][:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_every_method_is_measured(family):
     config = ExtendConfig(**SMALL)
@@ -84,6 +85,7 @@ def test_windows_change_nothing_inside(subject):
     assert float(head["far_mass_none"].min()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [21, 40, 47])
 @pytest.mark.parametrize("trained", [15, 16])
 def test_pieces_are_read_as_texts_of_their_own(subject, n, trained):
@@ -126,6 +128,7 @@ def test_found_is_the_gain_over_the_text_without_planting():
     assert found.exact.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [Untouched(), LMInfinite(sinks=6, window=12), ReRoPE(window=9)], ids=lambda x: x.name
 )

@@ -70,6 +70,7 @@ def groups_of(attention):
     return [*pairs, rest] if rest else pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_planes_sum_to_the_logits(name):
     for attention in rotated_layers(name, torch.float32):
@@ -118,6 +119,7 @@ def by_definition(attention, query, head, dims, tau):
     return float(alpha @ torch.stack(same)), float(alpha @ torch.stack(reverse))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3_text", "phi3:longrope"])
 @pytest.mark.parametrize("tau", [1e-2, 1e-4])
 def test_a_plane_equals_swaps_made_one_by_one(name, tau):
@@ -184,6 +186,7 @@ def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     assert bool(found[1].isnan())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("chosen", [False, True])
 def test_masked_attention_equals_the_dense_formula(name, chosen):
@@ -236,6 +239,7 @@ def test_wrong_masks_are_refused():
         plane_swaps(attention, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_plane_kept_is_the_model_itself(name):
     subject, ids = Subject(name), tokens(31)
@@ -249,6 +253,7 @@ def test_every_plane_kept_is_the_model_itself(name):
     assert next_token_loss(subject.edited(ids, edit), ids) == pytest.approx(untouched, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_measured_on_every_family(name):
     subject, ids = Subject(name, mixing={}), tokens(31)
@@ -352,6 +357,7 @@ def test_masking_that_is_not_faithful_is_refused():
         FREQUENCIES.measure(Careless("llama"), tokens(20), FrequenciesConfig(bands=2))
 
 
+@pytest.mark.slow
 def test_half_precision_is_measured():
     found = FREQUENCIES.measure(Subject("llama", dtype=torch.bfloat16), tokens(31), FrequenciesConfig(bands=2))
     assert "loss_without_band_1" in found.whole

@@ -100,6 +100,7 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
 CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("gemma3_text", "gpt2")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
 def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
@@ -118,6 +119,7 @@ def test_there_are_heads_without_logits_and_heads_with(family):
     assert all(bool(x.any()) and not bool(x.all()) for x in constant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_axes_equal_the_dense_fit(family):
     for attention in run(hard(family), tokens(N)):
@@ -133,6 +135,7 @@ def test_axes_equal_the_dense_fit(family):
             assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_swap_scores_equal_swaps_made_for_real(family):
     model = hard(family, torch.float64)

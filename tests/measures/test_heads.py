@@ -17,6 +17,7 @@ from wherewhat.measures.swaps.scores import LABELS
 CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss"])
 def test_every_statistic_stands_beside_the_scores(family):
     subject = TinySubject(family)
@@ -44,6 +45,7 @@ def test_scores_are_those_of_the_layer():
         torch.testing.assert_close(layer.heads["s_pos"], s_pos)
 
 
+@pytest.mark.slow
 def test_layers_that_mix_keys_are_run_again_and_say_so():
     subject = TinySubject("zaya")
     ids = tokens(9)

@@ -107,6 +107,7 @@ def assert_same(stats, expected):
         torch.testing.assert_close(got, wanted, msg=lambda text, name=name: f"{name}: {text}", **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_of_a_family_equals_the_loops(family):
     ids = few_tokens()
@@ -139,6 +140,7 @@ def test_keys_that_come_later_are_no_targets_where_a_mask_shows_them():
     assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_lag", [1, 50, 299])
 @pytest.mark.parametrize("window", [None, 20])
 def test_blocks_of_rows_change_nothing(max_lag, window):

@@ -185,6 +185,7 @@ def test_gaps_and_shift():
 # the model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATING)
 def test_rate_zero_and_a_constant_shift_change_nothing(name):
     subject = subject_of(*proved(name))
@@ -211,6 +212,7 @@ def test_positions_keep_one_text_one_text(llama):
     torch.testing.assert_close(edited, llama.run(ids, ignore, logits=True, positions=where))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATING)
 def test_swapping_features_at_the_first_layer_is_swapping_tokens(name):
     subject = subject_of(*proved(name))
@@ -234,6 +236,7 @@ def test_swapped_positions_under_a_swapped_mask_are_swapped_tokens():
     torch.testing.assert_close(by_index[:, order], by_content, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox"])
 def test_positions_and_features_agree_where_they_must(name):
     subject = subject_of(*proved(name))
@@ -266,6 +269,7 @@ def test_prefixes_that_only_exchange_among_themselves():
     assert sees_whole_swaps(torch.tensor([0, 3, 2, 1, 4])).tolist() == [True, False, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon:alibi"])
 def test_models_without_positions_are_refused_in_one_line(name):
     subject = subject_of(*proved(name))
@@ -340,6 +344,7 @@ def test_sensitivity_by_hand():
     assert (kept.tolist(), origin.tolist()) == ([4, 7], [3, 5])
 
 
+@pytest.mark.slow
 def test_every_number_of_a_document_has_finite_words(llama):
     config = PerturbConfig(rates=(0.0, 0.05, 0.1, 0.5), seeds=2, layers=(0, 1), at=0.5)
     found = measure_perturb(llama, TEXT, config)
@@ -424,6 +429,7 @@ def test_a_text_too_short(llama):
         measure_perturb(llama, Text(tokens(5)), CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bos", [False, True])
 def test_through_the_pipeline(tmp_path, bos):
     folder = save_model(tmp_path / "tiny", llama_config(max_position_embeddings=64), bos=bos)

@@ -86,6 +86,7 @@ def test_band_sums_equal_dense_sums(shape):
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -212,6 +213,7 @@ def _undo(rotation, x):
     return rotated(back, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
 @pytest.mark.parametrize(
@@ -238,6 +240,7 @@ def test_bound_holds_for_planted_inputs(kind, rotation, window):
         assert_holds(rotated(rotation, q).to(dtype), rotated(rotation, k).to(dtype), planes, window)
 
 
+@pytest.mark.slow
 def test_bound_holds_for_many_random_inputs():
     generator = torch.Generator().manual_seed(0)
     for seed in range(150):
@@ -308,6 +311,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", MODELS)
 def test_bound_holds_on_every_head_of_models(model_type):
     layers = run(shared(model_type), tokens(48))

@@ -16,6 +16,7 @@ from wherewhat.measures.statistics import next_token_loss
 FAMILIES = ["llama", "gptj", "bloom", "falcon:alibi", "mpt", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "cohere2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_full_strength_is_the_model_itself(name):
     subject = TinySubject(name)
@@ -25,6 +26,7 @@ def test_full_strength_is_the_model_itself(name):
     assert found.whole["loss_strength_0"] != pytest.approx(found.whole["loss"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_mib", [1, 64])
 @pytest.mark.parametrize(("strength", "without"), [(0.0, ""), (0.3, ""), (1.0, "a"), (1.0, "c"), (0.5, "ac")])
 def test_blocks_equal_the_dense_formula(strength, without, block_mib):
@@ -74,6 +76,7 @@ def test_the_query_axis_cancels(name):
     subject.run(tokens(40), check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 @pytest.mark.parametrize(("strength", "without"), [(1.0, "a"), (1.0, "c"), (0.5, "ac")])
 def test_constants_may_be_in_any_axis(name, strength, without):

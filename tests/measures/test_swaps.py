@@ -31,6 +31,7 @@ SINGLE = ("gpt_oss", "deepseek_v3")  # sinks, latent attention: their experts do
 QUERIES = (6, 11, 18)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("family", [*DOUBLE, *SINGLE])
 def test_scores_equal_swaps_made_for_real(family, block):

@@ -43,6 +43,7 @@ def slowly(model, ids, continuations):
     return torch.stack(found), torch.tensor(greedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared", [True, False])
 def test_equal_to_one_pass_each(family, shared):

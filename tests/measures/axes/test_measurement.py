@@ -55,6 +55,7 @@ def layers(name, check) -> None:
     assert seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODINGS.values(), ids=ENCODINGS.keys())
 def test_fit_equals_the_dense_one(name):
     def check(attention):
@@ -100,6 +101,7 @@ def test_gaussian_control_has_the_norms_of_the_original():
     assert torch.equal(noise, gaussian_like(x, seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "gemma3_text:window", "gemma2", "gpt2"])
 def test_gaussian_control_sees_the_mask_and_biases_of_the_layer(name):
     model = tiny(name)
