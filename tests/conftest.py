@@ -325,7 +325,7 @@ def encoding_study(tmp_path_factory):
 @pytest.fixture(scope="session")
 def multihop_study(tmp_path_factory):
     """A finished multi-hop training, too small to learn anything."""
-    from wherewhat.lab.multihop.study import Setup, train_and_watch
+    from wherewhat.lab.multihop.study import Setup, train_and_record
 
     tiny = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
-    return train_and_watch(Setup.of("number", tiny), out=tmp_path_factory.mktemp("study"), scored=6, tested=12)
+    return train_and_record(Setup.of("number", tiny), out=tmp_path_factory.mktemp("study"), scored=6, tested=12)

@@ -12,6 +12,7 @@ from wherewhat.captures.chunk_masks import Piece, PieceMask
 from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError, ConfigError
+from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.registry import find_measurement
 from wherewhat.runs.subject import ModelSubject
 
@@ -130,7 +131,7 @@ def test_scores_are_those_of_one_pass(name, kind):
     one = ModelSubject(SimpleNamespace(model=model), proof)
     two = ModelSubject(SimpleNamespace(model=model), proof, chunk=32)
     ids = tokens(96)
-    expected, found = (measurement.measure(subject, ids, config) for subject in (one, two))
+    expected, found = (measure_text(measurement, subject, Text(ids), config) for subject in (one, two))
     for a, b in zip(found.layers, expected.layers, strict=True):
         assert a.heads.keys() == b.heads.keys()
         for metric in a.heads:
@@ -247,7 +248,7 @@ def test_scores_of_the_embedded_model_in_four_chunks(kept):
     axes = find_measurement("axes")
     one = ModelSubject(loaded, kept.proof("smollm2"))
     two = ModelSubject(loaded, one.proof, chunk=128)
-    expected, found = (axes.measure(subject, ids, axes.config()) for subject in (one, two))
+    expected, found = (measure_text(axes, subject, Text(ids), axes.config()) for subject in (one, two))
     for a, b in zip(found.layers, expected.layers, strict=True):
         for metric in a.heads:
             relative = 1e-6 if metric in ("sse", "tss") else 0.0

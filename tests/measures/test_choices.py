@@ -19,10 +19,9 @@ from helpers.capture import tiny, tokens
 from helpers.models import save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.choices import (
-    CHOICES,
+from wherewhat.measures.choices.answers import (
     Choices,
-    ChoicesConfig,
+    combine_items,
     disturbed,
     judged,
     mcnemar,
@@ -30,21 +29,22 @@ from wherewhat.measures.choices import (
     paired,
     with_behind,
 )
-from wherewhat.measures.measurement import DocumentScores, Text
-from wherewhat.measures.perturb.changes import KINDS, PerturbConfig
+from wherewhat.measures.choices.measurement import ChoicesConfig
+from wherewhat.measures.measurement import DocumentScores, Spans, Text
+from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
 from wherewhat.report.result import run
 from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import blank, item_choices
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import summarise
+from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.questions import read_items
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 20, 3))
 RESPELLED = tuple((30 + i, 40 + i, 50 + i) for i in range(len(WORDS)))
 ITEM = Choices(
-    context=Text(tokens(23), 1, WORDS, ((2, 9), (11, 21)), RESPELLED),
+    context=Text(tokens(23), 1, lambda: Spans(WORDS, ((2, 9), (11, 21)), RESPELLED)),
     continuations=((20, 31), (33,), (90, 18, 25)),
     lengths=(9, 4, 12),
     gold=1,
@@ -90,7 +90,7 @@ def test_tokens_behind_slide_only_where_all_that_follows_does():
 
 
 def test_a_context_without_units_stays_as_it_is():
-    short = Text(tokens(4), 0, ((0, 4),), ())
+    short = Text(tokens(4), 0, lambda: Spans(((0, 4),), ()))
     config = PerturbConfig()
     for kind in ("words", "sentences", "letters"):
         assert torch.equal(disturbed(short, kind, 0.5, 0, config, layer=None).ids, tokens(4)[0])
@@ -228,7 +228,7 @@ def test_together_by_hand():
         )
         for before, after, place in rows
     ]
-    found = CHOICES.combine(documents, config)
+    found = combine_items(documents, config)
     assert found.whole["accuracy_one_place"] == 0.75
     assert found.whole["change_words_at_10"] == -0.5
     assert found.whole["change_words_at_10_p"] == 0.5
@@ -273,7 +273,7 @@ def test_an_item_is_cut_as_the_harness_cuts_it(folder, items):
     assert found.lengths == (7, 3, 11)
     assert found.context.prefix == 1
     assert found.blank == blank(loaded) == (1,)
-    assert found.context.words is not None
+    assert found.context.spans.words is not None
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
         options={"rates": "0,0.2,0.5", "kinds": "words,position_gaps"},
     )
     directory = run(request, out=tmp_path)
-    found = {summary.metric.name: summary for summary in summarise(CHOICES, directory)}
+    found = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
     table = directory.scores().to_pydict()
     right = [v for m, d, v in zip(table["metric"], table["document"], table["value"], strict=True) if m == "accuracy"]
     assert len(right) == 6

@@ -12,14 +12,10 @@ from helpers.capture import run, shared
 from helpers.layers import causal_layer, random_causal_layer
 from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention import (
-    AttentionConfig,
-    attention_stats,
-    gaussian_rank_one_share,
-    rank_one_share,
-    weight_blocks,
-)
-from wherewhat.measures.patterns import METRICS, PatternConfig, lag_sums, layer_scores, pattern_statistics
+from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.attention.weights import attention_stats, gaussian_rank_one_share, rank_one_share, weight_blocks
+from wherewhat.measures.heads.measurement import PATTERN_METRICS, PatternConfig
+from wherewhat.measures.heads.patterns import lag_sums, layer_scores, pattern_statistics
 
 FAMILIES = ["llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mpt", "falcon", "gpt2"]
 CLOSE = {"rtol": 1e-5, "atol": 1e-7, "equal_nan": True}
@@ -237,8 +233,8 @@ def test_a_text_without_repeats_has_no_such_scores_and_no_such_controls():
 
 def test_every_score_has_words_and_every_control_its_score():
     heads, whole, curves = layer_scores(pattern_statistics(random_causal_layer(), few_tokens(), PatternConfig()))
-    assert [metric.name for metric in METRICS] == list(heads)
-    assert {metric.control for metric in METRICS if metric.control} == whole.keys()
+    assert [metric.name for metric in PATTERN_METRICS] == list(heads)
+    assert {metric.control for metric in PATTERN_METRICS if metric.control} == whole.keys()
     for curve in curves.values():
         assert curve.values.ndim == len(curve.axes)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wherewhat.errors import LoadError
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 
 
 def folders(cache):
@@ -46,7 +46,7 @@ def reference_logits(tensors: dict[str, np.ndarray], ids: list[int]) -> torch.Te
 
 def test_loaded_gguf_equals_forward_pass_in_llama_cpp_conventions(build, tmp_path, no_network):
     tensors = build.gguf(tmp_path / "tiny.gguf")
-    loaded = read_model(tmp_path / "tiny.gguf", dtype="float64", device="cpu", cache_dir=tmp_path / "cache")
+    loaded = load(tmp_path / "tiny.gguf", dtype="float64", device="cpu", cache_dir=tmp_path / "cache")
     ids = [5, 77, 31, 200, 9, 9, 120, 44]
     with torch.no_grad():
         ours = loaded.model(torch.tensor([ids])).logits[0]
@@ -70,7 +70,7 @@ def test_loaded_gguf_equals_forward_pass_in_llama_cpp_conventions(build, tmp_pat
 def test_bos_follows_the_file_and_else_llama_cpp(build, tmp_path, tokenizer, add_bos, pre, expected):
     build.gguf(tmp_path / "m.gguf", tokenizer=tokenizer, add_bos=add_bos, pre=pre)
     for _ in range(2):  # the second time from the cache
-        loaded = read_model(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "cache")
+        loaded = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "cache")
         ids = loaded.encode("the cat")
         assert loaded.adds_bos is expected
         assert (ids[0].item() == 1) is expected
@@ -81,15 +81,15 @@ def test_bos_follows_the_file_and_else_llama_cpp(build, tmp_path, tokenizer, add
 def test_second_load_uses_the_cache_and_gives_the_same(build, tmp_path, monkeypatch, capfd):
     build.gguf(tmp_path / "m.gguf")
     said = []
-    first = read_model(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c", progress=said.append)
-    second = read_model(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c", progress=said.append)
+    first = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c", progress=said.append)
+    second = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c", progress=said.append)
     assert len(said) == 1
     assert first.weights_hash == second.weights_hash
     assert first.tokenizer_hash == second.tokenizer_hash
     assert len(folders(tmp_path / "c")) == 1
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "elsewhere"))
-    read_model(tmp_path / "m.gguf", device="cpu")
+    load(tmp_path / "m.gguf", device="cpu")
     assert len(folders(tmp_path / "elsewhere")) == 1
 
 
@@ -98,7 +98,7 @@ def test_second_load_uses_the_cache_and_gives_the_same(build, tmp_path, monkeypa
 def test_damaged_cache_is_noticed_and_redone(build, tmp_path, damage):
     build.gguf(tmp_path / "m.gguf")
     cache = tmp_path / "c"
-    first = read_model(tmp_path / "m.gguf", device="cpu", cache_dir=cache)
+    first = load(tmp_path / "m.gguf", device="cpu", cache_dir=cache)
     good = first.model.model.embed_tokens.weight.clone()
     (folder,) = folders(cache)
     weights, manifest = folder / "model.safetensors", folder / "manifest.json"
@@ -115,7 +115,7 @@ def test_damaged_cache_is_noticed_and_redone(build, tmp_path, damage):
     else:
         manifest.write_text("{")
     said = []
-    again = read_model(tmp_path / "m.gguf", device="cpu", cache_dir=cache, progress=said.append)
+    again = load(tmp_path / "m.gguf", device="cpu", cache_dir=cache, progress=said.append)
     assert len(said) == 1
     assert torch.equal(again.model.model.embed_tokens.weight, good)
     assert set(json.loads(manifest.read_text())["files"]) <= {entry.name for entry in folder.iterdir()}
@@ -124,16 +124,16 @@ def test_damaged_cache_is_noticed_and_redone(build, tmp_path, damage):
 
 def test_twins_leave_the_cached_file_alone(build, tmp_path):
     build.gguf(tmp_path / "m.gguf")
-    read_model(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c")
+    load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c")
     (folder,) = folders(tmp_path / "c")
     before = (folder / "model.safetensors").read_bytes()
-    read_model(tmp_path / "m.gguf", weights="shuffled", device="cpu", cache_dir=tmp_path / "c")
-    read_model(tmp_path / "m.gguf", weights="random", device="cpu", cache_dir=tmp_path / "c")
+    load(tmp_path / "m.gguf", weights="shuffled", device="cpu", cache_dir=tmp_path / "c")
+    load(tmp_path / "m.gguf", weights="random", device="cpu", cache_dir=tmp_path / "c")
     assert (folder / "model.safetensors").read_bytes() == before
 
 
 def _load_once(path, cache, queue):
-    queue.put(read_model(path, device="cpu", cache_dir=cache).weights_hash)
+    queue.put(load(path, device="cpu", cache_dir=cache).weights_hash)
 
 
 def test_two_processes_share_one_cache(build, tmp_path, processes):
@@ -157,7 +157,7 @@ def test_truncated_gguf_is_one_line(build, tmp_path, keep):
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
     with pytest.raises(LoadError, match=r"truncated or corrupted|not a GGUF file") as caught:
-        read_model(path, device="cpu", cache_dir=tmp_path / "c")
+        load(path, device="cpu", cache_dir=tmp_path / "c")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "c" / "models").exists() or folders(tmp_path / "c") == []
 
@@ -171,28 +171,28 @@ def test_corrupted_gguf_header_is_one_line(build, tmp_path):
         broken[start : start + 8] = b"\xff" * 8
         path.write_bytes(broken)
         with pytest.raises(LoadError) as caught:
-            read_model(path, device="cpu", cache_dir=tmp_path / "c")
+            load(path, device="cpu", cache_dir=tmp_path / "c")
         assert "\n" not in str(caught.value)
 
 
 def test_gguf_that_is_none_and_gguf_without_a_weight(build, tmp_path):
     (tmp_path / "text.gguf").write_text("hello")
     with pytest.raises(LoadError, match="not a GGUF file"):
-        read_model(tmp_path / "text.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "text.gguf", cache_dir=tmp_path / "c")
     build.gguf(tmp_path / "less.gguf", drop={"blk.1.attn_q.weight"})
     with pytest.raises(LoadError, match=r"no weights for model.layers.1.self_attn.q_proj.weight"):
-        read_model(tmp_path / "less.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "less.gguf", cache_dir=tmp_path / "c")
 
 
 def test_gguf_whose_content_transformers_would_drop_is_refused(build, tmp_path):
     bias = np.zeros(32, dtype=np.float32)
     build.gguf(tmp_path / "bias.gguf", extra=lambda w: w.add_tensor("blk.0.attn_q.bias", bias))
     with pytest.raises(LoadError, match="weights, but transformers built"):
-        read_model(tmp_path / "bias.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "bias.gguf", cache_dir=tmp_path / "c")
     divisors = np.ones(4, dtype=np.float32)
     build.gguf(tmp_path / "rope.gguf", extra=lambda w: w.add_tensor("rope_freqs.weight", divisors))
     with pytest.raises(LoadError, match="scaled rotary frequencies"):
-        read_model(tmp_path / "rope.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "rope.gguf", cache_dir=tmp_path / "c")
 
 
 def test_state_space_gguf_is_refused(build, tmp_path):
@@ -209,14 +209,14 @@ def test_state_space_gguf_is_refused(build, tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(LoadError, match="state-space"):
-        read_model(tmp_path / "s.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "s.gguf", cache_dir=tmp_path / "c")
 
 
 def test_unwritable_cache_is_one_line(build, tmp_path):
     build.gguf(tmp_path / "m.gguf")
     (tmp_path / "c").write_text("a file stands where the cache should be")
     with pytest.raises(LoadError, match="WHEREWHAT_CACHE"):
-        read_model(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
 
 
 def test_full_disk_is_one_line_and_leaves_nothing(build, tmp_path, monkeypatch):
@@ -226,7 +226,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(build, tmp_path, monkeypatch):
     build.gguf(tmp_path / "m.gguf")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("U", "total used free")(1, 1, 0))
     with pytest.raises(LoadError, match="GB needed and not free"):
-        read_model(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
+        load(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
     assert [entry.suffix for entry in (tmp_path / "c" / "models").iterdir()] == [".lock"]
 
 
@@ -238,7 +238,7 @@ def test_smollm2_reads_english(tmp_path):
         "cools, and condenses into tiny droplets that form clouds. When the droplets grow heavy enough,"
         "they fall back to the ground."
     )
-    loaded = read_model("smollm2", device="cpu", offline=True)
+    loaded = load("smollm2", device="cpu", offline=True)
     assert loaded.name == "SmolLM2-135M-Instruct"
     ids = loaded.encode(text)
     with torch.no_grad():
@@ -256,6 +256,6 @@ def test_a_file_is_parsed_once(build, tmp_path, monkeypatch):
         return original(path)
 
     monkeypatch.setattr(gguf, "GGUFReader", reader)
-    read_model(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
+    load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
     assert len(parsed) == 1
     assert gguf.GGUFReader is reader

@@ -11,7 +11,7 @@ from conformance.overrides import FULL, SLIDING
 from helpers.capture import tiny, tokens
 from helpers.models import on_disk, save_model
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.measures.measurement import Text
+from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, measure_text
 from wherewhat.measures.registry import find_measurement
 from wherewhat.report.result import run
 from wherewhat.runs.request import ModelRequest, Request
@@ -90,15 +90,22 @@ class Spread(ModelSubject):
 
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 40, 3))
-TEXT = Text(tokens(48), 1, WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WORDS))
+TEXT = Text(tokens(48), 1, lambda: Spans(WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WORDS)))
 GIVEN = {
-    **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], tokens(48)),
+    **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], Text(tokens(48))),
     "perturb": TEXT,
-    "extend": tokens(130),
-    "split": [tokens(24, seed=seed)[0] for seed in range(3)],
+    "extend": Text(tokens(130)),
+    "split": [Text(tokens(24, seed=seed)) for seed in range(3)],
 }
 FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}, "extend": {"depths": (50,)}}
 """Options that repeat a measurement less often: the mock is slow, and every repetition does the same."""
+
+
+def measured(measurement, subject, config):
+    given = GIVEN[measurement.name]
+    if isinstance(measurement, DocumentsMeasurement):
+        return measurement.measure(subject, given, config)
+    return measure_text(measurement, subject, given, config)
 
 
 LAYERS = {"llama": {"num_hidden_layers": 3}}
@@ -117,8 +124,7 @@ def test_no_measurement_mixes_tensors_of_layers_on_different_devices(name, kind)
         model.config.max_position_embeddings = 60
     plain = ModelSubject(SimpleNamespace(model=model))
     spread = Spread(SimpleNamespace(model=model), plain.proof)
-    measure = measurement.measure or measurement.across
-    expected, found = (measure(subject, GIVEN[name], config) for subject in (plain, spread))
+    expected, found = (measured(measurement, subject, config) for subject in (plain, spread))
     assert len(found.layers) == len(expected.layers)
     assert {k: float(v) for k, v in found.whole.items()} == pytest.approx(expected.whole, nan_ok=True, abs=1e-6)
 
@@ -140,9 +146,9 @@ def folder(tmp_path_factory):
 def test_layers_that_accelerate_keeps_on_disk(folder, tmp_path, name, chunk):
     plain, spread = on_disk(folder, tmp_path)
     measurement = find_measurement(name)
-    ids = tokens(32) % 8 + 3
-    expected = measurement.measure(ModelSubject(plain), ids, measurement.config())
-    found = measurement.measure(ModelSubject(spread, chunk=chunk), ids, measurement.config())
+    text = Text(tokens(32) % 8 + 3)
+    expected = measure_text(measurement, ModelSubject(plain), text, measurement.config())
+    found = measure_text(measurement, ModelSubject(spread, chunk=chunk), text, measurement.config())
     for a, b in zip(found.layers, expected.layers, strict=True):
         for metric in b.heads:
             assert not a.heads[metric].is_meta
@@ -171,8 +177,7 @@ def test_reducers_see_real_tensors_of_layers_on_disk(folder, tmp_path):
 @pytest.mark.parametrize("name", [name for name in GIVEN if name != "extend"])
 def test_layers_on_a_gpu_and_on_the_cpu_in_turn(name, chunk):
     measurement = find_measurement(name)
-    measure = measurement.measure or measurement.across
-    expected = measure(ModelSubject(SimpleNamespace(model=tiny("llama"))), GIVEN[name], measurement.config())
+    expected = measured(measurement, ModelSubject(SimpleNamespace(model=tiny("llama"))), measurement.config())
     model = tiny("llama")
     places = {layer: "cuda" if index % 2 else "cpu" for index, layer in enumerate(model.model.layers)}
     for module, place in [*places.items(), (model.model.norm, "cuda"), (model.lm_head, "cuda")]:
@@ -182,7 +187,7 @@ def test_layers_on_a_gpu_and_on_the_cpu_in_turn(name, chunk):
             ),
             with_kwargs=True,
         )
-    found = measure(ModelSubject(SimpleNamespace(model=model), chunk=chunk), GIVEN[name], measurement.config())
+    found = measured(measurement, ModelSubject(SimpleNamespace(model=model), chunk=chunk), measurement.config())
     for a, b in zip(found.layers, expected.layers, strict=True):
         for metric in b.heads:
             assert a.heads[metric].shape == b.heads[metric].shape

@@ -11,7 +11,7 @@ from helpers.models import llama_config, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.report.result import run
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import layer_kinds, stored_kinds
+from wherewhat.runs.results import StoredRun, layer_kinds
 
 LOCAL, GLOBAL = "window 8, RoPE base 10,000", "full, RoPE base 1,000,000"
 
@@ -87,7 +87,7 @@ def result(folder, tmp_path_factory):
 @pytest.mark.slow
 def test_numbers_of_each_kind(result):
     """Brute force: means and pooled correlations of the stored scores."""
-    kinds = stored_kinds(result)
+    kinds = StoredRun(result).kinds
     assert kinds == {LOCAL: [0, 1, 3], GLOBAL: [2]}
     scores = result.scores().to_pandas()
     summaries = {summary.metric.name: summary for summary in result.summary()}

@@ -12,19 +12,22 @@ import torch
 from helpers.lab import RECIPE
 from wherewhat.lab.encoding_study.corpus import read_corpus
 from wherewhat.lab.encoding_study.recipe import ENCODINGS
-from wherewhat.lab.encoding_study.records import Recorder
-from wherewhat.lab.encoding_study.scores import AXES, HeldOut, by_head, fold, score, unfold
+from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold
+from wherewhat.lab.encoding_study.study import encoding_recorder
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
-from wherewhat.measures.attention import effective_rank
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.attention.weights import effective_rank
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
-from wherewhat.measures.patterns import PatternConfig, pattern_statistics
-from wherewhat.measures.planes.measurement import PlanesConfig, layer_scores
-from wherewhat.measures.residual import RESIDUAL, ResidualConfig
-from wherewhat.measures.statistics import next_token_loss
+from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.heads.patterns import pattern_statistics
+from wherewhat.measures.planes.layer import layer_scores
+from wherewhat.measures.planes.measurement import PlanesConfig
+from wherewhat.measures.residual.measurement import ResidualConfig
+from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.tensors import next_token_loss
 
 CONTEXT = RECIPE.training.context
 WATCH = replace(RECIPE.watch, plane_documents=2)
@@ -32,7 +35,7 @@ WATCH = replace(RECIPE.watch, plane_documents=2)
 
 @pytest.fixture(scope="module")
 def held_out():
-    return HeldOut.of(read_corpus(None, held_out=0.2), CONTEXT, WATCH)
+    return HeldOutText.of(read_corpus(None, held_out=0.2), CONTEXT, WATCH)
 
 
 def make(encoding):
@@ -101,7 +104,7 @@ def test_losses_ranks_and_induction(encoding, held_out):
         logits = subject.run(ids[None], lambda _: None, logits=True)
         assert float(found["loss"][index]) == pytest.approx(next_token_loss(logits, ids[None]), abs=1e-5)
     for index in range(WATCH.documents):
-        measured = RESIDUAL.measure(subject, held_out.windows[index : index + 1], ResidualConfig(strengths=(0.0,)))
+        measured = measure_residual(subject, held_out.windows[index : index + 1], ResidualConfig(strengths=(0.0,)))
         assert float(found["loss_additive"][index]) == pytest.approx(measured.whole["loss_additive"], abs=1e-4)
     layers = layers_of(subject, held_out.windows[: WATCH.rank_documents])
     for name in ("q", "k"):
@@ -128,12 +131,12 @@ def test_folded_layers_keep_their_logits_and_outputs(encoding, held_out):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_step_zero_is_the_random_control(encoding, held_out, tmp_path):
     model = LabModel(RECIPE.model_for(encoding, 3))
-    recorder = Recorder(held_out, WATCH, path=tmp_path / "records.safetensors")
+    recorder = encoding_recorder(held_out, WATCH, path=tmp_path / "records.safetensors")
     recorder(0, model)
     fresh = LabModel(RECIPE.model_for(encoding, 3))
     control = score(LabSubject(fresh, trained_length=CONTEXT), held_out, WATCH)
     for name, value in control.items():
-        assert torch.equal(recorder.records.values[name][0], value)
+        assert torch.equal(recorder.records[name][0], value)
     assert float(control["loss"].mean()) == pytest.approx(math.log(256), abs=0.1)
     before = recorder.seconds
     recorder(0, model)

@@ -101,7 +101,7 @@ def test_wrong_texts_are_told(tmp_path):
 
 def test_words_of_bytes_are_whole():
     text = spanned(torch.tensor(list("cut off. Two words\u00e9, cut".encode())))
-    assert [bytes(text.ids[0, start:end].tolist()).decode() for start, end in text.words] == [
+    assert [bytes(text.ids[0, start:end].tolist()).decode() for start, end in text.spans.words] == [
         "off.",
         "Two",
         "words\u00e9,",

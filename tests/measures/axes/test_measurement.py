@@ -12,7 +12,9 @@ from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.measurement import AXES, AxesConfig, band_width, bias_options, fit_layer, gaussian_like
+from wherewhat.measures.axes.layer import band_width, bias_options, fit_layer, gaussian_like
+from wherewhat.measures.axes.measurement import AxesConfig, AxesMeasurement
+from wherewhat.measures.measurement import Text, measure_text
 
 ENCODINGS = {
     "RoPE": "llama",
@@ -32,7 +34,7 @@ ENCODINGS = {
 
 
 class Captured:
-    """What ``AXES`` needs of a subject, on a tiny model."""
+    """What the measurement needs of a subject, on a tiny model."""
 
     def __init__(self, model):
         self.model, self.proof = model, prove(model)
@@ -117,7 +119,7 @@ def test_gaussian_control_sees_the_mask_and_biases_of_the_layer(name):
         expected.append([dense_fit(logits, visible, "abc")[0] for logits in noise.attn_scores()[0].double()])
 
     layers(name, keep)
-    found = AXES.measure(Captured(model), tokens(41), AxesConfig())
+    found = measure_text(AxesMeasurement(), Captured(model), Text(tokens(41)), AxesConfig())
     for layer, of_heads in zip(found.layers, expected, strict=True):
         assert layer.whole["r_gaussian"] == pytest.approx(sum(of_heads) / len(of_heads), abs=1e-4)
         assert layer.whole["r_behaviour_gaussian"] <= layer.whole["r_gaussian"] + 1e-6
@@ -137,7 +139,7 @@ def test_pooled_r_is_that_of_all_logits_at_once():
 
     subject = Captured(model)
     subject.run(ids, keep)
-    found = AXES.measure(subject, ids, AxesConfig())
+    found = measure_text(AxesMeasurement(), subject, Text(ids), AxesConfig())
     flat = torch.cat(values).flatten()
     expected = (1 - torch.cat(residual).square().sum() / (flat - flat.mean()).square().sum()).sqrt()
     assert found.whole["pooled_r"] == pytest.approx(float(expected), abs=1e-5)
