@@ -68,6 +68,7 @@ def test_open_parameters():
         NTKAware().attend(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "opt", "openai-gpt", "mpt"])
 def test_texts_beyond_the_table_of_positions(family):
     model = tiny(family)

@@ -29,6 +29,7 @@ def test_every_method_is_listed():
     assert {type(m) for m in SMALL} == set(map(find_method, METHODS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3_text", "gpt_oss", "qwen3"])
 @pytest.mark.parametrize("method", [LMInfinite(sinks=3, window=9), YaRN(trained=12)], ids=lambda m: m.name)
 def test_what_a_method_replaces_is_not_computed(family, method, monkeypatch):
@@ -48,6 +49,7 @@ def test_what_a_method_replaces_is_not_computed(family, method, monkeypatch):
     assert bool(calls) == (model.config._attn_implementation == "sdpa")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text"])
 @pytest.mark.parametrize("method", [*map(find_method, METHODS)], ids=lambda m: m.name)
 def test_within_the_training_length_nothing_changes(family, method):
@@ -70,6 +72,7 @@ def test_a_factor_of_almost_one_is_the_layer_itself():
         torch.testing.assert_close(got, layer.output, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @BY_NAME
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_constant_shift_changes_nothing(family, method):
@@ -79,6 +82,7 @@ def test_a_constant_shift_changes_nothing(family, method):
     torch.testing.assert_close(here, there, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @BY_NAME
 def test_texts_of_a_batch_may_stand_at_different_positions(method):
     model, ids = shared("llama"), tokens(31, batch=2)
@@ -87,6 +91,7 @@ def test_texts_of_a_batch_may_stand_at_different_positions(method):
     torch.testing.assert_close(logits(model, ids, method, position_ids=shifted), apart, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @BY_NAME
 @pytest.mark.parametrize("family", ["llama", "gptj", "gemma2"])
 def test_blocks_change_nothing(family, method, monkeypatch):
@@ -127,6 +132,7 @@ def test_kernels_agree_with_blocks(n, method, monkeypatch):
     torch.testing.assert_close(by_kernel, method.attend(layer), atol=2e-6, rtol=0)
 
 
+@pytest.mark.slow
 @BY_NAME
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_writing_equals_scoring(family, method):
@@ -138,6 +144,7 @@ def test_writing_equals_scoring(family, method):
     assert torch.equal(written[0, 20:], scored[0, 19:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in SMALL if m.cacheable], ids=lambda m: m.name)
 def test_cached_keys_change_nothing(method):
     model, ids = shared("gpt_neox"), tokens(30)
@@ -149,6 +156,7 @@ def test_cached_keys_change_nothing(method):
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_methods_differ_beyond_their_window():
     model, ids = shared("llama"), tokens(31)
     found = [logits(model, ids, method) for method in SMALL]

@@ -94,6 +94,7 @@ def test_dynamic_ntk(layer: LayerAttention, step: int):
     torch.testing.assert_close(DynamicNTK(trained=10, step=step).attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_yarn(layer: LayerAttention):
     method = YaRN(factor=4.0, trained=64, fast=8, slow=1)
     new = method.rescaled(layer.rotation, 4.0)
@@ -101,6 +102,7 @@ def test_yarn(layer: LayerAttention):
     torch.testing.assert_close(method.attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", [1.0, 3.0])
 def test_infllm(layer: LayerAttention, scaling: float):
     if layer.declared_window:

@@ -21,6 +21,7 @@ def layers(family):
     return run(shared(family, **more), tokens(N, batch=2))
 
 
+@pytest.mark.slow
 @BY_NAME
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text", "gemma2", "gpt_oss"])
 def test_logits_give_the_output(family, method):
