@@ -33,6 +33,15 @@ _LONG = {
 }
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which every test is left out: some import large packages."""
+    left_out = [name for name in ("slow", "browser") if f"not {name}" in config.option.markexpr]
+    if not left_out or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text("utf-8")
+    return any(f"\npytestmark = pytest.mark.{name}\n" in text for name in left_out) or None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin every worker's share of the tests with long files; other tests keep their random order.

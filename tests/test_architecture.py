@@ -94,16 +94,7 @@ def test_every_folder_has_its_layer():
     assert sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")) == sorted(LAYERS)
 
 
-UPWARD = {
-    ("cli", "lab"): pytest.mark.xfail(strict=False, reason="the laboratory's commands are being registered from lab"),
-    ("report", "lab"): pytest.mark.xfail(strict=False, reason="the learning section is being registered from lab"),
-}
-
-
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [pytest.param(a, b, marks=UPWARD.get((a, b), ())) for i, a in enumerate(LAYERS) for b in LAYERS[i + 1 :]],
-)
+@pytest.mark.parametrize(("low", "high"), [(a, b) for i, a in enumerate(LAYERS) for b in LAYERS[i + 1 :]])
 def test_no_folder_imports_a_higher_one(low, high):
     assert (low, high) not in edges()
 

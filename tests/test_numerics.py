@@ -113,6 +113,7 @@ _SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_float32_after_bfloat16_gives_the_bytes_of_a_new_process(tmp_path):
     folder = save_model(tmp_path / "tiny")
     text = tmp_path / "text.txt"

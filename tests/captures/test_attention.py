@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tiny, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.proof import capture
 from wherewhat.captures.rotation import Rotation
@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_blocks_of_rows_equal_the_dense_whole(case, dtype):
@@ -124,9 +125,10 @@ def same(ours, theirs):
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "llama:yarn", "llama:bias", "gptj", "phi:partial", "cohere:default"])
 def test_q_and_k_are_what_the_projections_give(kind):
-    model, ids = tiny(kind), tokens(batch=2)
+    model, ids = shared(kind), tokens(batch=2)
     layers = run(model, ids)
     assert [a.layer for a in layers] == [0, 1, 2, 3]
     for a in layers:
@@ -138,7 +140,7 @@ def test_q_and_k_are_what_the_projections_give(kind):
 
 @pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gemma3_text"])
 def test_q_and_k_are_what_their_norms_give(kind):
-    model, ids = tiny(kind), tokens(batch=2)
+    model, ids = shared(kind), tokens(batch=2)
     for a in run(model, ids):
         q, k = projected(model, [f"{a.name}.q_norm", f"{a.name}.k_norm"], ids)
         if q.ndim == 3:
@@ -169,10 +171,11 @@ def test_multi_latent_attention_of_deepseek_v3_in_the_rotated_layout():
         same(a.q[..., 16:], torch.cat([turned[..., 0::2], turned[..., 1::2]], -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox:partial", "gptj", "deepseek_v3", "granite", "gemma2", "gpt_oss"])
 def test_pattern_is_the_models_own_eager_weights(kind):
     ids = tokens(31)
-    layers = run(tiny(kind), ids)
+    layers = run(shared(kind), ids)
     eager = tiny(kind, attn_implementation="eager")
     with torch.no_grad():
         theirs = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions
@@ -188,6 +191,7 @@ SAME_TOKEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAME_TOKEN.split())
 def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
     worst = []
@@ -195,7 +199,7 @@ def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
     def spread(a):
         worst.extend(float((x - x[:, :, :1]).abs().max() / x.abs().max()) for x in (a.q, a.k))
 
-    model = tiny(kind)
+    model = shared(kind)
     with torch.no_grad(), capture(model, spread):
         model(input_ids=torch.full((1, 23), 77), use_cache=False)
     assert max(worst) < 3e-6

@@ -1,11 +1,12 @@
 """Parity: chunks through the key-value cache show the layers of one pass, and refuse models that cannot do it."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from helpers.capture import Kept, run, tiny, tokens
+from helpers.capture import Kept, proved, run, shared, tokens
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.chunk_masks import Piece, PieceMask
 from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks
@@ -25,9 +26,15 @@ KINDS = [
 WINDOWED = ["gemma2", "gpt_oss", "gemma3_text:window", "mistral"]
 
 
+@functools.cache
+def proof_of(model):
+    """The proof of a shared model."""
+    return prove(model)
+
+
 def chunked(model, ids, chunk, **options):
     kept = Kept([])
-    logits = run_in_chunks(model, ids, kept, proof=prove(model), chunk=chunk, **options)
+    logits = run_in_chunks(model, ids, kept, proof=proof_of(model), chunk=chunk, **options)
     return kept.layers, logits
 
 
@@ -47,10 +54,11 @@ def assert_same(ours, expected, *, within=2e-5):
         torch.testing.assert_close(logits, reference, atol=10 * within * float(reference.abs().max()), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [7, 16, 40])
 def test_layers_are_those_of_one_pass(kind, chunk):
-    model = tiny(kind)
+    model = shared(kind)
     ids = tokens(N)
     layers, logits = chunked(model, ids, chunk, logits=True)
     assert_same(layers, run(model, ids))
@@ -59,16 +67,18 @@ def test_layers_are_those_of_one_pass(kind, chunk):
     torch.testing.assert_close(logits, plain, atol=2e-5 * float(plain.abs().max()), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "bloom", "gemma3_text:window"])
 def test_a_batch_of_texts_and_offloading(kind):
-    model = tiny(kind)
+    model = shared(kind)
     ids = tokens(N, batch=2)
     assert_same(chunked(model, ids, 8, offload=True)[0], run(model, ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*WINDOWED, "llama", "bloom"])
 def test_masks_that_follow_a_rule_are_kept_as_the_rule(kind):
-    model = tiny(kind)
+    model = shared(kind)
     for layer in chunked(model, tokens(N), 8)[0]:
         assert type(layer.mask) is Mask
         assert layer.mask.causal
@@ -97,9 +107,10 @@ def test_masks_without_a_rule_are_kept_row_by_row():
         assert torch.equal(bias * mask.visible(rows, n, n), added[:, :, rows] * dense[:, :, rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gpt2"])
 def test_tokens_at_positions_of_ones_choice(kind):
-    model = tiny(kind)
+    model = shared(kind)
     subject = ModelSubject(SimpleNamespace(model=model))
     in_chunks = ModelSubject(SimpleNamespace(model=model), subject.proof, chunk=8)
     positions = torch.arange(N).flip(0)
@@ -110,14 +121,15 @@ def test_tokens_at_positions_of_ones_choice(kind):
     assert_same(two.layers, one.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["axes", "attention", "planes", "heads", "distance"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
 def test_scores_are_those_of_one_pass(name, kind):
-    model = tiny(kind, dtype=torch.float64)
+    model, proof = proved(kind, dtype=torch.float64)
     measurement = find_measurement(name)
     config = measurement.config()
-    one = ModelSubject(SimpleNamespace(model=model))
-    two = ModelSubject(SimpleNamespace(model=model), one.proof, chunk=32)
+    one = ModelSubject(SimpleNamespace(model=model), proof)
+    two = ModelSubject(SimpleNamespace(model=model), proof, chunk=32)
     ids = tokens(96)
     expected, found = (measure_text(measurement, subject, Text(ids), config) for subject in (one, two))
     for a, b in zip(found.layers, expected.layers, strict=True):
@@ -128,7 +140,7 @@ def test_scores_are_those_of_one_pass(name, kind):
 
 
 def test_hidden_states_in_another_order_are_run_at_once():
-    model = tiny("llama")
+    model = shared("llama")
     one = ModelSubject(SimpleNamespace(model=model))
     two = ModelSubject(SimpleNamespace(model=model), one.proof, chunk=8)
     kept = [Kept([]), Kept([])]
@@ -148,13 +160,15 @@ def test_chunks_cover_the_text_evenly(count, chunk):
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "bloom", "gemma3_text:window", "gpt_oss"])
 @pytest.mark.parametrize("length", [9, 23, 200])
 def test_the_proof_accepts_what_is_the_same(kind, length):
-    model = tiny(kind)
-    assert prove_chunks(model, prove(model), tokens=length) < 2e-5
+    model = shared(kind)
+    assert prove_chunks(model, proof_of(model), tokens=length) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -167,7 +181,7 @@ def test_the_proof_accepts_what_is_the_same(kind, length):
     ],
 )
 def test_models_whose_chunks_differ_are_refused(kind, reason):
-    model = tiny(kind)
+    model = shared(kind)
     with pytest.raises(CaptureError, match=reason) as error:
         prove_chunks(model, prove(model), tokens=64)
     assert "\n" not in str(error.value)
@@ -176,7 +190,7 @@ def test_models_whose_chunks_differ_are_refused(kind, reason):
 def test_a_window_cache_that_lets_go_of_too_many_keys_is_refused(monkeypatch):
     from transformers.cache_utils import DynamicSlidingWindowLayer
 
-    model = tiny("gemma3_text:window")
+    model = shared("gemma3_text:window")
     proof = prove(model)
     original = DynamicSlidingWindowLayer.update
 
@@ -193,16 +207,17 @@ def test_a_window_cache_that_lets_go_of_too_many_keys_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 0, -3])
 def test_chunks_that_are_too_short_are_refused(chunk):
-    model = tiny("llama")
+    model = shared("llama")
     with pytest.raises(ConfigError, match=f"--chunk is {chunk}"):
         ModelSubject(SimpleNamespace(model=model), chunk=chunk)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_layer_once_it_was_handed_over():
     import gc
     import weakref
 
-    model = tiny("llama")
+    model = shared("llama")
     seen = []
 
     def look(attention):
@@ -215,7 +230,7 @@ def test_nothing_is_left_of_a_layer_once_it_was_handed_over():
 
 
 def test_a_capture_open_around_chunks_still_sees_each_of_them():
-    model = tiny("llama")
+    model = shared("llama")
     proof = prove(model)
     outer = []
     with capture(model, lambda a: outer.append((a.n, a.m)), proof=proof):

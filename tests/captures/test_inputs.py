@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import StaticCache
 
-from helpers.capture import Kept, run, tiny, tokens
+from helpers.capture import Kept, run, shared, tiny, tokens
 from wherewhat.captures.proof import capture
 from wherewhat.errors import CaptureError
 
@@ -18,9 +18,10 @@ def close(x, y, limit=2e-5):
     assert float((x - y).abs().max()) < limit * max(1.0, float(y.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTES)
 def test_a_batch_is_its_sequences_side_by_side(kind):
-    model, ids = tiny(kind), tokens(batch=3)
+    model, ids = shared(kind), tokens(batch=3)
     together = run(model, ids)
     for row in range(3):
         for whole, alone in zip(together, run(model, ids[row : row + 1]), strict=True):
@@ -29,10 +30,11 @@ def test_a_batch_is_its_sequences_side_by_side(kind):
             close(whole.k[row : row + 1], alone.k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_seen_by_nobody(kind, side):
-    model = tiny(kind)
+    model = shared(kind)
     ids = tokens(20, batch=2)
     mask = torch.ones_like(ids)
     shown = slice(6, None) if side == "left" else slice(None, 14)
@@ -48,10 +50,11 @@ def test_padding_is_seen_by_nobody(kind, side):
         close((pattern @ value)[1, :, shown], own[1, :, shown])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gpt_neox:partial", "deepseek_v3"])
 @pytest.mark.parametrize("given", ["keyword", "per sequence", "by place"])
 def test_a_constant_shift_changes_neither_pattern_nor_q_and_k(kind, given):
-    model, ids = tiny(kind), tokens(batch=2)
+    model, ids = shared(kind), tokens(batch=2)
     shift = torch.arange(23)[None] + 17
     shift = shift.expand(2, -1) if given == "per sequence" else shift
     mask = torch.ones_like(ids)
@@ -74,9 +77,10 @@ def test_a_constant_shift_changes_neither_pattern_nor_q_and_k(kind, given):
         assert b.positions.reshape(-1)[:23].tolist() == list(range(17, 40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*ROUTES, "mistral", "mpt", "deepseek_v3", "gpt_neo"])
 def test_a_second_chunk_with_a_cache_shows_the_last_rows(kind):
-    model, ids = tiny(kind), tokens(24)
+    model, ids = shared(kind), tokens(24)
     whole = run(model, ids)
     kept = Kept([])
     with torch.no_grad(), capture(model, kept):
@@ -92,9 +96,10 @@ def test_a_second_chunk_with_a_cache_shows_the_last_rows(kind):
         close(second.k, full.k[:, :, 24 - m :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "bloom", "gemma2"])
 def test_gradients_flow_as_without(kind):
-    model, ids = tiny(kind), tokens()
+    model, ids = shared(kind), tokens()
 
     def gradient():
         model.zero_grad()
@@ -109,9 +114,10 @@ def test_gradients_flow_as_without(kind):
     assert all(torch.equal(x, y) for x, y in zip(plain, captured, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "bloom", "mistral", "gpt2"])
 def test_generate_is_captured_step_by_step(kind):
-    model, ids = tiny(kind), tokens(9)
+    model, ids = shared(kind), tokens(9)
     plain = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False)
     shapes = []
     with capture(model, lambda a: shapes.append((a.layer, a.n, int(a.positions[..., -1].max())))):
@@ -122,7 +128,7 @@ def test_generate_is_captured_step_by_step(kind):
 
 
 def test_generate_from_left_padding_is_right_or_refused():
-    model, ids = tiny("llama"), tokens(9, batch=2)
+    model, ids = shared("llama"), tokens(9, batch=2)
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     kept = Kept([])
@@ -137,7 +143,7 @@ def test_generate_from_left_padding_is_right_or_refused():
 
 
 def test_embeddings_instead_of_tokens():
-    model, ids = tiny("llama"), tokens(batch=2)
+    model, ids = shared("llama"), tokens(batch=2)
     plain = run(model, ids)
     kept = Kept([])
     with torch.no_grad(), capture(model, kept):
@@ -147,7 +153,7 @@ def test_embeddings_instead_of_tokens():
 
 
 def test_inference_mode():
-    model, ids = tiny("gptj"), tokens()
+    model, ids = shared("gptj"), tokens()
     plain = run(model, ids)
     kept = Kept([])
     with torch.inference_mode(), capture(model, kept):
@@ -157,7 +163,7 @@ def test_inference_mode():
 
 def test_positions_that_jump_are_refused_or_right():
     """Packed sequences: positions start again; the mask the model makes of it is block-diagonal."""
-    model, ids = tiny("llama"), tokens(20)
+    model, ids = shared("llama"), tokens(20)
     positions = torch.cat([torch.arange(12), torch.arange(8)])[None]
     layers = run(model, ids, position_ids=positions)
     for a, alone in zip(layers, run(model, ids[:, 12:]), strict=True):
@@ -169,7 +175,7 @@ def test_positions_that_jump_are_refused_or_right():
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_cache_with_empty_places_is_refused(kind):
     """Its keys outnumber the tokens, so which positions they have is unknown."""
-    model, ids = tiny(kind), tokens()
+    model, ids = shared(kind), tokens()
     cache = StaticCache(config=model.config, max_cache_len=40)
     with torch.no_grad(), pytest.raises(CaptureError, match="empty places"), capture(model, lambda a: None):
         model(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -193,7 +199,7 @@ def continued(model, ids, first, *, inside, **given):
 
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2"])
 def test_cached_keys_stand_where_their_own_pass_put_them(kind):
-    model, ids = tiny(kind), tokens(12)
+    model, ids = shared(kind), tokens(12)
     gaps = torch.tensor([[0, 1, 2, 5, 6, 9, 10, 11, 12, 13, 14, 15]])
     mask = torch.ones_like(ids)
     whole = run(model, ids, position_ids=gaps, attention_mask=mask)
@@ -207,7 +213,7 @@ def test_cached_keys_stand_where_their_own_pass_put_them(kind):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_in_the_cache(side):
-    model, ids = tiny("llama"), tokens(12)
+    model, ids = shared("llama"), tokens(12)
     mask = torch.ones_like(ids)
     mask[:, slice(0, 3) if side == "left" else slice(5, 8)] = 0
     places = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -228,7 +234,7 @@ def test_cached_keys_of_models_whose_frequencies_change(kind):
 
 
 def test_positions_that_differ_between_rows():
-    model, ids = tiny("qwen3_5_text"), tokens(12)
+    model, ids = shared("qwen3_5_text"), tokens(12)
     places = torch.arange(12).expand(3, 1, -1).clone()
     run(model, ids, position_ids=places)
     places[1, 0, 5] = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.capture import tiny, tokens
+from helpers.capture import shared, tokens
 from wherewhat.captures.proof import intervene, prove
 from wherewhat.errors import CaptureError
 
@@ -29,9 +29,10 @@ def own_output(attention):
     return (attention.pattern() @ attention.value.repeat_interleave(groups, 1)).transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_own_output_changes_nothing(family):
-    model = tiny(family)
+    model = shared(family)
     ids = tokens(23)
     proof = prove(model)
     with torch.no_grad():
@@ -42,9 +43,10 @@ def test_own_output_changes_nothing(family):
         assert torch.equal(model(ids).logits, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_instead_of_one_layer(family):
-    model = tiny(family)
+    model = shared(family)
     ids = tokens(23)
     with torch.no_grad():
         plain = model(ids).logits
@@ -57,7 +59,7 @@ def test_nothing_instead_of_one_layer(family):
 
 
 def test_zero_output_is_what_the_output_projection_of_zeros_gives():
-    model = tiny("llama")
+    model = shared("llama")
     ids = tokens(23)
     projection = model.model.layers[1].self_attn.o_proj
     with torch.no_grad():
@@ -70,12 +72,12 @@ def test_zero_output_is_what_the_output_projection_of_zeros_gives():
 
 
 def test_wrong_shape_is_refused():
-    model = tiny("llama")
+    model = shared("llama")
     with pytest.raises(CaptureError, match="shape"), torch.no_grad(), intervene(model, lambda a: a.rot_q):
         model(tokens(23))
 
 
 def test_attention_that_is_applied_twice_cannot_be_edited():
-    model = tiny("diffllama")
+    model = shared("diffllama")
     with pytest.raises(CaptureError, match="twice"), torch.no_grad(), intervene(model, own_output):
         model(tokens(23))

@@ -134,6 +134,7 @@ def test_rotation_in_place(monkeypatch):
     refused(tiny("llama"), "in place")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation_under_an_unknown_name(monkeypatch, kind, dtype):
@@ -191,6 +192,7 @@ def test_a_prompt_too_short_to_prove_anything(length):
     refused(tiny("gptj"), "proves nothing", length=length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gptj", "falcon:rotary", "llama"])
 def test_as_many_tokens_as_heads(kind, monkeypatch):
     """Then heads and tokens cannot be told apart by their number."""
@@ -202,6 +204,7 @@ def test_as_many_tokens_as_heads(kind, monkeypatch):
         assert torch.allclose(a.plan.rotation.inv_freq, b.plan.rotation.inv_freq, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2", "gpt_oss", "bloom", "mpt"])
 def test_half_precision_passes(kind, dtype):
@@ -217,6 +220,7 @@ def test_double_precision_passes_and_is_finer(kind):
     assert proof.tolerance == 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2", "bloom", "deepseek_v3", "gpt_oss", "nanochat"])
 def test_single_precision_is_tight(kind):
     proof = prove(tiny(kind))
@@ -252,6 +256,7 @@ def test_rounding_bounds_every_weight_and_is_reached(size):
     torch.testing.assert_close(first, bound[..., 0].double(), rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "bloom", "gpt_oss"])
 def test_a_wrong_formula_is_refused_on_hard_weights_too(kind, dtype, monkeypatch):
@@ -272,6 +277,7 @@ def test_unknown_dtype_is_said():
     refused(model, "float8")
 
 
+@pytest.mark.slow
 def test_frequencies_of_gptj_hold_far_beyond_the_proof():
     """No buffer holds GPT-J's frequencies; found on 23 tokens, they must be exact on thousands."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

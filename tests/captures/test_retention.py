@@ -38,6 +38,7 @@ class Watching:
         return [(names[i % len(names)], ref) for i, ref in enumerate(self.watched)]
 
 
+@pytest.mark.slow
 def test_tensors_are_dead_when_the_next_layer_comes(model):
     reducer = Watching()
     with torch.no_grad(), capture(model, reducer):
@@ -54,6 +55,7 @@ def big_tensors(n):
     return sum(x.shape[-1] >= n and x.shape[-2] >= n for x in found)
 
 
+@pytest.mark.slow
 def test_no_weights_pile_up(model):
     """No square tensor of an earlier layer is alive when a later layer is handed over (masks are the model's)."""
     ids = tokens(101)
@@ -65,6 +67,7 @@ def test_no_weights_pile_up(model):
     assert counts[3] <= counts[1]
 
 
+@pytest.mark.slow
 def test_without_gc_too():
     """References alone must free them: a cycle would hold a layer until the collector comes by."""
     for kind in ("llama", "gptj"):
@@ -96,6 +99,7 @@ def captured(model):
         model(input_ids=tokens(), use_cache=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [prove, captured, mixed])
 @pytest.mark.parametrize("kind", ["llama", "gptj"])
 def test_the_model_itself_is_not_kept(kind, use):

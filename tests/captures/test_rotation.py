@@ -169,6 +169,7 @@ def random_frequencies(kind, planes, seed):
     return still
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["geometric", "random", "slow", "still", "backwards"])
 @pytest.mark.parametrize(
     ("source", "target", "offset", "width"),

@@ -75,6 +75,7 @@ def logits(model, ids=None):
         return model(input_ids=tokens() if ids is None else ids, use_cache=False).logits
 
 
+@pytest.mark.slow
 def test_each_layer_once_and_in_order(model):
     seen = []
     with capture(model, lambda a: seen.append((a.layer, a.name))) as session:
@@ -85,6 +86,7 @@ def test_each_layer_once_and_in_order(model):
     assert session.layers_seen == 8
 
 
+@pytest.mark.slow
 def test_output_is_bitwise_the_same(model):
     plain = logits(model)
     with capture(model, lambda a: a.pattern()):
@@ -101,6 +103,7 @@ def test_nothing_is_left_after_a_normal_exit(model):
     assert changed(before, snapshot(model)) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_proof(model):
     before = snapshot(model)
     prove(model)
@@ -119,6 +122,7 @@ def test_nothing_is_left_after_an_exception_in_the_reducer(model):
     assert changed(before, snapshot(model)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 def test_nothing_is_left_after_an_exception_in_the_model(model, error):
     before = snapshot(model)
@@ -163,6 +167,7 @@ def test_a_pass_broken_between_rotation_and_attention_leaves_no_trace():
     assert seen == [0, 1, 0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_nested_captures_of_one_model_each_see_each_layer_once(model):
     before = snapshot(model)
     outer, inner = [], []
@@ -181,6 +186,7 @@ def test_nested_captures_of_one_model_each_see_each_layer_once(model):
     assert changed(before, snapshot(model)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_models_of_a_family_are_told_apart(kind):
     first, second = tiny(kind, seed=1), tiny(kind, seed=2)
@@ -197,6 +203,7 @@ def test_two_models_of_a_family_are_told_apart(kind):
     assert changed(before, snapshot(first, second)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reducer_may_run_models_itself(kind):
     """Another of the family in the middle of a pass, and even the very model that is being captured."""
@@ -216,6 +223,7 @@ def test_a_reducer_may_run_models_itself(kind):
     assert seen == [0, 1, 2, 3] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_captures_that_overlap_without_nesting(kind):
     first, second = tiny(kind, seed=1), tiny(kind, seed=2)
@@ -235,6 +243,7 @@ def test_captures_that_overlap_without_nesting(kind):
     assert changed(before, snapshot(first, second)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_thread_with_a_model_of_the_family_is_not_observed(kind):
     mine, theirs = tiny(kind, seed=1), tiny(kind, seed=2)
@@ -254,6 +263,7 @@ def test_another_thread_with_a_model_of_the_family_is_not_observed(kind):
     assert torch.equal(elsewhere[0], plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_thread_with_the_same_model_does_not_disturb(kind):
     model = tiny(kind)
@@ -281,6 +291,7 @@ def test_another_thread_with_the_same_model_does_not_disturb(kind):
     assert torch.equal(elsewhere[0], plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_captures_in_two_threads_at_once(kind):
     models = [tiny(kind, seed=seed) for seed in (1, 2)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.gptj import modeling_gptj
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tiny, tokens
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError
 
@@ -26,12 +26,13 @@ def slopes(heads, biggest=8.0):
     return torch.tensor([2.0 ** (-biggest * (h + 1) / heads) for h in range(heads)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bloom", "falcon:alibi", "mpt"])
 @pytest.mark.parametrize("n", [23, 50])
 def test_bias_is_alibi_up_to_row_constants(kind, n):
     """Press et al., arXiv 2108.12409: slope times distance; families differ by a constant per row."""
     expected = slopes(HEADS).view(1, HEADS, 1, 1) * torch.arange(n)
-    for a in run(tiny(kind), tokens(n)):
+    for a in run(shared(kind), tokens(n)):
         visible = a.visible()
         assert torch.equal(visible.expand(1, HEADS, n, n), torch.ones(1, HEADS, n, n).bool().tril())
         # Falcon scales scores and bias together.
@@ -41,9 +42,10 @@ def test_bias_is_alibi_up_to_row_constants(kind, n):
         assert math.isclose(a.scale, a.rot_q.shape[-1] ** -0.5, rel_tol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gptj", "codegen", "gpt_neo", "falcon:rotary", "xglm", "openai-gpt"])
 def test_without_alibi_there_is_no_bias(kind):
-    for a in run(tiny(kind), tokens()):
+    for a in run(shared(kind), tokens()):
         bias = a.bias()
         if bias is not None:
             assert float(torch.where(a.visible(), bias, 0.0).abs().max()) == 0
@@ -54,7 +56,7 @@ def test_without_alibi_there_is_no_bias(kind):
 
 def test_local_windows_of_gpt_neo():
     window = 8
-    layers = run(tiny("gpt_neo"), tokens(40))
+    layers = run(shared("gpt_neo"), tokens(40))
     distance = torch.arange(40)[:, None] - torch.arange(40)
     for a in layers:
         expected = (distance >= 0) & (distance < (window if a.layer % 2 else 40))
@@ -62,6 +64,7 @@ def test_local_windows_of_gpt_neo():
         assert a.scale == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_and_weights_are_the_models(kind):
     """Weights by the model's own ``output_attentions``, which only eager attention has.
@@ -78,6 +81,7 @@ def test_logits_and_weights_are_the_models(kind):
         assert float((a.pattern() - weights).abs().max()) < 5e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES[:5])
 def test_nested_traces_call_each_reducer_once_a_layer(kind):
     model = tiny(kind)

@@ -30,6 +30,7 @@ HYBRIDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", HYBRIDS)
 def test_layers_without_attention_are_named(model_type):
     proof = prove(tiny(model_type))

@@ -53,6 +53,7 @@ def one_process(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj"])
 def test_compiled_models(kind):
     model = tiny(kind)
@@ -76,6 +77,7 @@ def test_models_compiled_in_place():
     same_as_alone(model, model)
 
 
+@pytest.mark.slow
 def test_compiled_code_is_used_again_after_a_capture():
     compilations = []
 
@@ -108,6 +110,7 @@ def test_overlapping_captures_stay_uncompiled_until_the_last_ends():
     assert double(one)[0] is True
 
 
+@pytest.mark.slow
 def test_a_capture_inside_compiled_code():
     model = tiny("llama")
     prove(model)
@@ -181,6 +184,7 @@ def test_pipelines(tmp_path):
     assert {layer.rot_q.shape[2] for layer in kept.layers} == {4, 1}
 
 
+@pytest.mark.slow
 def test_half_precision_inference_mode_and_autocast():
     proof = prove(tiny("llama", dtype=torch.float16))
     assert (proof.tolerance, proof.ok) == (1e-2, True)
@@ -222,6 +226,7 @@ class TestAdapters:
         config = config or self.peft.LoraConfig(target_modules=["q_proj", "k_proj"], init_lora_weights=False)
         return self.peft.get_peft_model(tiny(kind), config).eval()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("task", [None, "CAUSAL_LM"])
     @pytest.mark.parametrize("kind", ["llama", "gptj"])
     def test_lora(self, kind, task):
@@ -236,6 +241,7 @@ class TestAdapters:
         _, logits = captured(model, model)
         assert not torch.allclose(logits, without, atol=1e-4)
 
+    @pytest.mark.slow
     def test_other_adapters_of_weights(self):
         for config in (
             self.peft.LoraConfig(target_modules=["q_proj"], use_dora=True),

@@ -14,6 +14,7 @@ from helpers.command_line import assert_one_line
 from helpers.models import save_model, save_tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -36,6 +37,7 @@ def test_wrong_words(cli, arguments, words):
     assert_one_line(cli(*arguments), *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

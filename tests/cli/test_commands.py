@@ -32,6 +32,7 @@ def test_version(cli):
     assert cli("--version").out.startswith("wherewhat ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measurement", measurements().values(), ids=lambda m: m.name)
 def test_help_of_a_measurement_explains_metrics_and_options(cli, measurement):
     shown = cli(measurement.name, "--help")

@@ -46,6 +46,7 @@ def test_the_model_itself_must_be_made(cli, model, text):
     assert REASON in shown.err
 
 
+@pytest.mark.slow
 def test_report_command(cli, model, text):
     given = ("--text", text, "--tokens", 24, "--device", "cpu")
     shown = cli("report", model, *given)
@@ -64,6 +65,7 @@ def test_python(model, text, tmp_path):
         run_with_controls(request.with_weights("shuffled"), ("random",), out=tmp_path)
 
 
+@pytest.mark.slow
 def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeypatch):
     def made():
         return make_report(ModelRequest(model=model, device="cpu"), out=tmp_path, text=[str(text)], tokens=24)

@@ -40,6 +40,7 @@ def metrics(shown):
     return set(table["metric"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["binding", "numbers", "letters", "random"])
 def test_heads_on_prompts(cli, speller, kind):
     shown = cli(
@@ -57,6 +58,7 @@ def test_frequencies_on_text(cli, model, text):
     assert "random planes" in shown.out
 
 
+@pytest.mark.slow
 def test_prompts_by_size_and_place(cli, speller):
     shown = cli("prompts", speller, "--set", "sizes=2,4", "--set", "count=3", "--set", "kinds=binding,letters")
     assert shown.code == 0, shown.err
@@ -67,6 +69,7 @@ def test_prompts_by_size_and_place(cli, speller):
     assert again.out == shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -30,6 +30,7 @@ def path(sweep_home, tmp_path, cli):
     return path
 
 
+@pytest.mark.slow
 def test_a_failed_cell_is_recorded_and_does_not_stop_the_rest(cli, path, tmp_path):
     outcome = cli("sweep", path, "--workers", 1)
     assert outcome.code == 1
@@ -83,6 +84,7 @@ def test_without_ray(cli, path, tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_state_of_ten_thousand_cells_is_told_in_two_seconds(tmp_path):
     folder = SweepFolder(Folder(tmp_path), "large")
     names = [f"attention-tiny-trained-{i:012x}" for i in range(10_000)]
@@ -98,6 +100,7 @@ def test_the_state_of_ten_thousand_cells_is_told_in_two_seconds(tmp_path):
     assert not found.failed
 
 
+@pytest.mark.slow
 def test_names_are_no_markup_and_cells_that_differ_only_in_options_fail_each_for_itself(cli, path, tmp_path):
     path = path.rename(tmp_path / "v[bold]2.toml")
     twice = '["attention", {measurement = "attention", set = {sink_tokens = 2}}]'

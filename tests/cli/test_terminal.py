@@ -28,6 +28,7 @@ def attention(tmp_path_factory) -> list[str]:
     return [*COMMAND, "attention", str(model), "--tokens", "24", "--no-control", "--out", str(folder / "out"), *given]
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_show_everything_shows_the_numbers(attention):
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(attention, capture_output=True, env=ascii_only, timeout=120)
@@ -36,6 +37,7 @@ def test_a_terminal_that_cannot_show_everything_shows_the_numbers(attention):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(attention):
     process = subprocess.Popen(attention, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
@@ -44,6 +46,7 @@ def test_a_reader_that_goes_away_is_no_error(attention):
     assert process.wait(timeout=120) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_output_on_a_full_disk_is_one_line(attention):
     with Path("/dev/full").open("wb") as full:
@@ -53,6 +56,7 @@ def test_output_on_a_full_disk_is_one_line(attention):
     assert b"could not be written" in done.stderr
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_measures(attention, tmp_path):
     out = tmp_path / "interrupted"
     arguments = [*attention, "--set", "block_mib=1", "--out", str(out)]

@@ -17,6 +17,8 @@ from conformance.page import NOT_APPLICABLE, PAGE, PROVED, Row, examine, render
 from conformance.tiny_models import causal_lm_types, variants
 from wherewhat.captures.proof import TOLERANCE
 
+pytestmark = pytest.mark.slow
+
 MUST_BE_PROVED = [
     "llama",
     "mistral",

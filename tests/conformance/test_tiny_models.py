@@ -10,6 +10,8 @@ import torch
 from conformance.odd_ones import NOT_BUILDABLE, transformers_version
 from conformance.tiny_models import NotBuildable, Tiny, build, causal_lm_types, not_causal, variants
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 23
 BUILDABLE = [name for name in causal_lm_types() if name not in NOT_BUILDABLE] + variants()
 

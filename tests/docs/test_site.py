@@ -15,6 +15,8 @@ import yaml
 
 from wherewhat.measures.registry import measurements
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 NEEDED = ("mkdocs", "material", "mkdocstrings", "latex2mathml")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
 from wherewhat.extend.generation import generate
@@ -49,6 +49,7 @@ def test_window_above_the_text():
     LMInfinite(window=30).check(31)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in map(find_method, METHODS) if m.rotary], ids=lambda m: m.name)
 @pytest.mark.parametrize("family", ["gpt2", "bloom"])
 def test_models_without_rotation(method, family):
@@ -60,13 +61,14 @@ def test_open_parameters():
     assert SlidingWindow().is_open
     assert not SlidingWindow(window=4).is_open
     assert not Untouched().is_open
-    layer = run(tiny("llama"), tokens(9))[0]
+    layer = run(shared("llama"), tokens(9))[0]
     with pytest.raises(ConfigError, match="does not know its window"):
         SlidingWindow().attend(layer)
     with pytest.raises(ConfigError, match="does not know its factor or training length"):
         NTKAware().attend(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "opt", "openai-gpt", "mpt"])
 def test_texts_beyond_the_table_of_positions(family):
     model = tiny(family)

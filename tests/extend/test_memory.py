@@ -27,6 +27,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [None, 30.0], ids=["kernels", "blocks"])
 @pytest.mark.parametrize("method", [SlidingWindow(window=16), StreamingLLM(window=16), LMInfinite(window=16)])
 def test_memory_is_linear_and_small(method, softcap):
@@ -37,6 +38,7 @@ def test_memory_is_linear_and_small(method, softcap):
     assert seen.found <= 2 * HEADS * n * D
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from extend.loops import dense, infllm_blocks
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tokens
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
 from wherewhat.extend.infllm import InfLLM
@@ -23,7 +23,7 @@ FAMILIES = ["llama", "gptj", "gpt_neox", "gemma3_text"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def layer(request: pytest.FixtureRequest) -> LayerAttention:
-    layers = run(tiny(request.param), tokens(N))
+    layers = run(shared(request.param), tokens(N))
     return layers[-1]
 
 
@@ -49,6 +49,7 @@ def capped(i: int, j: int) -> int:
     return min(i - j, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "distance"),
     [
@@ -66,11 +67,13 @@ def test_distances_follow_the_rule(
     torch.testing.assert_close(method.attend(layer).double(), dense(layer, distance), atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_interpolation(layer: LayerAttention):
     expected = dense(layer, lambda i, j: (i - j) / 2.5)
     torch.testing.assert_close(PositionInterpolation(factor=2.5).attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_ntk_aware(layer: LayerAttention):
     p = layer.rotation.planes
     speeds = layer.rotation.inv_freq * torch.tensor([2.5 ** (-f / max(1, p - 1)) for f in range(p)])
@@ -78,6 +81,7 @@ def test_ntk_aware(layer: LayerAttention):
     torch.testing.assert_close(NTKAware(factor=2.5).attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 4])
 def test_dynamic_ntk(layer: LayerAttention, step: int):
     p = layer.rotation.planes
@@ -90,6 +94,7 @@ def test_dynamic_ntk(layer: LayerAttention, step: int):
     torch.testing.assert_close(DynamicNTK(trained=10, step=step).attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_yarn(layer: LayerAttention):
     method = YaRN(factor=4.0, trained=64, fast=8, slow=1)
     new = method.rescaled(layer.rotation, 4.0)
@@ -97,6 +102,7 @@ def test_yarn(layer: LayerAttention):
     torch.testing.assert_close(method.attend(layer).double(), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", [1.0, 3.0])
 def test_infllm(layer: LayerAttention, scaling: float):
     if layer.declared_window:
@@ -113,14 +119,14 @@ def test_infllm(layer: LayerAttention, scaling: float):
 
 
 def test_soft_cap_stays():
-    layer = run(tiny("gemma2"), tokens(N))[-1]
+    layer = run(shared("gemma2"), tokens(N))[-1]
     assert layer.softcap is not None
     got = LMInfinite(sinks=3, window=7).attend(layer)
     torch.testing.assert_close(got.double(), dense(layer, lambda_shaped), atol=2e-5, rtol=0)
 
 
 def test_sink_column_stays():
-    layer = run(tiny("gpt_oss", attn_implementation="eager"), tokens(N))[-1]
+    layer = run(shared("gpt_oss", attn_implementation="eager"), tokens(N))[-1]
     assert layer.sinks is not None
     got = StreamingLLM(sinks=3, window=7).attend(layer)
     torch.testing.assert_close(got.double(), dense(layer, streaming), atol=2e-5, rtol=0)
@@ -129,7 +135,7 @@ def test_sink_column_stays():
 def test_streaming_by_hand():
     """Cache of 2 + 3: query 9 stands at place 4, so first keys are 4 and 3 away, and keys 7, 8, 9 are 2, 1, 0 away."""
     places = {0: 4, 1: 3, 7: 2, 8: 1, 9: 0}
-    layer = run(tiny("llama"), tokens(10))[0]
+    layer = run(shared("llama"), tokens(10))[0]
     expected = dense(layer, lambda i, j: places.get(j) if i == 9 else i - j)[:, 9]
     got = StreamingLLM(sinks=2, window=3).attend(layer)[:, 9].double()
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
@@ -138,7 +144,7 @@ def test_streaming_by_hand():
 def test_lm_infinite_by_hand():
     """First 2 and last 3: query 9 sees keys 0 and 1 both 3 away, and keys 7, 8, 9 at 2, 1, 0."""
     places = {0: 3, 1: 3, 7: 2, 8: 1, 9: 0}
-    layer = run(tiny("llama"), tokens(10))[0]
+    layer = run(shared("llama"), tokens(10))[0]
     expected = dense(layer, lambda i, j: places.get(j) if i == 9 else i - j)[:, 9]
     got = LMInfinite(sinks=2, window=3).attend(layer)[:, 9].double()
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tokens
 from helpers.methods import BY_NAME
 from wherewhat.errors import ConfigError
 from wherewhat.extend.windows import SlidingWindow
@@ -18,9 +18,10 @@ N = 31
 @functools.cache
 def layers(family):
     more = {"attn_implementation": "eager"} if family == "gpt_oss" else {}
-    return run(tiny(family, **more), tokens(N, batch=2))
+    return run(shared(family, **more), tokens(N, batch=2))
 
 
+@pytest.mark.slow
 @BY_NAME
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text", "gemma2", "gpt_oss"])
 def test_logits_give_the_output(family, method):
@@ -39,6 +40,6 @@ def test_logits_give_the_output(family, method):
 
 
 def test_open_parameters():
-    layer = run(tiny("llama"), tokens(9))[0]
+    layer = run(shared("llama"), tokens(9))[0]
     with pytest.raises(ConfigError, match="does not know its window"):
         SlidingWindow().scores(layer, slice(0, 9))

@@ -12,7 +12,7 @@ import torch
 from conformance.tiny_models import build
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
-from wherewhat.captures.proof import capture, intervene, prove
+from wherewhat.captures.proof import Proof, capture, intervene, prove
 
 
 def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -27,6 +27,19 @@ def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, 
 @functools.cache
 def _built(model_type: str, **options: Any) -> Any:
     return build(model_type, **options).model
+
+
+@functools.cache
+def shared(model_type: str, **options: Any) -> Any:
+    """The tiny model that the tests of a process share: none of them changes it, so that it is proved once."""
+    return tiny(model_type, **options)
+
+
+@functools.cache
+def proved(model_type: str, **options: Any) -> tuple[Any, Proof]:
+    """The shared model and its proof."""
+    model = shared(model_type, **options)
+    return model, prove(model)
 
 
 def tokens(length: int = 23, *, batch: int = 1, seed: int = 0) -> torch.Tensor:
@@ -69,11 +82,10 @@ def run(model: Any, ids: torch.Tensor, **inputs: Any) -> list[LayerAttention]:
 
 
 class TinySubject:
-    """A tiny model as measurements see it."""
+    """A tiny model as measurements see it; all tests of a process share it."""
 
     def __init__(self, family, **options):
-        self.model = tiny(family, **options)
-        self.proof = prove(self.model)
+        self.model, self.proof = proved(family, **options)
 
     def run(self, ids, reducer, *, logits=False):
         with torch.no_grad(), capture(self.model, reducer, proof=self.proof):

@@ -37,6 +37,7 @@ def loss_of(model):
         return float(functional.cross_entropy(logits[0], tokens[0, 1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_every_encoding_learns_the_same_way_twice(encoding, precision):
@@ -50,6 +51,7 @@ def test_every_encoding_learns_the_same_way_twice(encoding, precision):
     assert loss_of(first) < 0.75 * loss_of(before)
 
 
+@pytest.mark.slow
 def test_seeds_matter():
     first = train_language(MODEL, TRAIN, TEXT)
     assert not same(first, train_language(MODEL, replace(TRAIN, data_seed=1), TEXT))
@@ -91,6 +93,7 @@ def test_recorded_where_asked():
     assert seen[-1][1] < seen[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [5, 16])
 def test_interrupted_and_resumed(tmp_path, at):
     model_config = replace(MODEL, encoding="pope")
@@ -142,6 +145,7 @@ def test_every_epoch_reads_the_whole_text():
     assert torch.equal(windows(TEXT, 10)[7], TEXT[7:18])
 
 
+@pytest.mark.slow
 def test_records_are_spaced_logarithmically():
     steps = recording_steps(5000)
     assert steps[:5] == [0, 1, 2, 3, 4]
@@ -182,6 +186,7 @@ def test_wrong_input_is_told():
         train_language(MODEL, replace(TRAIN, learning_rate=1e30, clip=None), TEXT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_widened_heads_give_the_same_attention(encoding, dtype):
@@ -212,6 +217,7 @@ def test_the_kernel_is_called_as_it_is_declared():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "pope"])
 @pytest.mark.parametrize("block", ["parallel", "sequential", "llama"])
 def test_fused_layers_are_the_same(encoding, block, monkeypatch):

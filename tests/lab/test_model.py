@@ -21,6 +21,7 @@ from wherewhat.options import build_config
 SMALL = LabConfig(vocabulary=40, layers=3, heads=2, width=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -107,6 +107,7 @@ def test_reordering_the_first_layer_is_reordering_tokens():
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_scores_of_all_swaps_are_those_of_layers_run_again(encoding):
     it, ids, layers = subject(encoding), tokens(), []

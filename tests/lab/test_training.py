@@ -27,6 +27,7 @@ TRAIN = TrainConfig(
 )
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits():
     first, second = train(TASK, MODEL, TRAIN), train(TASK, MODEL, TRAIN)
     assert same(first, second)
@@ -34,6 +35,7 @@ def test_same_seed_same_bits():
     assert not same(first, train(TASK, replace(MODEL, seed=1), TRAIN))
 
 
+@pytest.mark.slow
 def test_threads_of_torch_do_not_matter():
     before = torch.get_num_threads()
     try:
@@ -46,6 +48,7 @@ def test_threads_of_torch_do_not_matter():
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_precision_is_for_training_alone(precision):
     before = torch.get_float32_matmul_precision()
@@ -89,6 +92,7 @@ def test_parts_add_up_to_the_whole():
         assert torch.allclose(one, three, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_learns(tmp_path):
     accuracies = {}
     held_out = TASK.splits(20_000)[2]
@@ -108,6 +112,7 @@ def test_learns(tmp_path):
     assert not (tmp_path / "run" / STATE_FILE).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [10, 30])
 def test_interrupted_and_resumed(tmp_path, at):
     whole = train(TASK, MODEL, TRAIN)
@@ -126,6 +131,7 @@ def _train(directory, connection):
     train(TASK, MODEL, TRAIN, directory=directory, record=lambda step, model: connection.send(step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 20])
 def test_killed_and_resumed(tmp_path, processes, after):
     killed(processes, _train, tmp_path, after=after, pause=0.01)

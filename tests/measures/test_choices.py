@@ -276,6 +276,7 @@ def test_an_item_is_cut_as_the_harness_cuts_it(folder, items):
     assert found.context.spans.words is not None
 
 
+@pytest.mark.slow
 def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     request = Request(
         measurement="choices",

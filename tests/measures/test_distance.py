@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
@@ -31,7 +31,7 @@ QUERIES = [11, 17, 22]
 
 @functools.cache
 def captured(name: str) -> list[LayerAttention]:
-    return run(tiny(name), tokens(23))
+    return run(shared(name), tokens(23))
 
 
 def rotated(name: str) -> LayerAttention:
@@ -118,6 +118,7 @@ def check_against_dense(q, k, rotation, *, scale, queries, distances, positions,
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotation", ROTATIONS)
 def test_equals_dense_tables(rotation):
     q, k = random_qk()
@@ -135,6 +136,7 @@ def test_equals_dense_tables_with_gaps_and_a_window():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_dense_tables_of_captured_models(name):
     layer = rotated(name)
@@ -337,6 +339,7 @@ class Replay:
             reducer(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, "smollm3", "mistral"])
 def test_measurement_of_captured_models(name):
     layers = captured(name)

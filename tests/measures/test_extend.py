@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from helpers.capture import TinySubject, run, tiny, tokens
+from helpers.capture import TinySubject, run, shared, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.layer import fit_layer
@@ -59,6 +59,7 @@ def test_none_is_the_untouched_model(subject):
     assert torch.equal(rises[:, 0], curve[curve[:, 0] > 8][:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_every_method_is_measured(family):
     config = ExtendConfig(**SMALL)
@@ -84,6 +85,7 @@ def test_windows_change_nothing_inside(subject):
     assert float(head["far_mass_none"].min()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [21, 40, 47])
 @pytest.mark.parametrize("trained", [15, 16])
 def test_pieces_are_read_as_texts_of_their_own(subject, n, trained):
@@ -126,13 +128,14 @@ def test_found_is_the_gain_over_the_text_without_planting():
     assert found.exact.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [Untouched(), LMInfinite(sinks=6, window=12), ReRoPE(window=9)], ids=lambda x: x.name
 )
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_attention_of_every_query_by_loops(family, method):
     """With so few queries all of them are looked at."""
-    layer = run(tiny(family), tokens(36))[-1]
+    layer = run(shared(family), tokens(36))[-1]
     found = look(layer, method, slice(20, 36), limit=16)
     scores = method.scores(layer, slice(20, 36))[0].double()
     sink = layer.sinks
@@ -165,7 +168,7 @@ def test_queries_are_spread_and_end_with_the_last():
 
 
 def test_axes_of_a_whole_text_are_those_of_the_layer():
-    layer = run(tiny("llama"), tokens(40))[-1]
+    layer = run(shared("llama"), tokens(40))[-1]
     whole = fit_layer(layer)
     found = axes(layer, Untouched(), slice(0, 40))
     torch.testing.assert_close(found["axes_r"], whole.r.cpu(), atol=1e-4, rtol=0)

@@ -9,12 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.capture import TinySubject, shared, tokens
 from helpers.capture import run as captured
-from helpers.capture import tiny, tokens
 from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.captures.blocks import key_mixing
-from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.frequencies import planes
@@ -48,29 +46,20 @@ FAMILIES = [
 N, QUERY = 19, 18
 
 
-class Subject:
-    """A tiny model as measurements see it."""
+class Subject(TinySubject):
+    """A tiny model whose mixing of keys can be given."""
 
-    def __init__(self, name, *, mixing=None, dtype=torch.float32):
-        self.model = tiny(name, dtype=dtype)
-        self.proof = prove(self.model)
+    def __init__(self, name, *, mixing=None, **options):
+        super().__init__(name, **options)
         self.mixing = mixing
 
-    def run(self, ids, reducer, *, logits=False):
-        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
-            return self.model(ids, use_cache=False).logits
-
-    def edited(self, ids, editor):
-        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
-            return self.model(ids, use_cache=False).logits
-
     def key_mixing(self):
-        return key_mixing(self.model, self.proof) if self.mixing is None else self.mixing
+        return super().key_mixing() if self.mixing is None else self.mixing
 
 
 def rotated_layers(name, dtype=torch.float64, n=N):
     """Layers that rotate, of a float32 model, with their tensors in ``dtype``."""
-    layers = [layer for layer in captured(tiny(name), tokens(n)) if layer.rotation is not None]
+    layers = [layer for layer in captured(shared(name), tokens(n)) if layer.rotation is not None]
     return [replace(x, rot_q=x.rot_q.to(dtype), rot_k=x.rot_k.to(dtype), value=x.value.to(dtype)) for x in layers]
 
 
@@ -82,6 +71,7 @@ def groups_of(attention):
     return [*pairs, rest] if rest else pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_planes_sum_to_the_logits(name):
     for attention in rotated_layers(name, torch.float32):
@@ -130,6 +120,7 @@ def by_definition(attention, query, head, dims, tau):
     return float(alpha @ torch.stack(same)), float(alpha @ torch.stack(reverse))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3_text", "phi3:longrope"])
 @pytest.mark.parametrize("tau", [1e-2, 1e-4])
 def test_a_plane_equals_swaps_made_one_by_one(name, tau):
@@ -196,6 +187,7 @@ def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     assert bool(found[1].isnan())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("chosen", [False, True])
 def test_masked_attention_equals_the_dense_formula(name, chosen):
@@ -237,7 +229,7 @@ def test_wrong_masks_are_refused():
         without_planes(attention, everything[:-1])
     with pytest.raises(MeasureError, match="one entry for each of"):
         without_planes(attention, everything, heads=torch.ones(99, dtype=torch.bool))
-    plain = captured(tiny("gpt2"), tokens(N))[0]
+    plain = captured(shared("gpt2"), tokens(N))[0]
     with pytest.raises(MeasureError, match="does not rotate"):
         without_planes(plain, everything)
     with pytest.raises(MeasureError, match="does not rotate"):
@@ -248,6 +240,7 @@ def test_wrong_masks_are_refused():
         plane_swaps(attention, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_plane_kept_is_the_model_itself(name):
     subject, ids = Subject(name), tokens(31)
@@ -261,6 +254,7 @@ def test_every_plane_kept_is_the_model_itself(name):
     assert next_token_loss(subject.edited(ids, edit), ids) == pytest.approx(untouched, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_measured_on_every_family(name):
     subject, ids = Subject(name, mixing={}), tokens(31)
@@ -364,6 +358,7 @@ def test_masking_that_is_not_faithful_is_refused():
         measure_frequencies(Careless("llama"), tokens(20), FrequenciesConfig(bands=2))
 
 
+@pytest.mark.slow
 def test_half_precision_is_measured():
     found = measure_frequencies(Subject("llama", dtype=torch.bfloat16), tokens(31), FrequenciesConfig(bands=2))
     assert "loss_without_band_1" in found.whole

@@ -15,7 +15,7 @@ from helpers.capture import run, tiny, tokens
 from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import blocks
-from wherewhat.captures.proof import prove
+from wherewhat.captures.proof import Proof, prove
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.heads.measurement import HeadsConfig
@@ -48,6 +48,11 @@ def hard(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @functools.cache
+def hard_proof(family: str, dtype: torch.dtype) -> Proof:
+    return prove(hard(family, dtype))
+
+
+@functools.cache
 def undefined(family: str, dtype: torch.dtype) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """By layer the heads whose queries and keys give no logits at all, and those of which no plane does."""
     with new_process_settings({dtype}):
@@ -62,9 +67,10 @@ def _undefined(attention: LayerAttention) -> tuple[torch.Tensor, torch.Tensor]:
     return (used == 0).all(-1), (turning == 0).all(-1)
 
 
-def measured(name: str, model: Any) -> DocumentScores:
+def measured(name: str, family: str, dtype: torch.dtype) -> DocumentScores:
     measurement = find_measurement(name)
-    subject, options = ModelSubject(SimpleNamespace(model=model)), OPTIONS.get(name, measurement.config())
+    subject = ModelSubject(SimpleNamespace(model=hard(family, dtype)), hard_proof(family, dtype))
+    options = OPTIONS.get(name, measurement.config())
     if isinstance(measurement, DocumentsMeasurement):
         return measurement.measure(subject, [Text(tokens(N, seed=seed)) for seed in range(3)], options)
     words = tuple((i, i + 1) for i in range(N))
@@ -93,6 +99,7 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
 CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("gemma3_text", "gpt2")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
 def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
@@ -101,7 +108,7 @@ def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
     if name == "perturb" and (family, dtype) != ("llama", torch.float32):
         pytest.skip("many passes, of which one family is enough; bloom takes no position_ids")
     with new_process_settings({dtype}):
-        scores = measured(name, hard(family, dtype))
+        scores = measured(name, family, dtype)
     assert list(lost(scores, family, dtype)) == []
 
 
@@ -111,6 +118,7 @@ def test_there_are_heads_without_logits_and_heads_with(family):
     assert all(bool(x.any()) and not bool(x.all()) for x in constant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_axes_equal_the_dense_fit(family):
     for attention in run(hard(family), tokens(N)):
@@ -126,13 +134,12 @@ def test_axes_equal_the_dense_fit(family):
             assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_swap_scores_equal_swaps_made_for_real(family):
-    model = tiny(family)
-    harden(model, prove(model))
-    model.double()
+    model = hard(family, torch.float64)
     queries = [6, 13]
-    with blocks(model, tokens(14), prove(model)) as again:
+    with blocks(model, tokens(14), hard_proof(family, torch.float64)) as again:
         for layer in again.layers[:2]:
             before = again.run(layer, again.hidden(layer))
             expected = reference_scores(before, lambda i, j, at=layer: again.swapped(at, i, j), queries, tau=1e-2)

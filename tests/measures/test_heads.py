@@ -18,6 +18,7 @@ from wherewhat.measures.tensors import correlation
 CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss"])
 def test_every_statistic_stands_beside_the_scores(family):
     subject = TinySubject(family)
@@ -45,6 +46,7 @@ def test_scores_are_those_of_the_layer():
         torch.testing.assert_close(layer.heads["s_pos"], s_pos)
 
 
+@pytest.mark.slow
 def test_layers_that_mix_keys_are_run_again_and_say_so():
     subject = TinySubject("zaya")
     ids = tokens(9)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import run, tiny
+from helpers.capture import run, shared
 from helpers.layers import causal_layer, random_causal_layer
 from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError
@@ -103,10 +103,11 @@ def assert_same(stats, expected):
         torch.testing.assert_close(got, wanted, msg=lambda text, name=name: f"{name}: {text}", **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_of_a_family_equals_the_loops(family):
     ids = few_tokens()
-    layers = run(tiny(family), ids[None])
+    layers = run(shared(family), ids[None])
     assert len(layers) == 4
     for attention in layers:
         stats = pattern_statistics(attention, ids, PatternConfig(max_lag=30, sink_tokens=2))
@@ -135,6 +136,7 @@ def test_keys_that_come_later_are_no_targets_where_a_mask_shows_them():
     assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_lag", [1, 50, 299])
 @pytest.mark.parametrize("window", [None, 20])
 def test_blocks_of_rows_change_nothing(max_lag, window):

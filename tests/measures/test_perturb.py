@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from helpers.capture import tiny, tokens
+from helpers.capture import proved, tiny, tokens
 from helpers.models import llama_config, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError
@@ -54,13 +54,13 @@ TEXT = Text(tokens(N), 1, lambda: Spans(WORDS, SENTENCES, RESPELLED))
 CONFIG = PerturbConfig()
 
 
-def subject_of(model) -> ModelSubject:
-    return ModelSubject(SimpleNamespace(model=model), prove(model))
+def subject_of(model, proof=None) -> ModelSubject:
+    return ModelSubject(SimpleNamespace(model=model), proof or prove(model))
 
 
 @pytest.fixture(scope="module")
 def llama() -> ModelSubject:
-    return subject_of(tiny("llama"))
+    return subject_of(*proved("llama"))
 
 
 def change_of(kind, rate, seed=0, **options) -> Change:
@@ -184,9 +184,10 @@ def test_gaps_and_shift():
 # the model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATING)
 def test_rate_zero_and_a_constant_shift_change_nothing(name):
-    subject = subject_of(tiny(name))
+    subject = subject_of(*proved(name))
     ids = tokens(N)
     plain = subject.run(ids, ignore, logits=True)
     for kind, rate in [("position_shift", 0.5), ("position_gaps", 0.0), ("position_jitter", 0.0)]:
@@ -210,9 +211,10 @@ def test_positions_keep_one_text_one_text(llama):
     torch.testing.assert_close(edited, llama.run(ids, ignore, logits=True, positions=where))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATING)
 def test_swapping_features_at_the_first_layer_is_swapping_tokens(name):
-    subject = subject_of(tiny(name))
+    subject = subject_of(*proved(name))
     content, feature = change_of("tokens", 0.4), change_of("features", 0.4)
     with subject.reordered(feature.orders):
         found = subject.run(feature.ids[None], ignore, logits=True)
@@ -233,9 +235,10 @@ def test_swapped_positions_under_a_swapped_mask_are_swapped_tokens():
     torch.testing.assert_close(by_index[:, order], by_content, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox"])
 def test_positions_and_features_agree_where_they_must(name):
-    subject = subject_of(tiny(name))
+    subject = subject_of(*proved(name))
     text = Text(tokens(40))
     for draw in (random_pairs, adjacent_pairs):
         index, feature = both(text, draw, 0.2, 1, 0)
@@ -265,9 +268,10 @@ def test_prefixes_that_only_exchange_among_themselves():
     assert sees_whole_swaps(torch.tensor([0, 3, 2, 1, 4])).tolist() == [True, False, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon:alibi"])
 def test_models_without_positions_are_refused_in_one_line(name):
-    subject = subject_of(tiny(name))
+    subject = subject_of(*proved(name))
     with pytest.raises(CaptureError, match="leave kinds of positions out") as error:
         subject.run(tokens(N), ignore, positions=torch.arange(N))
     assert "\n" not in str(error.value)
@@ -277,7 +281,7 @@ def test_models_without_positions_are_refused_in_one_line(name):
 
 
 def test_frequencies_that_depend_on_the_largest_position_are_refused():
-    subject = subject_of(tiny("llama:dynamic"))
+    subject = subject_of(*proved("llama:dynamic"))
     with pytest.raises(CaptureError, match="rotates differently from the proof"):
         subject.run(tokens(N), ignore, positions=torch.arange(N) + 20)
 
@@ -296,7 +300,7 @@ def test_a_model_that_breaks_at_other_positions_says_so_in_one_line(llama):
 
 
 def test_learned_positions_end_at_their_table():
-    subject = subject_of(tiny("gpt2"))
+    subject = subject_of(*proved("gpt2"))
     limit = subject.loaded.model.config.n_positions
     with pytest.raises(ConfigError, match=f"beyond the last of the model's {limit} positions"):
         subject.run(tokens(N), ignore, positions=torch.arange(N) + limit - N + 1)
@@ -339,6 +343,7 @@ def test_sensitivity_by_hand():
     assert (kept.tolist(), origin.tolist()) == ([4, 7], [3, 5])
 
 
+@pytest.mark.slow
 def test_every_number_of_a_document_has_finite_words(llama):
     config = PerturbConfig(rates=(0.0, 0.05, 0.1, 0.5), seeds=2, layers=(0, 1), at=0.5)
     found = measure_perturb(llama, TEXT, config)
@@ -423,6 +428,7 @@ def test_a_text_too_short(llama):
         measure_perturb(llama, Text(tokens(5)), CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bos", [False, True])
 def test_through_the_pipeline(tmp_path, bos):
     folder = save_model(tmp_path / "tiny", llama_config(max_position_embeddings=64), bos=bos)

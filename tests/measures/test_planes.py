@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.tiny_models import causal_lm_types
-from helpers.capture import run, tiny, tokens
+from helpers.capture import run, shared, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
@@ -88,6 +88,7 @@ def test_band_sums_equal_dense_sums(shape):
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -214,6 +215,7 @@ def _undo(rotation, x):
     return rotated(back, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
 @pytest.mark.parametrize(
@@ -240,6 +242,7 @@ def test_bound_holds_for_planted_inputs(kind, rotation, window):
         assert_holds(rotated(rotation, q).to(dtype), rotated(rotation, k).to(dtype), planes, window)
 
 
+@pytest.mark.slow
 def test_bound_holds_for_many_random_inputs():
     generator = torch.Generator().manual_seed(0)
     for seed in range(150):
@@ -310,9 +313,10 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", MODELS)
 def test_bound_holds_on_every_head_of_models(model_type):
-    layers = run(tiny(model_type), tokens(48))
+    layers = run(shared(model_type), tokens(48))
     assert layers
     for attention in layers:
         scores = layer_scores(attention, PlanesConfig())
@@ -346,7 +350,7 @@ class _Subject:
 
 
 def test_measurement_mixes_layers_with_and_without_rotation():
-    layers = run(tiny("smollm3"), tokens(24))
+    layers = run(shared("smollm3"), tokens(24))
     assert {layer.rotation is None for layer in layers} == {True, False}
     found = measure_text(PlanesMeasurement(), _Subject(layers), Text(tokens(24)), PlanesConfig(curves=False))
     assert len(found.layers) == len(layers)
@@ -358,12 +362,12 @@ def test_measurement_mixes_layers_with_and_without_rotation():
 
 def test_model_without_rotation_is_refused_in_one_line():
     with pytest.raises(MeasureError, match="no planes") as error:
-        measure_text(PlanesMeasurement(), _Subject(run(tiny("gpt2"), tokens(24))), Text(tokens(24)), PlanesConfig())
+        measure_text(PlanesMeasurement(), _Subject(run(shared("gpt2"), tokens(24))), Text(tokens(24)), PlanesConfig())
     assert "\n" not in str(error.value)
 
 
 def test_layers_that_are_not_one_whole_text_are_refused():
-    attention = run(tiny("llama"), tokens(24))[0]
+    attention = run(shared("llama"), tokens(24))[0]
     with pytest.raises(MeasureError, match="not consecutive"):
         layer_scores(replace(attention, positions=2 * attention.positions), PlanesConfig())
     with pytest.raises(MeasureError, match="24 keys for 20 queries"):

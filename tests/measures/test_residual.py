@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import tiny, tokens
-from wherewhat.captures.proof import capture, intervene, prove
+from helpers.capture import TinySubject, tiny, tokens
 from wherewhat.errors import ConfigError
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.residual.measurement import ResidualConfig
@@ -18,35 +17,21 @@ from wherewhat.measures.tensors import next_token_loss
 FAMILIES = ["llama", "gptj", "bloom", "falcon:alibi", "mpt", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "cohere2"]
 
 
-class Subject:
-    """A tiny model as measurements see it."""
-
-    def __init__(self, name):
-        self.model = tiny(name)
-        self.proof = prove(self.model)
-
-    def run(self, ids, reducer, *, logits=False):
-        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
-            return self.model(ids).logits
-
-    def edited(self, ids, editor):
-        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
-            return self.model(ids).logits
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_full_strength_is_the_model_itself(name):
-    subject = Subject(name)
+    subject = TinySubject(name)
     ids = tokens(31)
     found = measure_residual(subject, ids, ResidualConfig(layers=False, axes=False))
     assert found.whole["loss_strength_1"] == pytest.approx(found.whole["loss"], abs=1e-4)
     assert found.whole["loss_strength_0"] != pytest.approx(found.whole["loss"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_mib", [1, 64])
 @pytest.mark.parametrize(("strength", "without"), [(0.0, ""), (0.3, ""), (1.0, "a"), (1.0, "c"), (0.5, "ac")])
 def test_blocks_equal_the_dense_formula(strength, without, block_mib):
-    subject = Subject("llama")
+    subject = TinySubject("llama")
     ids = tokens(40)
 
     def check(attention):
@@ -65,7 +50,7 @@ def test_blocks_equal_the_dense_formula(strength, without, block_mib):
 
 
 def test_chosen_heads_only():
-    subject = Subject("llama")
+    subject = TinySubject("llama")
     ids = tokens(40)
     chosen = torch.tensor([False, True, False, False])
 
@@ -81,7 +66,7 @@ def test_chosen_heads_only():
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_the_query_axis_cancels(name):
-    subject = Subject(name)
+    subject = TinySubject(name)
 
     def check(attention):
         assert (attention.sinks is not None) == (name == "gpt_oss")
@@ -92,10 +77,11 @@ def test_the_query_axis_cancels(name):
     subject.run(tokens(40), check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 @pytest.mark.parametrize(("strength", "without"), [(1.0, "a"), (1.0, "c"), (0.5, "ac")])
 def test_constants_may_be_in_any_axis(name, strength, without):
-    subject = Subject(name)
+    subject = TinySubject(name)
 
     def check(attention):
         fit = fit_layer(attention)
@@ -108,7 +94,7 @@ def test_constants_may_be_in_any_axis(name, strength, without):
 
 @pytest.mark.parametrize("without", ["a", "c"])
 def test_the_sink_column_keeps_its_weight(without):
-    subject = Subject("gpt_oss")
+    subject = TinySubject("gpt_oss")
 
     def check(attention):
         # With values of 1, the output is the weight that is left to the keys.
@@ -121,7 +107,7 @@ def test_the_sink_column_keeps_its_weight(without):
 
 
 def test_every_layer_by_itself():
-    subject = Subject("llama")
+    subject = TinySubject("llama")
     found = measure_residual(subject, tokens(30), ResidualConfig(strengths=(0.0, 1.0)))
     assert len(found.layers) == subject.model.config.num_hidden_layers
     assert all("additive_cost_of_layer" in layer.whole for layer in found.layers)

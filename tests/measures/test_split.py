@@ -83,6 +83,7 @@ def test_shuffled_positions_give_the_control_on_average_and_no_position():
     assert float(torch.stack([share.share.value for share in every]).mean()) == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", [0.0, 1.5])
 @pytest.mark.parametrize("position", [0.0, 0.3, 1.5])
 def test_planted_share_is_recovered_within_its_error(position, document):
@@ -151,6 +152,7 @@ def value(x):
     return getattr(x, "value", x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "window", "kv"), [(20, None, 2), (20, 7, 4), (90, None, 1)])
 def test_logit_shares_equal_those_of_all_logits(n, window, kv):
     q = randn(5, 4, n, 6, seed=1) + 2 * randn(4, n, 6, seed=2) + 3 * randn(4, 1, 6, seed=3)
@@ -177,6 +179,7 @@ def test_covariance_is_that_of_the_terms():
     assert float(logit_split(q, k).covariance) == pytest.approx(float(both / total), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_axes_of_position_are_those_of_its_own_logits():
     """Without content every document has the same logits, and their axes are all position."""
     q, k = randn(1, 2, 30, 4, seed=1).expand(3, 2, 30, 4), randn(1, 2, 30, 4, seed=2).expand(3, 2, 30, 4)
@@ -193,6 +196,7 @@ def test_axes_of_position_are_those_of_its_own_logits():
     assert bool((share.error < 0.1).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("documents", [3, 6])
 @pytest.mark.parametrize("position", [0.5, 2.0])
 def test_planted_terms_are_recovered_from_few_documents(position, documents):
@@ -242,6 +246,7 @@ def replay(name, *, count=3, length=23):
     return documents, layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "bloom", "gemma3_text", "deepseek_v3", "smollm3"])
 def test_layers_of_every_encoding_equal_the_dense_split(name):
     documents, layers = replay(name)
@@ -342,6 +347,7 @@ def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     assert summaries["logit_pp"].control == pytest.approx(0, abs=1e-9)  # nothing rotates, and means are constant
 
 
+@pytest.mark.slow
 def test_learned_positions_are_all_or_nothing(gpt2, texts, tmp_path):
     """A model that sees only positions has nothing else in q and k; one that sees none has none in its first layer."""
     from transformers import AutoModelForCausalLM
@@ -368,6 +374,7 @@ def test_too_few_documents_are_refused_before_anything_is_loaded(texts, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
     whole = run(request(gpt2, texts), out=tmp_path / "whole")
     with monkeypatch.context() as broken:
@@ -393,6 +400,7 @@ def test_time_of_documents_together_is_announced():
     assert line.startswith("20 documents of 4096 tokens: about ")
 
 
+@pytest.mark.slow
 def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):
     shown = cli(
         "split", gpt2, "--tokens", "24", "--out", tmp_path, *(word for path in texts for word in ("--text", path))
@@ -403,6 +411,7 @@ def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):
     assert "random" in shown.out
 
 
+@pytest.mark.slow
 def test_one_document_is_too_few_for_the_command(gpt2, texts, tmp_path):
     arguments = [sys.executable, "-m", "wherewhat", "split", str(gpt2), "--tokens", "24", "--out", str(tmp_path)]
     for path in texts:

@@ -17,6 +17,7 @@ def test_student_is_that_of_scipy(n):
     assert student(n) == pytest.approx(float(t.ppf(0.975, n - 1)), rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", [0.0, 1.0])
 @pytest.mark.parametrize("documents", [2, 4, 8])
 def test_intervals_over_documents_hold_the_mean_as_often_as_they_say(documents, between):

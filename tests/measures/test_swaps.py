@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from helpers.capture import tiny, tokens
+from helpers.capture import proved, tiny, tokens
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation
@@ -32,12 +32,13 @@ SINGLE = ("gpt_oss", "deepseek_v3")  # sinks, latent attention: their experts do
 QUERIES = (6, 11, 18)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("family", [*DOUBLE, *SINGLE])
 def test_scores_equal_swaps_made_for_real(family, block):
     exact = family in DOUBLE
-    model = tiny(family, dtype=torch.float64 if exact else torch.float32)
-    with blocks(model, tokens(19), prove(model)) as again:
+    model, proof = proved(family, dtype=torch.float64 if exact else torch.float32)
+    with blocks(model, tokens(19), proof) as again:
         for layer in again.layers[:2]:
             before = again.run(layer, again.hidden(layer))
             queries = [q for q in QUERIES if int(before.visible(slice(q, q + 1))[0, 0, 0, :q].sum()) >= 2 * block]

@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from wherewhat.errors import LoadError
 from wherewhat.models.loader import load
 
+pytestmark = pytest.mark.slow
+
 peft = pytest.importorskip("peft", reason="adapters need the extra 'peft'")
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
 

@@ -142,6 +142,7 @@ def test_shuffle_moves_only_its_own_entries_and_keeps_them(model):
     assert query_rows == 2
 
 
+@pytest.mark.slow
 def test_shuffle_depends_on_seed_alone(model):
     import copy
 

@@ -54,6 +54,7 @@ def test_loaded_gguf_equals_forward_pass_in_llama_cpp_conventions(build, tmp_pat
     assert no_network == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokenizer", "add_bos", "pre", "expected"),
     [
@@ -92,6 +93,7 @@ def test_second_load_uses_the_cache_and_gives_the_same(build, tmp_path, monkeypa
     assert len(folders(tmp_path / "elsewhere")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["no manifest", "cut", "flipped", "missing", "garbled manifest"])
 def test_damaged_cache_is_noticed_and_redone(build, tmp_path, damage):
     build.gguf(tmp_path / "m.gguf")

@@ -103,6 +103,7 @@ def test_dtype_reaches_weights_but_not_rotary_frequencies(build, tmp_path, dtype
     assert torch.allclose(inverse.double(), 10000.0 ** (-torch.arange(0, 4, 2).double() / 4), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_hashes_name_content_not_place(build, tmp_path):
     one = load(build.model(tmp_path / "one"), device="cpu")
     two = load(build.model(tmp_path / "two"), device="cpu")

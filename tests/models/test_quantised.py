@@ -40,6 +40,7 @@ def check_folder(folder, dtype, error):
         load(folder, weights="shuffled", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_bitsandbytes(plain, tmp_path, build, bits, dtype):

@@ -9,6 +9,8 @@ import wherewhat
 from wherewhat.cli.main import run_cli
 from wherewhat.runs.results import StoredRun, layer_kinds
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {"smollm2": (30, 9), "gemma": (18, 4)}
 LOCAL, GLOBAL = "window 512, RoPE base 10,000", "full, RoPE base 1,000,000"
 MEASUREMENTS = {

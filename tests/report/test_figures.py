@@ -51,6 +51,7 @@ def results(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_the_map_shows_the_means(results):
     drawn = results["axes"].plot("map", metric="r")
     means = StoredRun(results["axes"]).head_means["r"]
@@ -160,6 +161,7 @@ def test_without_kaleido_it_says_what_to_install(results, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize(("ending", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG")])
 def test_pictures(results, tmp_path, ending, begins):

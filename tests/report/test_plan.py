@@ -82,6 +82,7 @@ class Told(Silent):
         self.lines.append(line)
 
 
+@pytest.mark.slow
 def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatch):
     request = ModelRequest(model=hostile_model, device="cpu")
     real, calls = measuring.run, []

@@ -151,6 +151,7 @@ def test_command_ends_with_the_path(cli, made, hostile_model):
     assert "random twin" in outcome.out
 
 
+@pytest.mark.slow
 def test_standard_input_is_read_once_and_kept(cli, made, hostile_model, tmp_path, monkeypatch):
     data = (HOSTILE * 3).encode("utf-8")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
@@ -201,6 +202,7 @@ def test_without_plotly_it_says_so_before_measuring(cli, made, hostile_model, tm
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_rotation_has_a_page_too(tmp_path):
     config = GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     folder = save_model(tmp_path / "gpt2", config)

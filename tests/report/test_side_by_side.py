@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from helpers.report import TOKENS
@@ -12,6 +13,7 @@ from wherewhat.cli.report import _side_by_side
 from wherewhat.report.page import Profiled
 
 
+@pytest.mark.slow
 def test_each_model_is_what_it_is_alone(beside, made):
     report, _ = beside
     assert report.data["models"][0] == made.report.data["models"][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.capture import tiny, tokens
+from helpers.capture import proved, tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import MeasureError
 from wherewhat.measures.perturb.changes import swap
@@ -43,12 +43,13 @@ def slowly(model, ids, continuations):
     return torch.stack(found), torch.tensor(greedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared", [True, False])
 def test_equal_to_one_pass_each(family, shared):
-    model = tiny(family)
+    model, proof = proved(family)
     ids = tokens(23)
-    found, greedy = continued(model, prove(model), ids, CONTINUATIONS, shared=shared)
+    found, greedy = continued(model, proof, ids, CONTINUATIONS, shared=shared)
     expected, said = slowly(model, ids, CONTINUATIONS)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

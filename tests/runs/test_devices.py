@@ -113,6 +113,7 @@ LAYERS["gemma3_text:window"] = {"num_hidden_layers": 3, "layer_types": [SLIDING,
 """Three layers: two of them on one device, and windows on both."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(LAYERS))
 @pytest.mark.parametrize("name", list(GIVEN))
 def test_no_measurement_mixes_tensors_of_layers_on_different_devices(name, kind):
@@ -140,6 +141,7 @@ def folder(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "chunk"), [("axes", None), ("axes", 8), ("heads", None), ("residual", None)])
 def test_layers_that_accelerate_keeps_on_disk(folder, tmp_path, name, chunk):
     plain, spread = on_disk(folder, tmp_path)

@@ -93,6 +93,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("finished", [True, False])
 def test_any_damage_to_any_file_is_noticed_and_redone(damage, finished, tmp_path, reference):

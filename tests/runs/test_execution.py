@@ -65,6 +65,7 @@ def test_documents_are_all_of_one_length(folder, text, tmp_path, measurement):
         run(wanted, out=tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_every_choice_that_matters_has_its_own_directory(folder, text, tmp_path):
     plain = request(folder, text)
     variants = [

@@ -38,6 +38,8 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from wherewhat.runs.harness import HarnessModel  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 NOUNS = ["cat", "dog", "mat", "hat"]
 DOCUMENTS = [
     {

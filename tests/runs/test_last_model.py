@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.models import save_model
 from wherewhat.runs import execution as running
 from wherewhat.runs.execution import LastModel, run
 from wherewhat.runs.request import ModelRequest, Request
 
 
+@pytest.mark.slow
 def test_a_kept_model_is_loaded_once_and_measures_the_same(tmp_path, monkeypatch):
     folder = save_model(tmp_path / "tiny")
     text = tmp_path / "text.txt"

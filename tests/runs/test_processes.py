@@ -60,6 +60,7 @@ def start(processes, target, *args):
     return process
 
 
+@pytest.mark.slow
 def test_killed_at_every_step_and_resumed_gives_the_same_bytes(tmp_path, processes):
     reference = result_bytes(complete_run(tmp_path / "undisturbed", KEYS[:2])[0])
     moment = 0

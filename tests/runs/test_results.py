@@ -84,6 +84,7 @@ def result(folder, tmp_path_factory):
     return run(request, out=here / "runs")
 
 
+@pytest.mark.slow
 def test_numbers_of_each_kind(result):
     """Brute force: means and pooled correlations of the stored scores."""
     kinds = StoredRun(result).kinds
@@ -110,6 +111,7 @@ def test_a_notebook_shows_the_kinds(result):
     assert f"<th>{LOCAL} (3)</th><th>{GLOBAL} (1)</th>" in result._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_kinds_beside_their_controls(cli, folder, text):
     done = cli("axes", folder, "--text", text, "--tokens", 24, "--device", "cpu")
     assert done.code == 0, done.err
@@ -121,6 +123,7 @@ def test_the_command_shows_the_kinds_beside_their_controls(cli, folder, text):
     assert "pooled r" in below
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_kinds(folder, text, tmp_path):
     from wherewhat.report.report import make_report
 

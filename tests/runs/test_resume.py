@@ -55,6 +55,7 @@ def expected(command, tmp_path_factory) -> dict[str, bytes]:
     return written(out)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_bytes(command, expected, tmp_path, processes):
     out = tmp_path / "killed"
     generator = random.Random(1)

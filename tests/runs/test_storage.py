@@ -101,6 +101,7 @@ class Failing:
         return self.real(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
 def test_disk_full_at_any_moment_keeps_finished_parts_and_nothing_half_written(call, tmp_path, monkeypatch, reference):
     for first in range(200):

@@ -22,6 +22,8 @@ from wherewhat.sweep.engine import EngineError, Task
 from wherewhat.sweep.execution import sweep
 from wherewhat.sweep.local_engine import run_locally
 
+pytestmark = pytest.mark.slow
+
 # Every axis with two values, and a cell for every moment of ``mortal``: each death costs a process that imports torch.
 SWEEP = {
     "models": ["tiny", {"model": "grown", "checkpoints": ["step-*"], "weights": ["random"]}],

@@ -137,6 +137,7 @@ def check(prompt, speller):
     assert prompt.query == len(prompt.ids) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 9, 40])
 @pytest.mark.parametrize("kind", ASKING)
 def test_a_solver_that_reads_the_text_agrees(speller, kind, size):
@@ -146,6 +147,7 @@ def test_a_solver_that_reads_the_text_agrees(speller, kind, size):
         assert groups == set(range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ASKING)
 def test_exactly_the_tokens_asked_for(speller, kind):
     with pytest.raises(ConfigError) as error:
@@ -193,6 +195,7 @@ def test_balanced_within_one_and_spread(size, count):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides_everything(speller, kind):
     first = make_prompts(kind, speller, tokens=400, count=3, seed=5)

@@ -50,6 +50,7 @@ def assert_valid(documents):
         assert len(document.sha256) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pieces"),
     [("random.txt", NEAR_TEXT), ("random.txt", NEAR_JSON), ("random.jsonl", NEAR_JSON), ("-", NEAR_TEXT)],

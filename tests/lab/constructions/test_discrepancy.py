@@ -74,6 +74,7 @@ def test_models_have_the_exact_discrepancy():
         assert float(value) == pytest.approx(2 * expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theta", [FAST, SLOW, 2 * math.pi / 3, math.pi * (math.sqrt(5) - 1), 1.0])
 def test_bound_of_index_holds_at_the_worst_input(theta):
     for n in range(2, 600):
@@ -91,6 +92,7 @@ def test_bound_of_index_does_not_hold_at_the_best_input():
     assert index_bound(4, 2 * math.pi / 3) < 1.24
 
 
+@pytest.mark.slow
 def test_bound_of_retrieval():
     assert all(
         retrieval_discrepancy(n + 1, theta, EIGHT, at="worst") <= retrieval_bound(n, theta, EIGHT) + 1e-14
@@ -172,6 +174,7 @@ def test_predicted_lengths_of_heads_are_where_index_fails(temperature):
         assert float(found.surviving(n)) == pytest.approx(float((mass > 0.5).double().mean()))
 
 
+@pytest.mark.slow
 def test_predicted_lengths_of_retrieval_come_near():
     task = LetterTask(hops=1)
     sequences = task.sample(200, seed=4, extra=40)

@@ -46,6 +46,7 @@ def small_retrieval(task, **options):
     return retrieval_transformer(task, theta=SLOW, layers=task.max_hops, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("write", "task", "least"),
@@ -81,6 +82,7 @@ def test_too_few_layers_are_wrong_and_shown():
     assert int(index_transformer(task, theta=FAST, layers=2)(torch.tensor(found.examples[:1])).argmax()) == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "task", "longest"),
     [
@@ -100,6 +102,7 @@ def test_right_on_100000_random_inputs(model, task, longest):
     assert max(found.by_length) == longest
 
 
+@pytest.mark.slow
 def test_more_layers_than_hops_are_reflexive():
     for task, write, theta in (
         (NumberTask(hops=2), index_transformer, FAST),
@@ -141,6 +144,7 @@ def test_stream_of_retrieval_is_the_pair_so_many_hops_on():
         assert torch.equal(x[:, -1, : task.vocabulary].argmax(-1), sequences.tokens[rows, held])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [0, 30])
 @pytest.mark.parametrize(
     ("model", "task", "expected"),
@@ -206,6 +210,7 @@ def test_temperature_of_stacked_retrieval_is_proved_or_refused():
     assert retrieval_temperature(60, 0.0, omega, layers=4) > 0
 
 
+@pytest.mark.slow
 def test_geometry_of_index():
     task = NumberTask()
     model = small_index(task)

@@ -56,6 +56,7 @@ def layers_of(subject, ids):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_out):
     subject = LabSubject(make(encoding), trained_length=CONTEXT)

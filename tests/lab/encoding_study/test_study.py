@@ -59,12 +59,14 @@ def test_what_is_finished_is_left_alone(encoding_study):
     assert before == {file: file.stat().st_mtime_ns for file in before}
 
 
+@pytest.mark.slow
 def test_positions_do_nothing_without_an_encoding(tmp_path):
     (run,) = run_study(NOPE, out=tmp_path)
     jitter = run.after()["loss_by_rate_position_jitter"].values
     assert float(jitter[..., 3].abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 def test_models_are_kept_if_asked_for(tmp_path):
     (run,) = run_study(NOPE, out=tmp_path, keep=True)
     assert (run.path / "model.safetensors").exists()
@@ -79,6 +81,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_killed_and_resumed_ends_with_the_same_bytes(tmp_path, capsys):
     recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "pope"), steps=80)
@@ -155,6 +158,7 @@ def test_summaries(encoding_study):
     assert alibi.ends["rise_words"].n == RECIPE.after.perturb_documents
 
 
+@pytest.mark.slow
 def test_studies_are_not_mixed(tmp_path):
     run_study(RECIPE, out=tmp_path, only=("rope:0",))
     other = replace(RECIPE, training=replace(RECIPE.training, learning_rate=1e-4))
@@ -165,6 +169,7 @@ def test_studies_are_not_mixed(tmp_path):
         open_runs(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_recipe(cli, tmp_path):
     recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "partial"), steps=4)
     text = tmp_path / "text.txt"

@@ -19,6 +19,7 @@ def trained(cli):
     return [Path(line) for line in shown.out.splitlines()[-2:]], shown
 
 
+@pytest.mark.slow
 def test_training_leaves_directories_that_other_commands_read(cli, trained):
     runs, shown = trained
     assert "test accuracy" in shown.out
@@ -37,6 +38,7 @@ def test_training_leaves_directories_that_other_commands_read(cli, trained):
     assert "longer inputs" in longer.out
 
 
+@pytest.mark.slow
 def test_roles(cli, trained):
     runs, _ = trained
     shown = cli("multihop", "roles", runs[0], "--count", 40)
@@ -55,6 +57,7 @@ def test_recipe(cli, tmp_path):
     assert "letter 0" in shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["index", "retrieval"])
 def test_constructions_are_right(cli, kind):
     shown = cli("multihop", "construct", kind, "--longest", 8)
@@ -63,6 +66,7 @@ def test_constructions_are_right(cli, kind):
     assert "its bound" in shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

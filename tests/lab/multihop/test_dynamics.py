@@ -57,6 +57,7 @@ def held_out():
     return hold_out(TASK.sample(60, seed=3), scored=9, tested=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     "options",
@@ -224,6 +225,7 @@ def test_recorder_keeps_and_resumes(tmp_path, held_out):
         multihop_recorder(held_out, path=path, identity="a")
 
 
+@pytest.mark.slow
 def test_training_with_records_killed_and_resumed(tmp_path, held_out):
     config = replace(SMALL, heads=1)
     options = TrainConfig(steps=40, batch=8, warmup=4, sequences=1200, record_every=10, save_every=20)

@@ -160,6 +160,7 @@ def test_uniform_heads_have_no_role():
     assert [role.role for role in roles.heads] == ["other"]
 
 
+@pytest.mark.slow
 def test_roles_of_a_trained_model(trained):
     model, task = trained
     sequences = task.sample(400, seed=9)

@@ -56,6 +56,7 @@ def assert_solved(task, sequences):
         assert all(token < task.vocabulary for token in tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", SETTINGS, ids=str)
 @pytest.mark.parametrize("extra", [0, 23])
 def test_every_sequence_is_solved_to_its_answer_path_and_hops(task, extra):
@@ -66,6 +67,7 @@ def test_every_sequence_is_solved_to_its_answer_path_and_hops(task, extra):
     assert_solved(task, sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DEFAULTS, ids=str)
 def test_long_inputs_ask_the_same_questions(task):
     short, long = task.sample(40, seed=2), task.sample(40, seed=2, extra=5000 - task.length)
@@ -294,6 +296,7 @@ FINGERPRINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DEFAULTS, ids=str)
 def test_splits_are_balanced_and_disjoint(task):
     splits = task.splits(16_000, seed=3)
@@ -389,6 +392,7 @@ def test_bad_requests_are_refused_in_one_line(options):
         NumberTask().sample(**{"count": 4, "seed": 0} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_as_many_as_the_paper_uses(name, record_property):
     start = time.perf_counter()

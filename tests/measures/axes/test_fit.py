@@ -58,6 +58,7 @@ def assert_equals_dense(q, k, where, how, method="auto"):
     return fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("mean", [0.0, 10.0])
 @pytest.mark.parametrize("method", ["linear", "blocked"])
@@ -66,6 +67,7 @@ def test_regions(where, method, mean, dtype):
     assert_equals_dense(*draw(mean=mean, dtype=dtype), where, {}, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("where", [{}, {"skip": 2, "min_distance": 1, "window": 9}], ids=str)
 @pytest.mark.parametrize("how", LOGITS, ids=lambda how: "-".join(how))
@@ -73,6 +75,7 @@ def test_logits(how, where, dtype):
     assert_equals_dense(*draw(dtype=dtype), where, how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5, 7, 64, 65, 129])
 @pytest.mark.parametrize("method", ["linear", "blocked"])
 def test_lengths(n, method):
@@ -82,12 +85,13 @@ def test_lengths(n, method):
     assert float(fit.r[0]) == pytest.approx(r, abs=1e-9)
 
 
-def test_n_of_400_and_many_heads():
-    q, k = draw(400, 6, 3, 16, mean=3.0)
+@pytest.mark.slow
+def test_n_of_256_and_many_heads():
+    q, k = draw(256, 6, 3, 16, mean=3.0)
     fit = fit_axes(q, k, method="linear")
-    r, fitted = dense_fit(dense_logits(q, k)[5], region(400), "abc")
+    r, fitted = dense_fit(dense_logits(q, k)[5], region(256), "abc")
     assert float(fit.r[5]) == pytest.approx(r, rel=1e-9)
-    i, j = region(400).nonzero(as_tuple=True)
+    i, j = region(256).nonzero(as_tuple=True)
     ours = fit.a[5][i - j] + fit.b[5][i] + fit.c[5][j]
     assert float((ours - fitted).abs().max()) <= 1e-9 * float(fitted.abs().max())
 
@@ -237,6 +241,7 @@ class TestTriangle:
         torch.testing.assert_close(solution @ (identity + 2 * p).T, g)
 
 
+@pytest.mark.slow
 def test_narrow_windows_in_long_texts():
     q, k = draw(400, heads=1, kv_heads=1)
     assert_equals_dense(q, k, {"window": 4}, {})
@@ -258,6 +263,7 @@ def test_normal_matrix_equals_the_dense_one(width):
     assert band.pairs == len(i)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_conjugate_gradients_agree_with_the_closed_form(subset):
     n = 90

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from helpers.capture import tiny, tokens
+from helpers.capture import proved, tiny, tokens
 from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
@@ -45,18 +45,19 @@ class Captured:
 
 
 def layers(name, check) -> None:
-    model = tiny(name)
+    model, proof = proved(name)
     seen = []
 
     def reducer(attention: LayerAttention) -> None:
         seen.append(attention.layer)
         check(attention)
 
-    with torch.no_grad(), capture(model, reducer, proof=prove(model)):
+    with torch.no_grad(), capture(model, reducer, proof=proof):
         model(tokens(41))
     assert seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODINGS.values(), ids=ENCODINGS.keys())
 def test_fit_equals_the_dense_one(name):
     def check(attention):
@@ -102,6 +103,7 @@ def test_gaussian_control_has_the_norms_of_the_original():
     assert torch.equal(noise, gaussian_like(x, seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "gemma3_text:window", "gemma2", "gpt2"])
 def test_gaussian_control_sees_the_mask_and_biases_of_the_layer(name):
     model = tiny(name)
