@@ -99,6 +99,12 @@ class Observer:
         """Return whether the module belongs to the observed model."""
         return id(module) in self.names
 
+    def start_pass(self) -> None:
+        """Receive the beginning of a forward pass."""
+
+    def end_pass(self, output: Any) -> None:
+        """Receive the output of a complete forward pass."""
+
     def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
         """Return whether a rotation need not be reported."""
         return True

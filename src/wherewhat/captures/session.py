@@ -54,8 +54,6 @@ class Capture(Observer):
         self._seen = plan.seen
         self._surroundings = surroundings(watch.structure)
         self._repeats = Repetition()
-        watch.on_enter = self._start_pass
-        watch.on_leave = self._end_pass
 
     def owns(self, module: nn.Module) -> bool:
         """Return whether the module is part of the captured model and the capture is open."""
@@ -114,7 +112,7 @@ class Capture(Observer):
             raise CaptureError(f"the edited output of {name} has shape {tuple(edited.shape)}, not that of its output")
         return edited.to(call.query.dtype if self.blind else call.output.dtype)
 
-    def _start_pass(self) -> None:
+    def start_pass(self) -> None:
         """Reset the state of the previous pass, which may have failed; refuse training mode and changed settings."""
         self._watch.check_mode()
         if surroundings(self._watch.structure) != self._surroundings:
@@ -126,7 +124,7 @@ class Capture(Observer):
         self._guard.start()
         self._repeats = Repetition()
 
-    def _end_pass(self, output: Any) -> None:
+    def end_pass(self, output: Any) -> None:
         """Refuse a pass that differs from the proof or has NaN logits."""
         seen = sum(self._occurrences.values())
         if seen < len(self._plans):
@@ -158,8 +156,9 @@ def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterato
     """Report the model's rotations and attention to ``observer`` inside the context."""
     targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
     with ExitStack() as stack:
-        stack.callback(watch.forget)
         watch.observer = observer
+        # Not kept: the reference cycle would keep the model until garbage collection.
+        stack.callback(setattr, watch, "observer", None)
         observers.set((*observers.get(), observer))
         # Not by a token, which would also undo changes of overlapping captures.
         stack.callback(lambda: observers.set(tuple(o for o in observers.get() if o is not observer)))

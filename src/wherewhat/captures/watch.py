@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -29,8 +29,6 @@ class ModelWatch:
         batch: Number of sequences of the pass.
         running: Whether a pass is running.
         observer: The observer of the model, while it is observed.
-        on_enter: Called when a pass begins.
-        on_leave: Called with the output of a pass that is complete.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +36,7 @@ class ModelWatch:
         self.names = self.structure.names
         self.batch = 1
         self.running = False
-        self.forget()
+        self.observer: Observer | None = None
         self._position_ids: Tensor | None = None
         self._tokens = 0
         self._cached: int | None = None
@@ -48,12 +46,6 @@ class ModelWatch:
         self._histories: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
         self._stack: list[nn.Module] = []
         self._model = model
-
-    def forget(self) -> None:
-        """Release the observer, whose reference cycle with the watch would keep the model until garbage collection."""
-        self.observer: Observer | None = None
-        self.on_enter: Callable[[], None] = _nothing
-        self.on_leave: Callable[[Any], None] = _nothing
 
     def check_mode(self) -> None:
         """Refuse training mode."""
@@ -164,12 +156,13 @@ class ModelWatch:
                 handle.remove()
             self._stack.clear()
 
-    def _listening(self) -> bool:
-        """Return whether the observer belongs to the current context: other threads may run the same model."""
-        return self.observer in observers.get()
+    def _current_observer(self) -> Observer | None:
+        """Return the observer if it belongs to the current context: other threads may run the same model."""
+        return self.observer if self.observer in observers.get() else None
 
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._listening():
+        observer = self._current_observer()
+        if observer is None:
             return
         given = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
         inputs = given.get("input_ids")
@@ -186,23 +179,20 @@ class ModelWatch:
         self._positions = {}
         self._stack.clear()
         self.running = True
-        self.on_enter()
+        observer.start_pass()
 
     def _leave_model(self, _: nn.Module, __: Any, output: Any) -> None:
-        if self._listening():
+        observer = self._current_observer()
+        if observer is not None:
             self.running = False
             if output is not None:  # None after an exception
                 self._remember(output)
-                self.on_leave(output)
+                observer.end_pass(output)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if self._listening():
+        if self._current_observer() is not None:
             self._stack.append(module)
 
     def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        while self._listening() and self._stack and self._stack.pop() is not module:
+        while self._current_observer() is not None and self._stack and self._stack.pop() is not module:
             pass
-
-
-def _nothing(*_: Any) -> None:
-    pass
