@@ -8,7 +8,7 @@ import torch
 
 from helpers.capture import Kept, proved, run, shared, tokens
 from wherewhat.captures.attention import Mask
-from wherewhat.captures.chunk_masks import Piece, PieceMask
+from wherewhat.captures.chunk_masks import ChunkedMask, ChunkMask
 from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError, ConfigError
@@ -94,8 +94,8 @@ def test_masks_without_a_rule_are_kept_row_by_row():
     pieces = []
     for (start, stop), first in zip(bounds(n, 4), first_keys, strict=True):
         here = (slice(None), slice(None), slice(start, stop), slice(first, stop))
-        pieces.append(Piece(start, stop, first, Mask(added=(added[here],), visible_only=(seen[here],))))
-    mask = PieceMask(pieces=tuple(pieces))
+        pieces.append(ChunkMask(start, stop, first, Mask(added=(added[here],), visible_only=(seen[here],))))
+    mask = ChunkedMask(chunks=tuple(pieces))
     dense = torch.zeros(1, 2, n, n, dtype=torch.bool)
     for piece in pieces:
         here = (slice(None), slice(None), slice(piece.start, piece.stop), slice(piece.first_key, piece.stop))
@@ -175,7 +175,7 @@ def test_the_proof_accepts_what_is_the_same(kind, length):
         ("openai-gpt", "no key-value cache: leave --chunk out"),
         ("zamba", "differs from one pass by"),
         ("jamba", "differs from one pass by"),
-        ("bart", "cannot go on from its cache"),
+        ("bart", "cannot continue from its cache"),
         ("cpmant", "its cache holds other keys"),
         ("llama:longrope", "frequencies depend on the length"),
     ],

@@ -177,7 +177,7 @@ def test_a_cache_with_empty_places_is_refused(kind):
     """Its keys outnumber the tokens, so which positions they have is unknown."""
     model, ids = shared(kind), tokens()
     cache = StaticCache(config=model.config, max_cache_len=40)
-    with torch.no_grad(), pytest.raises(CaptureError, match="empty places"), capture(model, lambda a: None):
+    with torch.no_grad(), pytest.raises(CaptureError, match="empty slots"), capture(model, lambda a: None):
         model(input_ids=ids, past_key_values=cache, use_cache=True)
 
 
@@ -223,7 +223,7 @@ def test_padding_in_the_cache(side):
         outside = continued(model, ids, 8, inside=False, position_ids=places, attention_mask=mask)
         close(outside[0].k[:, :, 3:], inside[0].k[:, :, 3:])
         return
-    with pytest.raises(CaptureError, match="may stand at any position"):
+    with pytest.raises(CaptureError, match="may have any position"):
         continued(model, ids, 8, inside=False, position_ids=places, attention_mask=mask)
 
 

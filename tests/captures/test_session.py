@@ -32,7 +32,7 @@ def snapshot(*models):
     """Everything a capture could have touched, by identity."""
     found = {"interface": dict(ALL_ATTENTION_FUNCTIONS.items()), "observers": observers.get()}
     found["modes"] = _len_torch_function_stack()
-    found["swapped"] = dict(swaps_module._swapped)
+    found["swapped"] = dict(swaps_module._replaced)
     for model in models:
         for file in {cls.__module__ for module in model.modules() for cls in type(module).__mro__}:
             if file.startswith("transformers"):

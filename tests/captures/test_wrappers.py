@@ -274,8 +274,8 @@ class TestAdapters:
     @pytest.mark.parametrize("name", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
     def test_virtual_tokens(self, name):
         config = getattr(self.peft, name)(num_virtual_tokens=2, task_type="CAUSAL_LM")
-        refused(self.adapted(config), "adds tokens or keys of its own")
+        refused(self.adapted(config), "adds tokens or keys, which")
 
     def test_adaption_prompt(self):
         config = self.peft.AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM")
-        refused(self.adapted(config), r"ADAPTION_PROMPT\) adds passes or attention of its own")
+        refused(self.adapted(config), r"ADAPTION_PROMPT\) adds passes or attention, which")

@@ -1,4 +1,4 @@
-"""One layer's attention: queries, keys, values, mask and bias, without an n x n tensor."""
+"""One layer's attention: queries, keys, values, mask and bias, without n × n tensors."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from torch import Tensor
 from wherewhat.captures.rotation import Rotation
 
 _HIDDEN_BELOW = -9e3
-"""Under the row's best key by more than this, a key is hidden: models write -inf, the dtype's minimum or -1e4."""
+"""A key this far below the row's best key is hidden: models add -inf, the dtype's minimum or -1e4."""
 
 Rows = slice | Tensor
-"""Some queries: a stretch of them, or their indices."""
+"""Some queries: a slice or their indices."""
 
 
 @dataclass(frozen=True)
 class Mask:
     """The mask and additive bias of one attention call.
 
-    Models mix the two: a float mask may carry ALiBi, a bias may come apart from the mask. Here each additive
-    term is kept as the model made it and their sum is split row by row: entries far below the row's best one
-    hide a key, the others are bias. Not below zero: in a long text ALiBi takes whole rows that low.
+    Models mix the two: a float mask may contain ALiBi, and a bias may be separate from the mask. Each additive term is
+    kept as the model made it, and their sum is split row by row: entries far below the row's largest one hide a key,
+    the others are bias. The threshold is relative, since ALiBi makes whole rows of a long text very negative.
 
     Attributes:
-        causal: The kernel itself hides keys after the query (SDPA's ``is_causal``).
+        causal: The kernel hides keys after the query (SDPA's ``is_causal``).
         added: Terms added to the logits, each broadcastable to ``(batch, heads, n, m)``.
         hidden: Boolean terms, True where the key is hidden.
-        visible_only: Boolean terms, True where the key may be seen.
-        window: Keys at distance ``window`` and more are hidden by the kernel itself (flash attention).
+        visible_only: Boolean terms, True where the key is visible.
+        window: The kernel hides keys at distance ``window`` and more (flash attention).
+        device: Device of the terms.
     """
 
     causal: bool = False
@@ -42,23 +43,23 @@ class Mask:
 
     @property
     def only_causal(self) -> bool:
-        """Whether it hides later keys and does nothing else, which no tensor has to be looked at for."""
+        """Whether it only hides later keys, known without reading a tensor."""
         return self.causal and self.window is None and not (self.added or self.hidden or self.visible_only)
 
     def visible(self, rows: Rows, n: int, m: int) -> Tensor:
-        """True where query may see key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
+        """Return True where a query sees a key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
         shown, total = self._shown(rows, n, m), self._total(rows, n, m)
         return shown if total is None else shown & (total > self._floor(total, shown))
 
     def bias(self, rows: Rows, n: int, m: int) -> Tensor | None:
-        """Finite part of the additive terms, broadcastable to ``(batch, heads, rows, m)``; None if there is none."""
+        """Return the finite part of the additive terms, broadcastable to ``(batch, heads, rows, m)``, or None."""
         total = self._total(rows, n, m)
         if total is None:
             return None
         return torch.where(total > self._floor(total, self._shown(rows, n, m)), total, 0.0)
 
     def _shown(self, rows: Rows, n: int, m: int) -> Tensor:
-        """What everything but the additive terms lets be seen."""
+        """Return the visible keys without regard to the additive terms."""
         i = torch.arange(n, device=self.device)[rows, None] + (m - n)
         j = torch.arange(m, device=self.device)[None, :]
         out = torch.ones(1, 1, i.shape[0], m, dtype=torch.bool, device=self.device)
@@ -73,7 +74,7 @@ class Mask:
         return out
 
     def _total(self, rows: Rows, n: int, m: int) -> Tensor | None:
-        """Sum of the additive terms, in float32 at least."""
+        """Return the sum of the additive terms, in float32 or higher precision."""
         total: Tensor | None = None
         for term in self.added:
             part = _rows(term, rows, m)
@@ -82,14 +83,14 @@ class Mask:
         return total
 
     def _floor(self, total: Tensor, shown: Tensor) -> Tensor:
-        """At or below this the summed terms hide a key, ``(batch or 1, heads or 1, rows, 1)``."""
+        """Return the threshold at or below which the summed terms hide a key, ``(batch or 1, heads or 1, rows, 1)``."""
         best = total.masked_fill(~shown, -torch.inf).amax(-1, keepdim=True)
         nothing = max(-1e30, *(0.99 * torch.finfo(term.dtype).min for term in self.added))
         return torch.where(best > nothing, best + _HIDDEN_BELOW, best)
 
 
 def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
-    """The rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
+    """Return the rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
     while term.ndim < 4:
         term = term.unsqueeze(0)
     if term.shape[-1] > m:
@@ -99,11 +100,11 @@ def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What one attention layer did with one forward pass.
+    """Attention of one layer in one forward pass.
 
     Names follow TransformerLens: ``q`` and ``k`` are before rotation, ``rot_q`` and ``rot_k`` after it,
     ``attn_scores`` the logits, ``pattern`` the attention weights. The tensors belong to the running forward
-    pass: a reducer that wants to keep one must copy it.
+    pass: a reducer must copy those that it keeps.
 
     The logits are ``softcap(scale · rot_q · rot_kᵀ) + bias``, hidden by the mask, with ``sinks`` as one more
     column in the softmax.
@@ -117,11 +118,11 @@ class LayerAttention:
         output: Attention output per head before the output projection, ``(batch, n, heads, d_v)``.
         scale: Factor on the dot product.
         mask: Mask and additive bias.
-        rotation: How queries and keys were rotated; None for layers without rotation.
+        rotation: Rotation of queries and keys; None for layers without rotation.
         positions: Position of every key, ``(m,)`` or ``(batch, m)``; the last n are the queries'.
-        softcap: ``softcap · tanh(logit / softcap)`` is applied before the mask, if given.
-        sinks: Logit of the extra column each head may attend to, ``(heads,)``.
-        declared_window: Sliding window the model declares for this layer, if any.
+        softcap: If given, ``softcap · tanh(logit / softcap)`` is applied before the mask.
+        sinks: Logit of the sink column of each head, ``(heads,)``.
+        declared_window: Sliding window that the model declares for this layer, if any.
     """
 
     layer: int
@@ -162,7 +163,7 @@ class LayerAttention:
     def q(self) -> Tensor:
         """Queries before rotation in the layout of ``rot_q``, ``(batch, heads, n, d)``.
 
-        In float32 at least; ``rot_q`` itself, in the model's dtype, where the layer does not rotate.
+        In float32 or higher precision; ``rot_q`` itself, in the model's dtype, for layers without rotation.
         """
         if self.rotation is None:
             return self.rot_q
@@ -170,13 +171,13 @@ class LayerAttention:
 
     @cached_property
     def k(self) -> Tensor:
-        """Keys before rotation in the layout of ``rot_k``, ``(batch, kv_heads, m, d)``; their dtype as for ``q``."""
+        """Keys before rotation in the layout of ``rot_k``, ``(batch, kv_heads, m, d)``; dtype as for ``q``."""
         if self.rotation is None:
             return self.rot_k
         return self.rotation.unrotate(self.rot_k, self._broadcast(self.positions))
 
     def attn_scores(self, rows: Rows = slice(None)) -> Tensor:
-        """Logits of some queries, scale, soft-cap and bias included, unmasked: ``(batch, heads, rows, m)``."""
+        """Return the logits of some queries with scale, soft-cap and bias, unmasked: ``(batch, heads, rows, m)``."""
         dtype = torch.promote_types(self.rot_q.dtype, torch.float32)
         q = self.rot_q[:, :, rows].to(dtype)
         k = self.rot_k.to(dtype)
@@ -191,19 +192,19 @@ class LayerAttention:
         return scores if bias is None else scores + bias.to(dtype)
 
     def bias(self, rows: Rows = slice(None)) -> Tensor | None:
-        """Additive bias (ALiBi and the like) of some queries, broadcastable to ``(batch, heads, rows, m)``."""
+        """Return the additive bias (ALiBi) of some queries, broadcastable to ``(batch, heads, rows, m)``, or None."""
         return self.mask.bias(rows, self.n, self.m)
 
     def visible(self, rows: Rows = slice(None)) -> Tensor:
-        """True where a query may see a key, broadcastable to ``(batch, heads, rows, m)``."""
+        """Return True where a query may see a key, broadcastable to ``(batch, heads, rows, m)``."""
         return self.mask.visible(rows, self.n, self.m)
 
     def pattern(self, rows: Rows = slice(None)) -> Tensor:
-        """Attention weights of some queries, ``(batch, heads, rows, m)``; rows that see nothing are zero."""
+        """Return the attention weights of some queries, ``(batch, heads, rows, m)``, zero if no key is visible."""
         return self.weigh(self.attn_scores(rows), rows)
 
     def weigh(self, scores: Tensor, rows: Rows = slice(None)) -> Tensor:
-        """Attention weights that logits ``(batch, heads, rows, m)`` of some queries give under the layer's mask."""
+        """Return the attention weights for logits ``(batch, heads, rows, m)`` of some queries under the mask."""
         visible = self.visible(rows)
         scores = scores.masked_fill(~visible, -torch.inf)
         if self.sinks is not None:
@@ -214,5 +215,5 @@ class LayerAttention:
 
     @staticmethod
     def _broadcast(positions: Tensor) -> Tensor:
-        """Positions ``(n,)`` or ``(batch, n)`` as something that broadcasts over heads."""
+        """Return positions ``(n,)`` or ``(batch, n)`` in a shape that broadcasts over heads."""
         return positions if positions.ndim == 1 else positions[:, None]

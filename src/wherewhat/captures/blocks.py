@@ -1,29 +1,30 @@
-"""Attention modules run again, one at a time, on changed inputs: the slow way to see what a change does."""
+"""Attention modules run again, one at a time, on changed inputs."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.calls import AttentionCall, RotaryCall
-from wherewhat.captures.comparison import prompt
+from wherewhat.captures.calls import AttentionCall, Observer
+from wherewhat.captures.comparison import random_prompt
 from wherewhat.captures.plan import LayerPlan
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof, capture
-from wherewhat.captures.session import describe
-from wherewhat.captures.watch import ModelWatch, observing
+from wherewhat.captures.session import describe, observing
+from wherewhat.captures.watch import ModelWatch
 from wherewhat.errors import CaptureError
 
 
 @dataclass
 class _Call:
-    """What one attention module was called with."""
+    """Arguments of a call of an attention module."""
 
     plan: LayerPlan
     module: nn.Module
@@ -33,44 +34,31 @@ class _Call:
 
     @property
     def hidden(self) -> Tensor:
-        """Hidden states among the arguments, ``(1, n, width)``."""
+        """The hidden states among the arguments, ``(1, n, width)``."""
         first = self.kwargs.get("hidden_states")
         for value in (first, *self.args, *self.kwargs.values()):
             if isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point():
                 return value
-        raise CaptureError(f"{self.plan.name} is given no hidden states: it cannot be run again by itself")
+        raise CaptureError(f"{self.plan.name} is given no hidden states: it cannot be run again alone")
 
 
-@dataclass
-class _Last:
-    """Observer that keeps the attention of the module now running."""
+class _CallRecorder(Observer):
+    """Records attention calls."""
 
-    watch: ModelWatch
-    calls: list[AttentionCall] = field(default_factory=list)
-    blind: bool = False
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module is part of the watched model."""
-        return id(module) in self.watch.names
-
-    def knows_rotary(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Rotations were proved in the whole pass."""
-        return True
-
-    def on_rotary(self, call: RotaryCall) -> None:
-        """They are not looked at."""
+    def __init__(self, watch: ModelWatch) -> None:
+        super().__init__(watch.names)
+        self.calls: list[AttentionCall] = []
 
     def on_attention(self, call: AttentionCall) -> None:
-        """Keep it."""
         self.calls.append(call)
 
 
 class Blocks:
-    """The attention modules of one pass, with the inputs they had."""
+    """The attention modules of one pass, with their inputs."""
 
-    def __init__(self, calls: dict[int, _Call], last: _Last) -> None:
+    def __init__(self, calls: dict[int, _Call], recorder: _CallRecorder) -> None:
         self._calls = calls
-        self._last = last
+        self._recorder = recorder
 
     @property
     def layers(self) -> list[int]:
@@ -78,29 +66,29 @@ class Blocks:
         return list(self._calls)
 
     def hidden(self, layer: int) -> Tensor:
-        """Hidden states that entered the attention of a layer, ``(1, n, width)``."""
+        """Return the input of a layer's attention, ``(1, n, width)``."""
         return self._calls[layer].hidden
 
     def run(self, layer: int, hidden: Tensor) -> LayerAttention:
-        """Attention of a layer on other hidden states ``(1, n, width)``, positions and mask as they were."""
+        """Return the attention of a layer on other hidden states ``(1, n, width)``, at the same positions."""
         call = self._calls[layer]
         before = call.hidden
-        # Some families hand the same tensor over three times, as queries, keys and values.
+        # Some families pass the same tensor three times, as queries, keys and values.
         args = tuple(hidden if value is before else value for value in call.args)
         kwargs = {name: hidden if value is before else value for name, value in call.kwargs.items()}
-        self._last.calls.clear()
+        self._recorder.calls.clear()
         try:
             with torch.no_grad():
                 call.module(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise CaptureError(f"{call.plan.name} cannot be run again by itself: {error}") from error
+            raise CaptureError(f"{call.plan.name} cannot be run again alone: {error}") from error
         assert call.positions is not None
-        if not self._last.calls:
-            raise CaptureError(f"{call.plan.name} shows no attention when it is run by itself")
-        return describe(call.plan, self._last.calls[0], call.positions)
+        if not self._recorder.calls:
+            raise CaptureError(f"{call.plan.name} shows no attention when it is run alone")
+        return describe(call.plan, self._recorder.calls[0], call.positions)
 
     def swapped(self, layer: int, first: int, second: int, *, block: int = 1) -> LayerAttention:
-        """Attention of a layer with the hidden states of two blocks of tokens, that start there, swapped."""
+        """Return the attention of a layer with ``block`` hidden states from ``first`` and ``second`` on swapped."""
         hidden = self.hidden(layer).clone()
         one, other = slice(first, first + block), slice(second, second + block)
         hidden[:, one], hidden[:, other] = hidden[:, other].clone(), hidden[:, one].clone()
@@ -109,55 +97,49 @@ class Blocks:
 
 @contextmanager
 def blocks(model: Any, ids: Tensor, proof: Proof) -> Iterator[Blocks]:
-    """Run ``model`` once on ``ids`` ``(1, n)``, then offer its attention modules for running again.
+    """Run ``model`` once on ``ids`` ``(1, n)``, then return its attention modules to be run again.
 
-    Holds the hidden states of all layers while open.
+    The hidden states of all layers are kept in memory inside the context.
     """
     plans = {(plan.name, plan.occurrence): plan for plan in proof.plan.layers}
     calls: dict[int, _Call] = {}
     seen: dict[str, int] = {}
-    modules = {plan.name: model.get_submodule(plan.name) for plan in proof.plan.layers}
 
-    def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         occurrence = seen.get(name, 0)
         seen[name] = occurrence + 1
         plan = plans.get((name, occurrence))
         if plan is not None:
             calls[plan.layer] = _Call(plan, module, args, kwargs)
 
-    def place(attention: LayerAttention) -> None:
+    def set_positions(attention: LayerAttention) -> None:
         calls[attention.layer].positions = attention.positions
 
-    handles = [
-        module.register_forward_pre_hook(
-            lambda module, args, kwargs, name=name: note(name, module, args, kwargs), with_kwargs=True
-        )
-        for name, module in modules.items()
-    ]
-    try:
-        with torch.no_grad(), capture(model, place, proof=proof):
+    with ExitStack() as stack:
+        for name in {plan.name for plan in proof.plan.layers}:
+            hook = functools.partial(record, name)
+            handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        with torch.no_grad(), capture(model, set_positions, proof=proof):
             model(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     watch = ModelWatch(model)
-    last = _Last(watch)
-    with observing(watch, last, route=proof.plan.route):
+    recorder = _CallRecorder(watch)
+    with observing(watch, recorder, route=proof.plan.route):
         try:
-            yield Blocks(calls, last)
+            yield Blocks(calls, recorder)
         finally:
-            last.calls.clear()
+            recorder.calls.clear()
 
 
 def key_mixing(model: Any, proof: Proof) -> dict[int, float]:
-    """How far swapping two inputs of a layer is from swapping its keys before rotation, by layer.
+    """Return the difference between swapping two inputs of a layer and swapping its keys before rotation, by layer.
 
-    Zero but for rounding where keys are made token by token. Large where they are mixed over tokens, normed after the
-    rotation, or taken from another layer; infinite where the layer cannot be run by itself. The number is the largest
-    deviation relative to the largest entry of the keys; it also covers the queries of the other tokens, which must
-    stay as they were.
+    Zero up to rounding if each key depends on one token. Large if keys are mixed over tokens, normalised after the
+    rotation, or taken from another layer; infinite if the layer cannot be run alone. The number is the largest
+    deviation relative to the largest entry of the keys; it includes the queries of the other tokens, which must not
+    change.
     """
-    with blocks(model, prompt(model, PROMPT_TOKENS), proof) as again:
+    with blocks(model, random_prompt(model, PROMPT_TOKENS), proof) as again:
         return {layer: _mixing(again, layer) for layer in again.layers}
 
 

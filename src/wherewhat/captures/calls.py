@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,8 +22,8 @@ class Invocation:
     Attributes:
         function: The function.
         count: Number of its arguments.
-        given: Those that are not rotated, with their index; calls that share them rotate alike.
-        rotated: How many tensors it rotates.
+        given: The arguments that are not rotated, with their index; calls that share them have the same rotation.
+        rotated: Number of tensors it rotates.
     """
 
     function: Callable[..., Any]
@@ -34,11 +34,11 @@ class Invocation:
 
 @dataclass(frozen=True)
 class RotaryCall:
-    """One tensor that went through a model's rotary function.
+    """One tensor rotated by a model's rotary function.
 
     Attributes:
-        before: Tensor entering it, in the model's own axis order.
-        after: Tensor leaving it, same shape.
+        before: Input tensor, in the model's own axis order.
+        after: Output tensor of the same shape.
         widths: Candidate numbers of rotated dimensions, from the shapes of the other arguments.
         invocation: The call of the function, one object for all tensors that it rotates.
     """
@@ -53,9 +53,19 @@ class RotaryCall:
 class AttentionCall:
     """One attention computation. Shapes as in :class:`~wherewhat.captures.attention.LayerAttention`.
 
-    ``output`` is empty for observers that are blind to it. ``weights`` are the attention weights the model itself
-    computed, if it did: ``(batch, heads, n, m)``.
-    ``reweigh`` recomputes them in float32 by the model's own eager code, if that is possible.
+    Attributes:
+        module: The attention module.
+        query: Queries after rotation.
+        key: Keys after rotation.
+        value: Values.
+        output: Output; empty for blind observers.
+        scale: Factor on the dot product.
+        mask: Mask and additive bias.
+        softcap: Soft-cap of the logits, if any.
+        sinks: Logits of the sink column, if any.
+        window: Sliding window that the model declares, if any.
+        weights: Attention weights ``(batch, heads, n, m)``, if the model computed them.
+        reweigh: Recomputes them in float32 by the model's own eager code, if possible.
     """
 
     module: nn.Module
@@ -72,35 +82,48 @@ class AttentionCall:
     reweigh: Callable[[], Tensor | None] | None = None
 
 
-class Observer(Protocol):
-    """What an open capture offers to the taps.
+class Observer:
+    """Receives the rotations and the attention of a running model; by default rotations are ignored.
 
     Attributes:
-        blind: Whether it needs no output of the model's own, so that none is computed where it puts one in its place.
+        names: Paths of the model's modules by identity.
+        blind: Whether it does not read outputs, so that none is computed for layers whose output it replaces.
     """
 
-    blind: bool
+    blind = False
 
-    def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-        """Whether a rotation given the same was seen in this pass, so that nothing more need be said of this one."""
-
-    def on_rotary(self, call: RotaryCall) -> None:
-        """Take note of a rotation."""
-
-    def on_attention(self, call: AttentionCall) -> Tensor | None:
-        """Take note of an attention computation; a tensor replaces its output ``(batch, n, heads, d_v)``."""
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.names = names
 
     def owns(self, module: nn.Module) -> bool:
-        """Whether the module belongs to the captured model."""
+        """Return whether the module belongs to the observed model."""
+        return id(module) in self.names
+
+    def start_pass(self) -> None:
+        """Receive the beginning of a forward pass."""
+
+    def end_pass(self, output: Any) -> None:
+        """Receive the output of a complete forward pass."""
+
+    def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+        """Return whether a rotation need not be reported."""
+        return True
+
+    def on_rotary(self, call: RotaryCall) -> None:
+        """Receive a rotation."""
+
+    def on_attention(self, call: AttentionCall) -> Tensor | None:
+        """Receive an attention computation; a returned tensor replaces its output ``(batch, n, heads, d_v)``."""
+        raise NotImplementedError
 
 
-observers: ContextVar[tuple[Any, ...]] = ContextVar("wherewhat_observers", default=())
+observers: ContextVar[tuple[Observer, ...]] = ContextVar("wherewhat_observers", default=())
 """Open captures of the current context, outermost first."""
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Let passes until the context ends not be seen by the captures that are open now."""
+    """Hide passes inside the context from the captures that are open now."""
     token = observers.set(())
     try:
         yield
@@ -109,15 +132,15 @@ def unobserved() -> Iterator[None]:
 
 
 def version_of(x: Tensor) -> int:
-    """How often a tensor, or another view of it, was written to; -1 in inference mode, which does not count."""
+    """Return how often a tensor, or another view of it, was written to; -1 in inference mode, which does not count."""
     return -1 if x.is_inference() else x._version
 
 
 class Repetition:
-    """Tells whether a call only applies the previous call's attention to other values, as DiffLlama does.
+    """Detects calls that only apply the previous call's attention to other values, as in DiffLlama.
 
-    Compares tensor objects through weak references: nothing is kept alive, and an address that was freed and
-    used again for another layer is not mistaken for a repetition.
+    Compares tensor objects through weak references, so that nothing is kept alive and a reused address of another layer
+    is not taken for a repetition.
     """
 
     def __init__(self) -> None:
@@ -125,19 +148,22 @@ class Repetition:
         self._key: Callable[[], Tensor | None] = lambda: None
 
     def __call__(self, call: AttentionCall) -> bool:
-        """Whether ``call`` repeats the one given before it."""
+        """Return whether ``call`` has the queries and keys of the previous one."""
         if self._query() is call.query and self._key() is call.key:
             return True
         self._query, self._key = weakref.ref(call.query), weakref.ref(call.key)
         return False
 
 
-_MISSING = object()
-
-
 @dataclass(frozen=True)
 class Target:
-    """One attribute of one object, and how to make its observer from the original."""
+    """An attribute to be replaced.
+
+    Attributes:
+        owner: Object with the attribute.
+        name: Name of the attribute.
+        observe: Makes the replacement from the original.
+    """
 
     owner: Any
     name: str
@@ -145,54 +171,54 @@ class Target:
 
 
 @dataclass
-class _Swapped:
-    owner: Any
-    own: Any  # what the owner's own dictionary held: instances may only inherit the attribute
+class _Replacement:
+    original: Any  # the entry of the owner's own dictionary: instances may only inherit the attribute
     observer: Any
-    users: int
+    users: int = 1
 
 
+_MISSING = object()
 _lock = threading.Lock()
-_swapped: dict[tuple[int, str], _Swapped] = {}
+_replaced: dict[tuple[int, str], _Replacement] = {}
 
 
 @contextmanager
-def swapped(targets: Iterable[Target]) -> Iterator[None]:
-    """Replace each target by its observer until the context ends."""
-    taken: list[Target] = []
+def replaced(targets: Iterable[Target]) -> Iterator[None]:
+    """Replace each target by its observer inside the context."""
+    done: list[Target] = []
     try:
         for target in targets:
-            _take(target)
-            taken.append(target)
+            _replace(target)
+            done.append(target)
         yield
     finally:
-        for target in reversed(taken):
-            _release(target)
+        for target in reversed(done):
+            _restore(target)
 
 
-def _take(target: Target) -> None:
+def _replace(target: Target) -> None:
     key = (id(target.owner), target.name)
     with _lock:
-        if key in _swapped:
-            _swapped[key].users += 1
+        if key in _replaced:
+            _replaced[key].users += 1
             return
         observer = target.observe(getattr(target.owner, target.name))
-        own = vars(target.owner).get(target.name, _MISSING)
+        original = vars(target.owner).get(target.name, _MISSING)
         setattr(target.owner, target.name, observer)
-        _swapped[key] = _Swapped(target.owner, own, observer, 1)
+        _replaced[key] = _Replacement(original, observer)
 
 
-def _release(target: Target) -> None:
+def _restore(target: Target) -> None:
     key = (id(target.owner), target.name)
     with _lock:
-        entry = _swapped[key]
+        entry = _replaced[key]
         entry.users -= 1
         if entry.users:
             return
-        del _swapped[key]
-        if vars(entry.owner).get(target.name) is not entry.observer:
-            return  # somebody else replaced it meanwhile; theirs is not ours to undo
-        if entry.own is _MISSING:
-            delattr(entry.owner, target.name)
+        del _replaced[key]
+        if vars(target.owner).get(target.name) is not entry.observer:
+            return  # replaced by other code in the meantime, which must not be undone
+        if entry.original is _MISSING:
+            delattr(target.owner, target.name)
         else:
-            setattr(entry.owner, target.name, entry.own)
+            setattr(target.owner, target.name, entry.original)

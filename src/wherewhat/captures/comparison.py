@@ -1,4 +1,4 @@
-"""Verification passes: a recorded layer compared with what is rebuilt from its capture."""
+"""Passes of a proof: recorded layers are compared with attention recomputed from their capture."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.guard import output_excess, rounded_weights
-from wherewhat.captures.plan import LayerPlan, Plan, Recorder, plan_from
-from wherewhat.captures.session import capture_with, describe
-from wherewhat.captures.watch import ModelWatch, Route, observing
+from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder, plan_from
+from wherewhat.captures.session import capture_with, describe, observing
+from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
 from wherewhat.models.positions import hard_limit
 
 
 def input_device(model: Any) -> torch.device:
-    """Where tokens go: to the embedding, or to the CPU where that is offloaded and tokens are moved on by a hook."""
+    """Return the device of the embedding, or the CPU if it is offloaded and a hook moves the tokens."""
     device = next(model.get_input_embeddings().parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
 
 
-def prompt(model: Any, length: int) -> Tensor:
-    """Random tokens ``(1, length)``, none of them special; fewer where the model has fewer positions."""
+def random_prompt(model: Any, length: int) -> Tensor:
+    """Return random tokens ``(1, length)`` without special ones; fewer if the model has fewer positions."""
     length = min(length, hard_limit(model) or length)
     config = model.config.get_text_config()
     embedding = next(model.get_input_embeddings().parameters())
@@ -39,28 +39,28 @@ def prompt(model: Any, length: int) -> Tensor:
 
 
 def logits_of(model: Any, ids: Tensor) -> Tensor:
-    """Logits of one pass, ``(1, n, vocabulary)``."""
+    """Run one pass and return its logits, ``(1, n, vocabulary)``."""
     logits = getattr(model(input_ids=ids, use_cache=False), "logits", None)
     if not isinstance(logits, Tensor):
         raise CaptureError(f"{type(model).__name__} returns no logits: it is not a causal language model")
     return logits
 
 
-def record_pass(model: Any, ids: Tensor) -> tuple[Plan, list[AttentionCall], Tensor]:
-    """Run once with everything recorded; tries the attention interface first, then tracing."""
+def record_pass(model: Any, ids: Tensor) -> tuple[CapturePlan, list[AttentionCall], Tensor]:
+    """Record one pass by the attention interface or, if that shows nothing, by tracing; return its logits last."""
     routes: tuple[Route, ...] = ("interface", "trace")
     for route in routes:
         watch = ModelWatch(model)
-        record = Recorder(watch)
+        record = PassRecorder(watch)
         with observing(watch, record, route=route):
             logits = logits_of(model, ids)
         if record.attention:
-            return plan_from(model, watch, record, route), record.attention, logits
+            return plan_from(model, record, route), record.attention, logits
     raise CaptureError(f"{type(model).__name__} shows no softmax attention: there is nothing to measure")
 
 
 def largest_change(model: Any, ids: Tensor, plain: Tensor, captured: Tensor) -> float:
-    """Change of the logits by capturing, beyond what the model itself varies between two plain passes."""
+    """Return the change of the logits by the capture; 0 if it is within the variation between two plain passes."""
     change = float((plain.float() - captured.float()).abs().max())
     if change == 0:
         return 0.0
@@ -70,7 +70,7 @@ def largest_change(model: Any, ids: Tensor, plain: Tensor, captured: Tensor) -> 
 
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
-    """Run the model's own eager attention until the context ends."""
+    """Use the model's own eager attention inside the context."""
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = {key: getattr(c, "_attn_implementation_internal", None) for key, c in configs.items()}
     try:
@@ -84,20 +84,19 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LayerProof:
-    """How well one layer was reproduced.
+    """Errors of one recomputed layer.
 
     Attributes:
         plan: The layer and its rotation.
-        heads: Query heads.
-        kv_heads: Key heads.
+        heads: Number of query heads.
+        kv_heads: Number of key heads.
         head_dim: Dimension of queries and keys.
-        rotation_error: Our rotation of the model's pre-rotation tensors against its post-rotation ones, relative.
-        weights_error: Softmax of our logits under the model's mask against its own eager attention weights.
-        output_error: Our attention output against the model's in its normal implementation, relative.
-        drift: How far queries or keys before rotation turn with the position alone, see
-            :func:`~wherewhat.captures.comparison.position_drift`.
-        features: What else shapes its logits: ``bias``, ``soft-cap``, ``sinks``, ``window`` (or chunk), ``not causal``.
-        window: Sliding window the model declares for it, also where the proof's prompt does not reach it.
+        rotation_error: Relative error of the rotated tensors.
+        weights_error: Error of the attention weights compared with the model's eager implementation.
+        output_error: Relative error of the attention output compared with the model's normal implementation.
+        drift: Change of queries or keys before rotation with the position alone, see :func:`position_drift`.
+        features: Other effects on its logits: ``bias``, ``soft-cap``, ``sinks``, ``window`` (or chunk), ``not causal``.
+        window: Sliding window that the model declares for it, even if the prompt is shorter.
     """
 
     plan: LayerPlan
@@ -113,7 +112,7 @@ class LayerProof:
 
 
 def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
-    """Compare one layer's attention, in its normal and in its eager implementation, with ours."""
+    """Compare one layer's normal and eager attention with the recomputed one."""
     positions = torch.arange(native.key.shape[2], device=native.key.device)
     normal, slow = describe(plan, native, positions), describe(plan, eager, positions)
     return LayerProof(
@@ -139,9 +138,8 @@ def _features(attention: LayerAttention) -> Iterator[str]:
         yield "soft-cap"
     if attention.sinks is not None:
         yield "sinks"
-    causal = torch.ones(attention.n, attention.m, dtype=torch.bool, device=visible.device).tril(
-        attention.m - attention.n
-    )
+    causal = torch.ones(attention.n, attention.m, dtype=torch.bool, device=visible.device)
+    causal = causal.tril(attention.m - attention.n)
     if bool((causal & ~visible).any()):
         yield "window"
     if bool((visible & ~causal).any()):
@@ -149,7 +147,7 @@ def _features(attention: LayerAttention) -> Iterator[str]:
 
 
 def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
-    """Our attention weights against the model's, beyond what rounding of its logits explains."""
+    """Return the error of the attention weights that rounding of the model's logits does not explain."""
     half = call.query.dtype in (torch.float16, torch.bfloat16)
     again = call.reweigh if half else None
     weights = call.weights if again is None else again()
@@ -163,12 +161,12 @@ def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
 
     if attention.sinks is None:
         return error(attention)
-    # Some families return the weights before the sink takes its share; the output shows it is taken.
+    # Some families return the weights without the sink column, although it affects the output.
     return min(error(attention), error(replace(attention, sinks=None)))
 
 
 def _output_error(attention: LayerAttention) -> float:
-    """Our attention output against the model's, relative to the largest entry and likewise."""
+    """Return the error of the attention output that rounding does not explain, relative to its largest entry."""
     if attention.output.numel() != attention.value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
         return torch.inf
     largest = max(_largest(output_excess(attention, rows)) for rows in _blocks_of_rows(attention.n))
@@ -180,16 +178,16 @@ def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
 
 
 def _largest(excess: Tensor) -> float:
-    """The largest entry; zero if none is positive, and infinite if one is not a number."""
+    """Return the largest entry; zero if none is positive, and infinite if one is NaN."""
     return float(excess.nan_to_num(nan=torch.inf).max().clamp_min(0))
 
 
 _STEP = 8
-"""Positions apart at which tokens are compared: further than a convolution reaches."""
+"""Distance of compared positions, larger than the width of convolutions."""
 
 
-def position_drift(model: Any, plan: Plan, ids: Tensor) -> list[float]:
-    """Change of queries or keys before rotation from one position to another, where nothing else changed.
+def position_drift(model: Any, plan: CapturePlan, ids: Tensor) -> list[float]:
+    """Return the change of queries or keys before rotation between two positions with equal hidden states.
 
     Args:
         model: The model.
@@ -197,23 +195,23 @@ def position_drift(model: Any, plan: Plan, ids: Tensor) -> list[float]:
         ids: Tokens ``(1, n)``; the last one is used at every position.
 
     Returns:
-        Per attention call the norm of the difference of the two directions, between 0 and 2; 0 where there is no
-        tensor before rotation.
+        For each attention call the norm of the difference of the two directions, between 0 and 2; 0 for calls without
+        a tensor before rotation.
     """
     n = ids.shape[1]
     now, earlier = n - 1, n - 1 - min(_STEP, n // 2)
     drifts: list[float] = []
     undefined = {layer.name for layer in plan.layers if layer.rotary is None and layer.note}
 
-    def look(attention: LayerAttention) -> None:
-        both = (_turned(x, now, earlier) for x in (attention.q, attention.k))
+    def compare(attention: LayerAttention) -> None:
+        both = (_change(x, now, earlier) for x in (attention.q, attention.k))
         drifts.append(0.0 if attention.name in undefined else max(both))
 
     with ExitStack() as stack:
         for name in {layer.name for layer in plan.layers}:
             module = model.get_submodule(name)
             stack.callback(module.register_forward_pre_hook(_repeat_last_token, with_kwargs=True).remove)
-        stack.enter_context(capture_with(model, plan, look))
+        stack.enter_context(capture_with(model, plan, compare))
         model(input_ids=ids[:, -1:].expand(-1, n).contiguous(), use_cache=False)
     return drifts
 
@@ -221,10 +219,10 @@ def position_drift(model: Any, plan: Plan, ids: Tensor) -> list[float]:
 def _repeat_last_token(
     _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Hook that gives a module the last token's hidden states ``(1, n, width)`` at every position.
+    """Replace the hidden states ``(1, n, width)`` of all positions by those of the last token (a hook).
 
-    They differ between positions where embeddings or other layers know of positions, in ways that cannot be told from
-    rounding: next to one channel a thousand times larger, those of a learned position are as small.
+    Embeddings and other layers may also depend on the position, with effects as small as rounding beside a channel that
+    is a thousand times larger.
     """
 
     def repeated(x: Any) -> Any:
@@ -234,8 +232,8 @@ def _repeat_last_token(
     return tuple(map(repeated, args)), {name: repeated(x) for name, x in kwargs.items()}
 
 
-def _turned(x: Tensor, now: int, earlier: int) -> float:
-    """How far the direction of ``x`` ``(batch, heads, n, d)`` turned between two tokens, over heads at most."""
+def _change(x: Tensor, now: int, earlier: int) -> float:
+    """Return the largest change over heads of the direction of ``x`` ``(batch, heads, n, d)`` between two tokens."""
     x = x.double()
     x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
     return float((x[:, :, now] - x[:, :, earlier]).norm(dim=-1).max())

@@ -1,4 +1,4 @@
-"""Check during a capture that the model still computes what was verified."""
+"""Check during a capture that the model computes what was proved."""
 
 from __future__ import annotations
 
@@ -12,59 +12,16 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import Invocation, RotaryCall, version_of
-from wherewhat.captures.plan import LayerPlan, Plan, heads_first
-from wherewhat.captures.rotation import Identified
+from wherewhat.captures.plan import CapturePlan, LayerPlan, heads_first
+from wherewhat.captures.rotation import IdentifiedRotation
 from wherewhat.errors import CaptureError
 
 _ROUNDINGS = 3
-"""How often a logit is rounded to the model's dtype: after the product, the scale and the bias."""
+"""Number of times a logit is rounded to the model's dtype: after the product, the scale and the bias."""
 
+NAN_LOGITS = "the model's logits are NaN: its weights contain NaN or a layer overflows; load it again as float32"
+"""Error message for a pass without usable output."""
 
-def output_excess(attention: LayerAttention, rows: slice) -> Tensor:
-    """How far the output of some queries is from our weights times the values, beyond what rounding explains.
-
-    Returns:
-        ``(batch, heads, rows, d_v)``, at or below zero where rounding explains it.
-    """
-    dtype = torch.promote_types(attention.value.dtype, torch.float32)
-    value = attention.value.to(dtype)
-    groups = attention.heads // value.shape[1]
-    weights, rounding = (x.to(dtype) for x in rounded_weights(attention, rows, attention.rot_q.dtype))
-
-    def times(weights: Tensor, values: Tensor) -> Tensor:
-        """One product per head of the values, which are not repeated."""
-        batch, heads, count, keys = weights.shape
-        return (weights.reshape(batch, -1, groups * count, keys) @ values).view(batch, heads, count, -1)
-
-    theirs = attention.output.to(dtype).reshape(attention.rot_q.shape[0], attention.n, attention.heads, -1)
-    return (times(weights, value) - theirs[:, rows].transpose(1, 2)).abs() - times(rounding, value.abs())
-
-
-def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Attention weights of some queries, and how far each may be off where logits are rounded to ``dtype``.
-
-    With every logit off by at most δ, the log-odds of a weight are off by at most 2δ: nothing where a query is sure of
-    its key, however large its logits and thus their rounding.
-    """
-    scores, visible = attention.attn_scores(rows), attention.visible(rows)
-    weights = attention.weigh(scores, rows)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    if attention.sinks is not None:
-        scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
-    precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # softmax is in float32 even in float64
-    off = precision * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
-    best = scores.argmax(-1, keepdim=True)
-    # Sum of the other keys: a difference loses all digits for the best key, and is exact enough for the others.
-    total = scores.logsumexp(-1, keepdim=True)
-    others = (total + torch.log1p(-(scores - total).exp().clamp_max(0.5))).scatter(
-        -1, best, scores.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
-    )
-    odds = (scores - others)[..., : attention.m]
-    rounding = torch.maximum((odds + off).sigmoid() - weights, weights - (odds - off).sigmoid())
-    return weights, torch.where(visible.any(-1, keepdim=True), rounding, 0.0)
-
-
-_NAN = "the model's logits hold NaN: weights hold NaN or a layer overflows; load it again, as float32"
 _ROTATION = (
     "{name} rotates differently from the proof (relative error {error:.2g}): its frequencies depend on the length of "
     "the text, or positions were changed; prove it at this length"
@@ -75,35 +32,79 @@ _OUTPUT = (
 )
 
 
+def output_excess(attention: LayerAttention, rows: slice) -> Tensor:
+    """Return the error of the output of some queries, minus the largest error that rounding explains.
+
+    The error is the distance from the attention weights times the values, ``(batch, heads, rows, d_v)``; the result is
+    at most zero where rounding explains it.
+    """
+    dtype = torch.promote_types(attention.value.dtype, torch.float32)
+    value = attention.value.to(dtype)
+    groups = attention.heads // value.shape[1]
+    weights, rounding = (x.to(dtype) for x in rounded_weights(attention, rows, attention.rot_q.dtype))
+
+    def times(weights: Tensor, values: Tensor) -> Tensor:
+        """Multiply without repeating the values of shared heads."""
+        batch, heads, count, keys = weights.shape
+        return (weights.reshape(batch, -1, groups * count, keys) @ values).view(batch, heads, count, -1)
+
+    theirs = attention.output.to(dtype).reshape(attention.rot_q.shape[0], attention.n, attention.heads, -1)
+    return (times(weights, value) - theirs[:, rows].transpose(1, 2)).abs() - times(rounding, value.abs())
+
+
+def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the attention weights of some queries, and bounds on their errors if logits are rounded to ``dtype``.
+
+    If every logit has an error of at most δ, the log-odds of a weight have an error of at most 2δ, which is negligible
+    for a weight close to 1, however large its logits and their rounding.
+    """
+    scores, visible = attention.attn_scores(rows), attention.visible(rows)
+    weights = attention.weigh(scores, rows)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if attention.sinks is not None:
+        scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
+    precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # softmax is in float32 even in float64
+    off = precision * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
+    best = scores.argmax(-1, keepdim=True)
+    # Sum over the other keys: a difference loses all digits for the best key, and is accurate enough for the others.
+    total = scores.logsumexp(-1, keepdim=True)
+    others = (total + torch.log1p(-(scores - total).exp().clamp_max(0.5))).scatter(
+        -1, best, scores.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+    )
+    odds = (scores - others)[..., : attention.m]
+    rounding = torch.maximum((odds + off).sigmoid() - weights, weights - (odds - off).sigmoid())
+    return weights, torch.where(visible.any(-1, keepdim=True), rounding, 0.0)
+
+
 @dataclass(frozen=True)
-class _Glimpse:
-    """A few tokens of one tensor that went through the rotary function.
+class _Sample:
+    """A few tokens of one rotated tensor.
 
     Attributes:
-        known: The rotation with which a call given the very same was compared already, if any.
-        sample: Those tokens before and after, ``(batch, heads, tokens, d)``, if none was.
-        invocation: The call, likewise.
-        tokens: How many tokens there were.
+        before: The tokens before rotation, ``(batch, heads, few, d)``.
+        after: The tokens after rotation.
+        invocation: The call of the rotary function.
+        tokens: Number of tokens of the whole tensor.
     """
 
-    known: Identified | None
-    sample: tuple[Tensor, Tensor] | None = None
-    invocation: Invocation | None = None
-    tokens: int = 0
+    before: Tensor
+    after: Tensor
+    invocation: Invocation
+    tokens: int
 
 
 class _Compared:
-    """A call of the rotary function that was compared with a layer's plan."""
+    """A call of the rotary function that was compared with a layer's rotation."""
 
-    def __init__(self, invocation: Invocation, found: Identified) -> None:
-        self.glimpses = [_Glimpse(found)] * invocation.rotated
+    def __init__(self, invocation: Invocation, found: IdentifiedRotation) -> None:
+        self.rotations = [found] * invocation.rotated
         self._invocation = invocation
         self._given = [
             (index, value, version_of(value) if isinstance(value, Tensor) else -1) for index, value in invocation.given
         ]
 
     def equals(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Whether another call is given the very same besides what it rotates."""
+        """Return whether another call has the same arguments besides those that it rotates."""
         if function is not self._invocation.function or len(arguments) != self._invocation.count:
             return False
         for index, value, version in self._given:
@@ -114,41 +115,41 @@ class _Compared:
 
 
 class RotationGuard:
-    """Compares a few tokens of each rotation with the plan's; the numbers are looked at when the pass ends.
+    """Compares a few tokens of each rotation with the plan, and checks the errors at the end of the pass.
 
-    Looking at a number waits for the device, so that is done once per pass and not per layer. Models that make
-    their angles once and hand them to every layer are compared once for all layers.
+    Reading a number synchronises with the device, which is done once per pass and not per layer. Rotations with the
+    same arguments in every layer are compared once.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CapturePlan) -> None:
         self._axis = next((p.rotary.token_axis for p in plan.layers if p.rotary is not None), None)
         self.start()
 
     def start(self) -> None:
-        """Forget the pass before, which may have broken off."""
-        self._pending: list[_Glimpse] = []
+        """Reset the state of the previous pass, which may have failed."""
+        # Rotations since the last attention: a sample, or the rotation of a compared call with the same arguments.
+        self._pending: list[_Sample | IdentifiedRotation] = []
         self._open: list[tuple[str, str, Callable[[], Tensor], float]] = []
         self._compared: list[_Compared] = []
 
     def knows(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Take note of a call that is given what a compared one was; False if there was none."""
+        """Record a call with the arguments of one that was compared; return False if there was none."""
         for compared in self._compared:
             if compared.equals(function, arguments):
-                self._pending += compared.glimpses
+                self._pending += compared.rotations
                 return True
         return False
 
-    def glimpse(self, call: RotaryCall) -> None:
-        """Keep what is needed of a rotation until its attention is seen."""
+    def record(self, call: RotaryCall) -> None:
+        """Keep a few tokens of a rotation until its attention is computed."""
         if self._axis is None:
             return
         before, after = heads_first(call.before.detach(), self._axis), heads_first(call.after.detach(), self._axis)
         n = after.shape[2]
-        sample = before[:, :, _few(n)].clone(), after[:, :, _few(n)].clone()
-        self._pending.append(_Glimpse(None, sample, call.invocation, n))
+        self._pending.append(_Sample(before[:, :, _few(n)].clone(), after[:, :, _few(n)].clone(), call.invocation, n))
 
     def compare(self, plan: LayerPlan, positions: Tensor) -> None:
-        """Note how far the rotations since the last attention are from a layer's plan.
+        """Compare the rotations since the last attention with a layer's plan.
 
         Args:
             plan: The layer.
@@ -163,38 +164,33 @@ class RotationGuard:
                 f"{plan.name} called its rotary function {len(pending)} times, {rotary.calls_seen} times in the proof: "
                 "it was replaced or the model took another path"
             )
-        used = [pending[index] for index in rotary.calls if pending[index].known is not rotary.found]
-        for glimpse in used:
-            if glimpse.known is not None:
-                difference = functools.partial(_difference, glimpse.known, rotary.found, positions)
+        new: list[_Sample] = []
+        for index in rotary.calls:
+            seen = pending[index]
+            if isinstance(seen, _Sample):
+                new.append(seen)
+            elif seen is not rotary.found:
+                difference = functools.partial(_difference, seen, rotary.found, positions)
                 self._open.append((_ROTATION, plan.name, difference, 2e-3))
-        new = [glimpse for glimpse in used if glimpse.sample is not None]
-        if new:
-            self._look(plan, new, positions)
-            for invocation in {id(g.invocation): g.invocation for g in new}.values():
-                # Only if all that it rotates was compared.
-                if invocation is not None and sum(g.invocation is invocation for g in new) == invocation.rotated:
-                    self._compared = [*self._compared[-3:], _Compared(invocation, rotary.found)]
-
-    def _look(self, plan: LayerPlan, glimpses: list[_Glimpse], positions: Tensor) -> None:
-        """Have samples compared with a plan at the end of the pass, all at once if they are alike.
-
-        A GPU is given work faster than it is done, but for the first layers, when it has nothing to do yet.
-        """
-        assert plan.rotary is not None
-        samples = [glimpse.sample for glimpse in glimpses if glimpse.sample is not None]
-        tokens = glimpses[0].tokens
-        if len({(before.shape[0], before.shape[2:], before.device, before.dtype) for before, _ in samples}) == 1:
-            samples = [(torch.cat([before for before, _ in samples], 1), torch.cat([after for _, after in samples], 1))]
+        if not new:
+            return
+        tokens = new[0].tokens
         at = positions[..., positions.shape[-1] - tokens :][..., _few(tokens)]
-        for before, after in samples:
-            mismatch = functools.partial(plan.rotary.mismatch, before, after, at)
+        pairs = [(sample.before, sample.after) for sample in new]
+        if len({(x.shape[0], x.shape[2:], x.device, x.dtype) for x, _ in pairs}) == 1:  # then all at once
+            pairs = [(torch.cat([before for before, _ in pairs], 1), torch.cat([after for _, after in pairs], 1))]
+        for before, after in pairs:
+            mismatch = functools.partial(rotary.mismatch, before, after, at)
             self._open.append((_ROTATION, plan.name, mismatch, _allowed(after)))
+        for invocation in {id(sample.invocation): sample.invocation for sample in new}.values():
+            # Only if all the tensors that it rotates were compared.
+            if sum(sample.invocation is invocation for sample in new) == invocation.rotated:
+                self._compared = [*self._compared[-3:], _Compared(invocation, rotary.found)]
 
     def expect_output(self, attention: LayerAttention) -> None:
-        """Refuse, when the pass is checked, an output of the last query that its pattern and the values do not give.
+        """Schedule a check that the output of the last query is its attention weights times the values.
 
-        This shows an attention function that does not do what it is told, such as a kernel with a window of its own.
+        This detects attention functions that ignore their arguments, such as a kernel with a built-in window.
         """
         row = slice(attention.n - 1, attention.n)
         with torch.no_grad():
@@ -204,11 +200,11 @@ class RotationGuard:
         self._open.append((_OUTPUT, attention.name, lambda: error, _allowed(attention.rot_q)))
 
     def expect_numbers(self, output: Tensor) -> None:
-        """Refuse, when the pass is checked, an output that holds NaN: some weight does, or a layer overflowed."""
-        self._open.insert(0, (_NAN, "", lambda: output.isnan().any(), 0.0))
+        """Schedule a check that an output contains no NaN."""
+        self._open.insert(0, (NAN_LOGITS, "", lambda: output.isnan().any(), 0.0))
 
     def check(self) -> None:
-        """Refuse if the model rotated differently from what was proved, or its output holds NaN."""
+        """Run the scheduled checks, and refuse the pass if one of them fails."""
         found = [(problem, name, error(), limit) for problem, name, error, limit in self._open]
         self.start()
         for problem, name, error, limit in found:
@@ -217,18 +213,18 @@ class RotationGuard:
 
 
 def _allowed(x: Tensor) -> float:
-    """Largest relative error of what is computed from a tensor."""
+    """Return the largest relative error of results computed from a tensor."""
     return 2e-2 if x.dtype == torch.bfloat16 else 2e-3
 
 
 def _few(n: int) -> slice:
-    """The last of n tokens, the middle one and one of the first. A slice: indices would have to go to the device."""
+    """Return a slice of three tokens, the last among them; indices would have to be copied to the device."""
     step = max(1, (n - 2) // 2)
     return slice(max(0, n - 1 - 2 * step), None, step)
 
 
-def _difference(one: Identified, other: Identified, positions: Tensor) -> Tensor:
-    """Largest difference that two rotations make at some positions, relative."""
+def _difference(one: IdentifiedRotation, other: IdentifiedRotation, positions: Tensor) -> Tensor:
+    """Return the largest relative difference between two rotations at some positions."""
     if one.source_pairing != other.source_pairing:
         return torch.tensor(torch.inf)
     a, b = one.rotation, other.rotation

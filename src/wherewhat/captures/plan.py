@@ -1,9 +1,9 @@
-"""Identify, from one short pass, how each layer rotates and which route shows its attention."""
+"""Identify from one short pass how each layer rotates its queries and keys."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,62 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.calls import AttentionCall, Repetition, RotaryCall
-from wherewhat.captures.rotation import Identified, LiveFrequencies, Rotation, identify_rotation
+from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall
+from wherewhat.captures.rotation import IdentifiedRotation, LiveFrequencies, Rotation, identify_rotation
 from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
 
 _RESCALED = "queries are rescaled after rotation"
 
 
-class Recorder:
-    """Observer that keeps everything of one short pass."""
-
-    blind = False
-
-    def __init__(self, watch: ModelWatch) -> None:
-        self._watch = watch
-        self.attention: list[AttentionCall] = []
-        self.rotary: list[list[RotaryCall]] = []
-        self._pending: list[RotaryCall] = []
-        self._repeats = Repetition()
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module is part of the watched model."""
-        return id(module) in self._watch.names
-
-    def knows_rotary(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Everything is kept."""
-        return False
-
-    def on_rotary(self, call: RotaryCall) -> None:
-        """Keep the rotation until the attention it belongs to is seen."""
-        if self._watch.running:
-            self._pending.append(call)
-
-    def on_attention(self, call: AttentionCall) -> None:
-        """Keep the attention with the rotations seen since the last one."""
-        if self._repeats(call):
-            return
-        self.attention.append(call)
-        self.rotary.append(self._pending)
-        self._pending = []
-
-
 @dataclass(frozen=True)
 class RotaryPlan:
-    """How a layer's rotary function acts on the tensors it gets, and where they end up in queries and keys.
+    """How a layer's rotary function acts on its tensors, and their location in queries and keys.
 
     Attributes:
-        found: The rotation in terms of the rotary function's own tensors.
+        found: The rotation of the rotary function's tensors.
         token_axis: Axis of the tokens in them.
-        offset: Where they start in the head dimension of queries and keys.
-        calls_seen: How many tensors went through the rotary function for this attention.
-        calls: Which of them are its queries and keys; sparse attention also rotates those of its indexer.
-        error: Largest relative error of our rotation against the model's.
+        offset: Their first dimension in the head dimension of queries and keys.
+        calls_seen: Number of tensors rotated for this attention.
+        calls: Indices of its queries and keys among them; sparse attention also rotates those of its indexer.
+        error: Largest relative error of this rotation compared with the model's.
     """
 
-    found: Identified
+    found: IdentifiedRotation
     token_axis: int
     offset: int
     calls_seen: int
@@ -75,15 +41,15 @@ class RotaryPlan:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """The rotation in terms of the layer's queries and keys."""
+        """The rotation of the layer's queries and keys."""
         return replace(self.found.rotation, offset=self.found.rotation.offset + self.offset)
 
     def mismatch(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
-        """Largest relative deviation, a scalar tensor, of ``after`` from our rotation of ``before``.
+        """Return the largest relative deviation, a scalar tensor, of ``after`` from the rotation of ``before``.
 
         Args:
-            before: Some tokens of a tensor entering the rotary function, ``(batch, heads, tokens, d)``.
-            after: The same tokens of the tensor leaving it.
+            before: Some tokens of an input of the rotary function, ``(batch, heads, tokens, d)``.
+            after: The same tokens of its output.
             positions: Their positions, ``(tokens,)`` or ``(batch, tokens)``.
         """
         return self.found.deviation(before, after, positions if positions.ndim == 1 else positions[:, None])
@@ -91,15 +57,15 @@ class RotaryPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What is known of one attention call of the forward pass before it happens.
+    """One expected attention call of the forward pass.
 
     Attributes:
         name: Path of the attention module.
-        occurrence: How many times the module was called before in the same pass (shared blocks).
-        layer: Index shown to users: the block's index, or the order of the call where that is not unique.
+        occurrence: Number of earlier calls of the module in the same pass (shared blocks).
+        layer: Index shown to users: the block's index, or the index of the call if that is not unique.
         dtype: Dtype of its queries.
-        rotary: How it rotates; None if it does not, or not in a way that can be undone.
-        note: What a reader must know about this layer's rotation, if anything.
+        rotary: Its rotation; None if there is none, or none that can be undone.
+        note: Remark on the layer's rotation, or empty.
     """
 
     name: str
@@ -111,18 +77,18 @@ class LayerPlan:
 
     @property
     def rotation(self) -> Rotation | None:
-        """The rotation in terms of the layer's queries and keys."""
+        """The rotation of the layer's queries and keys; None if there is none."""
         return None if self.rotary is None else self.rotary.rotation
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapturePlan:
     """How to capture one model.
 
     Attributes:
-        route: How attention is seen.
-        layers: What is known of every attention call.
-        seen: Sizes of passes in which the last layer's output was compared.
+        route: How attention is observed.
+        layers: The attention calls of a forward pass.
+        seen: Sizes of passes in which the last layer's output was checked.
     """
 
     route: Route
@@ -130,30 +96,62 @@ class Plan:
     seen: set[tuple[int, int]] = field(default_factory=set, repr=False, compare=False)
 
 
-def plan_from(model: nn.Module, watch: ModelWatch, record: Recorder, route: Route) -> Plan:
-    """Work out each layer's rotation from a recorded pass."""
+class PassRecorder(Observer):
+    """Records all attention and rotations of a short pass.
+
+    Attributes:
+        attention: The attention calls in order.
+        rotary: For each of them, the rotations since the one before.
+    """
+
+    def __init__(self, watch: ModelWatch) -> None:
+        super().__init__(watch.names)
+        self.attention: list[AttentionCall] = []
+        self.rotary: list[list[RotaryCall]] = []
+        self._watch = watch
+        self._pending: list[RotaryCall] = []
+        self._repeats = Repetition()
+
+    def knows_rotary(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Return False, since every rotation is recorded."""
+        return False
+
+    def on_rotary(self, call: RotaryCall) -> None:
+        """Record a rotation."""
+        if self._watch.running:
+            self._pending.append(call)
+
+    def on_attention(self, call: AttentionCall) -> None:
+        """Record the attention with the rotations since the last one."""
+        if not self._repeats(call):
+            self.attention.append(call)
+            self.rotary.append(self._pending)
+            self._pending = []
+
+
+def plan_from(model: nn.Module, record: PassRecorder, route: Route) -> CapturePlan:
+    """Identify each layer's rotation from a recorded pass."""
     live = list(_live_frequencies(model))
-    seen: dict[str, int] = {}
+    names = [record.names[id(call.module)] for call in record.attention]
+    # Blocks are numbered in the path of their modules, unless modules are shared or not in a list.
+    numbers = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
+    layers = [int(number[1]) for number in numbers if number is not None]
+    if len(set(layers)) < len(names):
+        layers = list(range(len(names)))
     plans: list[LayerPlan] = []
-    for call, rotations in zip(record.attention, record.rotary, strict=True):
-        name = watch.layer_name(call.module)
-        occurrence = seen.get(name, 0)
-        seen[name] = occurrence + 1
+    for index, (call, rotations) in enumerate(zip(record.attention, record.rotary, strict=True)):
         rotary, note = _layer_rotary(call, rotations, live)
-        plans.append(LayerPlan(name, occurrence, _block_index(name), call.query.dtype, rotary, note))
-    plans = _agreed(plans, record.rotary)
-    indices = [plan.layer for plan in plans]
-    if -1 in indices or len(set(indices)) < len(indices):
-        plans = [replace(plan, layer=order) for order, plan in enumerate(plans)]
-    return Plan(route, tuple(plans))
+        occurrence = names[:index].count(names[index])
+        plans.append(LayerPlan(names[index], occurrence, layers[index], call.query.dtype, rotary, note))
+    return CapturePlan(route, tuple(_agreed(plans, record.rotary)))
 
 
 def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[LayerPlan]:
-    """The plans with one rotation for all layers that rotate alike.
+    """Return the plans with one rotation for all layers with the same rotation.
 
-    A layer without energy in a plane does not show how fast it turns; others that were given the very same angles do.
-    So of the rotations found in layers that share their angles the one that fits all of them best is taken. Others are
-    shared where they are equal.
+    A layer without energy in a plane does not show its frequency, but other layers with the same angles do. Of the
+    rotations found in layers that share their angles, the one that fits all of them best is used. Equal rotations of
+    other layers are shared.
     """
     given: dict[tuple[object, ...], list[int]] = {}
     for index, plan in enumerate(plans):
@@ -162,25 +160,31 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
             key = (plan.rotary.token_axis, id(source.function), *(id(value) for _, value in source.given))
             given.setdefault(key, []).append(index)
     plans = list(plans)
-    distinct: list[Identified] = []
+    distinct: list[IdentifiedRotation] = []
     for group in given.values():
         rotaries = [rotary for index in group if (rotary := plans[index].rotary) is not None]
         best: list[RotaryPlan] = []
-        for found in _distinct(rotary.found for rotary in rotaries):
+        candidates: list[IdentifiedRotation] = []
+        for rotary in rotaries:
+            if not any(map(rotary.found.equals, candidates)):
+                candidates.append(rotary.found)
+        for found in candidates:
             trial = [
                 _measured(replace(rotary, found=found), rotations[i]) for i, rotary in zip(group, rotaries, strict=True)
             ]
             if not best or max(x.error for x in trial) < max(x.error for x in best):
                 best = trial
         for index, rotary in zip(group, best, strict=True):
-            shared = next((known for known in distinct if _equal(known, rotary.found)), rotary.found)
-            distinct.append(shared)
+            shared = next(filter(rotary.found.equals, distinct), None)
+            if shared is None:
+                shared = rotary.found
+                distinct.append(shared)
             plans[index] = replace(plans[index], rotary=replace(rotary, found=shared))
     return plans
 
 
 def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
-    """The plan with its error on what was recorded."""
+    """Return the plan with its error on recorded rotations."""
     errors = []
     for call in (rotations[index] for index in plan.calls):
         before, after = (heads_first(t, plan.token_axis).cpu() for t in (call.before, call.after))
@@ -188,34 +192,11 @@ def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
     return replace(plan, error=max(errors))
 
 
-def _distinct(found: Iterable[Identified]) -> list[Identified]:
-    """Rotations that differ from each other."""
-    kept: list[Identified] = []
-    for one in found:
-        if not any(_equal(one, other) for other in kept):
-            kept.append(one)
-    return kept
-
-
-def _equal(one: Identified, other: Identified) -> bool:
-    """Whether two rotations are the same."""
-
-    def signature(x: Identified) -> tuple[object, ...]:
-        return (x.rotation.pairing, x.rotation.offset, x.rotation.planes, x.rotation.scaling, x.source_pairing)
-
-    return signature(one) == signature(other) and torch.equal(one.rotation.inv_freq, other.rotation.inv_freq)
-
-
 def heads_first(x: Tensor, token_axis: int) -> Tensor:
-    """A rotary function's tensor as ``(batch, heads, n, d)``."""
+    """Return a rotary function's tensor as ``(batch, heads, n, d)``."""
     if x.ndim == 3:
         return x.unsqueeze(1)
     return x.transpose(1, 2) if token_axis == 1 else x
-
-
-def _block_index(name: str) -> int:
-    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-    return int(found.group(1)) if found else -1
 
 
 def _live_frequencies(model: nn.Module) -> Iterator[LiveFrequencies]:
@@ -226,59 +207,59 @@ def _live_frequencies(model: nn.Module) -> Iterator[LiveFrequencies]:
                 yield LiveFrequencies(value, float(scaling))
 
 
-def _token_axes(x: Tensor, n: int) -> list[int]:
-    """Axes of a rotary function's tensor that may be the tokens; two if there are as many heads."""
-    return [axis for axis in {3: (1,), 4: (2, 1)}.get(x.ndim, ()) if x.shape[axis] == n]
-
-
 def _layer_rotary(
     call: AttentionCall, rotations: list[RotaryCall], live: list[LiveFrequencies]
 ) -> tuple[RotaryPlan | None, str]:
+    """Return the rotation of an attention call and a remark on it."""
     n = call.query.shape[2]
     positions = torch.arange(n, device="cpu")
-    placed: list[RotaryPlan] = []
-    loose: tuple[RotaryPlan, Tensor] | None = None
+    located: list[RotaryPlan] = []
+    unlocated: tuple[RotaryPlan, Tensor] | None = None
     for index, rotary in enumerate(rotations):
-        for axis in _token_axes(rotary.after, n):
+        # Both axes may be the tokens if there are as many heads.
+        axes = [axis for axis in {3: (1,), 4: (2, 1)}.get(rotary.after.ndim, ()) if rotary.after.shape[axis] == n]
+        for axis in axes:
             before, after = (heads_first(t, axis).cpu() for t in (rotary.before, rotary.after))
-            offset = _place(after, call)
+            offset = _offset(after, call)
             like_query = after.shape[-1] == call.query.shape[-1] and after.shape[1] == call.query.shape[1]
             if offset is None and not like_query:
                 continue
             found = identify_rotation(before, after, positions, widths=rotary.widths, live=live)
             plan = RotaryPlan(found, axis, offset or 0, len(rotations), (index,), found.error)
             if offset is not None:
-                placed.append(plan)
+                located.append(plan)
                 break
-            loose = loose or (plan, found.to_rotated_layout(before))
-    if placed:
-        # Where queries or keys are all zero, the others show where they stand and how they turn.
-        axis = placed[0].token_axis
-        calls = tuple(p.calls[0] for p in placed if p.token_axis == axis)
-        alive = [p for p in placed if p.token_axis == axis and bool(rotations[p.calls[0]].after.any())] or placed[:1]
-        plan = min((_measured(replace(p, calls=calls), rotations) for p in alive), key=lambda p: p.error)
-        return plan, _RESCALED if loose and _is_rescaled(call, *loose) else ""
-    if loose is None:
+            unlocated = unlocated or (plan, found.to_rotated_layout(before))
+    if located:
+        # If queries or keys are all zero, only the others show the rotation.
+        axis = located[0].token_axis
+        same = [p for p in located if p.token_axis == axis]
+        calls = tuple(p.calls[0] for p in same)
+        nonzero = [p for p in same if bool(rotations[p.calls[0]].after.any())] or same[:1]
+        plan = min((_measured(replace(p, calls=calls), rotations) for p in nonzero), key=lambda p: p.error)
+        return plan, _RESCALED if unlocated and _is_rescaled(call, *unlocated) else ""
+    if unlocated is None:
         if not rotations:
             return None, ""
         raise CaptureError(
-            f"what the rotary function of {type(call.module).__name__} returns is found in neither queries nor keys: "
-            "how they were rotated is unknown"
+            f"the output of the rotary function of {type(call.module).__name__} is found in neither queries nor keys: "
+            "their rotation is unknown"
         )
-    if _is_rescaled(call, *loose):
-        return loose[0], _RESCALED
+    if _is_rescaled(call, *unlocated):
+        return unlocated[0], _RESCALED
     return None, "a norm with weights follows the rotation: there is no pre-rotation tensor"
 
 
 def _is_rescaled(call: AttentionCall, plan: RotaryPlan, before: Tensor) -> bool:
-    """Whether the queries are those that were rotated but for a factor on each."""
+    """Return whether the queries are the rotated ones up to a factor on each."""
     unrotated = plan.rotation.unrotate(call.query.cpu(), torch.arange(call.query.shape[2], device="cpu"))
     coarse = call.query.dtype in (torch.float16, torch.bfloat16)
-    return _direction_error(unrotated, before) < (2e-2 if coarse else 1e-3)
+    x, y = (t.double() / t.double().norm(dim=-1, keepdim=True).clamp_min(1e-30) for t in (unrotated, before))
+    return float((x - y).abs().max()) < (2e-2 if coarse else 1e-3)
 
 
-def _place(after: Tensor, call: AttentionCall) -> int | None:
-    """First dimension at which a rotated tensor stands in the queries or keys; None if it does not."""
+def _offset(after: Tensor, call: AttentionCall) -> int | None:
+    """Return the first dimension of a rotated tensor in the queries or keys; None if they do not contain it."""
     width = after.shape[-1]
     for target in (call.query.cpu(), call.key.cpu()):
         if after.shape[1] not in (1, target.shape[1]) or width > target.shape[-1] or after.shape[2] != target.shape[2]:
@@ -293,20 +274,14 @@ def _place(after: Tensor, call: AttentionCall) -> int | None:
     return None
 
 
-def _direction_error(x: Tensor, y: Tensor) -> float:
-    """Largest deviation between the directions of ``x`` and ``y`` ``(..., d)``."""
-    x, y = (t.double() / t.double().norm(dim=-1, keepdim=True).clamp_min(1e-30) for t in (x, y))
-    return float((x - y).abs().max())
-
-
 @dataclass(frozen=True)
 class Unmeasured:
-    """A block that computes no softmax self-attention.
+    """A block without softmax self-attention.
 
     Attributes:
         layer: Index of the block in its list.
         name: Path of the block in the model.
-        reason: What it has in place of it: its kind, as the config names it, and the class of the module.
+        reason: Its kind in the config, if any, and the class of the module in place of attention.
     """
 
     layer: int
@@ -314,42 +289,40 @@ class Unmeasured:
     reason: str
 
 
-def unmeasured_layers(model: Any, plan: Plan) -> tuple[Unmeasured, ...]:
-    """Blocks beside those of a plan that have none of its attention.
+def unmeasured_layers(model: Any, plan: CapturePlan) -> tuple[Unmeasured, ...]:
+    """Return the blocks without captured attention.
 
-    Blocks are the numbered modules of a list of which at least one holds attention that was captured.
+    Blocks are the numbered modules of a list in which at least one has captured attention.
     """
     attention = {id(model.get_submodule(layer.name)) for layer in plan.layers}
     paths = [re.fullmatch(r"(?:(.*?)\.)??(\d+)(?:\.(.*))?", layer.name) for layer in plan.layers]
     # One measured block of each list, to compare the others with.
     lists = {found[1] or "": (found[2], (found[3] or "").partition(".")[0]) for found in paths if found is not None}
-    return tuple(
-        found for path, (number, child) in lists.items() for found in _others(model, path, number, child, attention)
-    )
+    unmeasured = []
+    for path, (number, child) in lists.items():
+        blocks = {name: block for name, block in model.get_submodule(path).named_children() if name.isdigit()}
+        kinds = _block_kinds(model, len(blocks))
+        for other, block in blocks.items():
+            # Blocks may share one attention module, which is named after the first of them.
+            if attention.isdisjoint(map(id, block.modules())):
+                mixer = type(_mixer(block, blocks[number], child)).__name__
+                reason = f"{kinds[int(other)]} ({mixer})" if kinds else mixer
+                unmeasured.append(Unmeasured(int(other), f"{path}.{other}".lstrip("."), reason))
+    return tuple(unmeasured)
 
 
-def _others(model: Any, path: str, number: str, child: str, attention: set[int]) -> Iterator[Unmeasured]:
-    blocks = {name: block for name, block in model.get_submodule(path).named_children() if name.isdigit()}
-    for other, block in blocks.items():
-        # Blocks may share one attention module, which is named after the first of them.
-        if attention.isdisjoint(map(id, block.modules())):
-            kind = _kind(model, int(other), len(blocks))
-            mixer = type(_mixer(block, blocks[number], child)).__name__
-            yield Unmeasured(int(other), f"{path}.{other}".lstrip("."), f"{kind} ({mixer})" if kind else mixer)
-
-
-def _kind(model: Any, index: int, count: int) -> str:
-    """The kind of a layer in the model's config, if it has one for every layer."""
+def _block_kinds(model: Any, count: int) -> Sequence[str]:
+    """Return the kinds of all blocks in the model's config; empty if it has none."""
     config = model.config.get_text_config()
     for name in ("layers_block_type", "layer_types"):
         kinds = getattr(config, name, None)
         if isinstance(kinds, list | tuple) and len(kinds) == count:
-            return str(kinds[index])
-    return ""
+            return kinds
+    return ()
 
 
 def _mixer(block: nn.Module, measured: nn.Module, attention: str) -> nn.Module:
-    """What a block has in the place of a measured block's attention: the same name, or the largest that only it has."""
+    """Return the module in place of a measured block's attention: of the same name, or the largest other one."""
     children, known = dict(block.named_children()), dict(measured.named_children())
     if attention in children:
         return children[attention]

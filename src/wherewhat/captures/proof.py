@@ -1,4 +1,4 @@
-"""The proof: before a model is measured, one short pass must show that what is captured is what it computes."""
+"""Proofs: short passes show that the captured attention of a model is what it computes."""
 
 from __future__ import annotations
 
@@ -15,44 +15,40 @@ from wherewhat.captures.calls import unobserved
 from wherewhat.captures.comparison import (
     LayerProof,
     eager_attention,
+    input_device,
     largest_change,
     layer_proof,
+    logits_of,
     position_drift,
+    random_prompt,
     record_pass,
 )
-from wherewhat.captures.plan import Plan, Unmeasured, unmeasured_layers
+from wherewhat.captures.guard import NAN_LOGITS
+from wherewhat.captures.plan import CapturePlan, Unmeasured, unmeasured_layers
 from wherewhat.captures.session import Capture, Editor, Reducer, capture_with
 from wherewhat.captures.structure import State, state_of
-from wherewhat.captures.wrappers import (
-    check_present,
-    first_logits,
-    opened,
-    proof_prompt,
-    transformers_model,
-    uncompiled,
-    wrapped_model,
-)
-from wherewhat.errors import CaptureError
+from wherewhat.captures.wrappers import opened, transformers_model, uncompiled, wrapped_model
+from wherewhat.errors import CaptureError, one_line
 from wherewhat.models.positions import hard_limit
 from wherewhat.numerics import onednn_for, weight_dtypes
 from wherewhat.options import checked
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Largest error on rotated tensors (relative), attention weights and attention outputs (relative) by dtype.
+"""Largest error of rotated tensors (relative), attention weights and attention outputs (relative) by dtype.
 
-Models compute rotary angles in float32 whatever their dtype, which is what limits float64."""
+Models compute rotary angles in float32 for all dtypes, which limits float64."""
 
 DRIFT_ALLOWED = 0.1
-"""A rotation that was not seen turns queries and keys by 0.2 and more, rounding by 0.03 even in half precision."""
+"""Largest drift: an unobserved rotation changes queries and keys by 0.2 and more, half precision by up to 0.03."""
 
 SHORTEST_PROOF = 8
-"""Tokens below which a rotation cannot be told from another."""
+"""Smallest number of tokens that distinguishes rotations."""
 
-# Some versions of transformers leave out soft-caps or sinks in kernels that cannot do them, without a word.
+# Some versions of transformers silently ignore soft-caps or sinks in kernels without support for them.
 _ADVICE = {"sdpa": "; its sdpa attention differs from its eager one: load it with attn_implementation='eager'"}
 
 PROMPT_TOKENS = 23
-"""Prime and odd, so that it is not mistaken for a number of heads when axes are told apart."""
+"""Tokens of the default prompt: prime and odd, so that the axis of tokens is not confused with that of heads."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +59,14 @@ class Proof:
         plan: How to capture the model.
         implementation: Attention implementation the model runs with.
         layers: One entry per attention call of the forward pass.
-        output_change: Largest change of the model's logits caused by capturing; must be 0.
+        output_change: Largest change of the model's logits caused by the capture; must be 0.
         tolerance: Limit on the layers' errors for the model's dtype.
-        length: Tokens it was proved on.
-        state: What it depends on, see :func:`~wherewhat.captures.structure.state_of`.
+        length: Number of tokens of the prompt.
+        state: State on which it depends, see :func:`~wherewhat.captures.structure.state_of`.
         unmeasured: Layers without softmax self-attention, in models that have both.
     """
 
-    plan: Plan
+    plan: CapturePlan
     implementation: str
     layers: tuple[LayerProof, ...]
     output_change: float
@@ -81,7 +77,7 @@ class Proof:
 
     @property
     def failures(self) -> list[str]:
-        """One line per number that is out of bounds."""
+        """One line for each number that is out of bounds."""
         found = []
         if self.output_change != 0:
             found.append(f"capturing changes the model's output by {self.output_change:.3g}")
@@ -111,38 +107,35 @@ _proofs: weakref.WeakKeyDictionary[nn.Module, Proof] = weakref.WeakKeyDictionary
 
 @checked(model=transformers_model)
 def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_TOKENS) -> Proof:
-    """Show on a short prompt that the capture of ``model`` is faithful.
+    """Show on a short prompt that the capture of ``model`` is exact.
 
-    Four passes: plain, captured, captured under the eager implementation, and with one token at every position.
+    Runs four passes: plain, captured, captured with the eager implementation, and with one token at every position.
 
     Args:
-        model: A causal language model of transformers in eval mode, or one in a wrapper that is known (PEFT,
+        model: A causal language model of transformers in evaluation mode, which may be wrapped (PEFT,
             ``torch.compile``, ``DataParallel``, a pipeline).
         input_ids: Prompt ``(1, n)``; by default ``length`` random tokens.
-        length: Tokens of the default prompt, or as many as the model has positions for. Models whose frequencies
-            depend on the length of the text must be proved at the length they are used at.
+        length: Tokens of the default prompt, limited by the model's positions. Models whose frequencies depend on the
+            length of the text must be proved at the length at which they are used.
 
     Raises:
         CaptureError: If there is no softmax attention to capture, the model has too few positions or a number is out
             of bounds.
     """
-    check_present(model)
+    _check_weights(model)
     state = state_of(model)
-    ids = proof_prompt(model, input_ids, length)
+    ids = _prompt(model, input_ids, length)
     limit, needed = hard_limit(model), max(SHORTEST_PROOF, ids.shape[1])
     if limit is not None and limit < needed:
-        way_out = "it cannot be captured" if limit < SHORTEST_PROOF else "give a shorter prompt"
-        raise CaptureError(f"{type(model).__name__} has {limit} positions, but its proof takes {needed}: {way_out}")
+        advice = "it cannot be captured" if limit < SHORTEST_PROOF else "give a shorter prompt"
+        raise CaptureError(f"{type(model).__name__} has {limit} positions, but its proof takes {needed}: {advice}")
     if ids.shape[1] < SHORTEST_PROOF:
         raise CaptureError(f"a prompt of {ids.shape[1]} tokens proves nothing: use {SHORTEST_PROOF} at least")
     tolerance = _tolerance(model)
     with torch.no_grad(), uncompiled(), unobserved(), onednn_for(weight_dtypes(model)):
-        plain = first_logits(model, ids)
+        plain = _first_logits(model, ids)
         if bool(plain.isnan().any()):
-            raise CaptureError(
-                f"{type(model).__name__} gives NaN for logits: weights hold NaN, or a layer overflows: load it "
-                "again, as float32"
-            )
+            raise CaptureError(NAN_LOGITS)
         plan, native, captured = record_pass(model, ids)
         # Autocast and quantised layers compute in a dtype that is not that of the weights.
         used = {x.dtype for call in native for x in (call.value, call.output)}
@@ -182,23 +175,15 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
     return proof
 
 
-def _current(model: Any, proof: Proof | None) -> Proof:
-    """Return a proof of the model as it is: the given or last one if nothing it depends on changed, or a new one."""
-    found = proof or _proofs.get(model)
-    if found is None:
-        return prove(model)
-    return found if found.state == state_of(model) else prove(model, length=found.length)
-
-
 @checked(model=wrapped_model)
 @contextmanager
 def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iterator[Capture]:
-    """Hand each layer's attention to ``reducer`` while ``model`` runs inside the context.
+    """Pass each layer's attention to ``reducer`` while ``model`` runs inside the context.
 
     Args:
         model: A causal language model of transformers.
         reducer: Called once per layer and forward pass, with that layer's :class:`LayerAttention`.
-        proof: The model's proof; by default its last one. If the model changed since, it is proved again.
+        proof: The model's proof; by default its last one. If the model has changed since, it is proved again.
 
     Examples:
         >>> norms = []
@@ -214,24 +199,32 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
 @checked(model=wrapped_model)
 @contextmanager
 def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: bool = False) -> Iterator[Capture]:
-    """Let ``editor`` replace the attention output of layers while ``model`` runs inside the context.
+    """Replace the attention output of layers by that of ``editor`` while ``model`` runs inside the context.
 
     Args:
         model: A causal language model of transformers.
-        editor: Called once per layer and forward pass. It returns the output ``(batch, n, heads, d_v)`` to go on with,
-            or None to leave the layer as it is.
-        proof: The model's proof; by default its last one. If the model changed since, it is proved again.
-        blind: The editor does not look at ``output``: where the model goes through transformers' attention interface,
-            its own attention is then computed only for layers that the editor leaves as they are.
+        editor: Called once per layer and forward pass. It returns the new output ``(batch, n, heads, d_v)``, or None to
+            leave the layer unchanged.
+        proof: The model's proof; by default its last one. If the model has changed since, it is proved again.
+        blind: The editor does not read ``output``: models that use transformers' attention interface then compute their
+            own attention only for layers that the editor leaves unchanged.
 
     Examples:
         >>> with intervene(model, lambda a: torch.zeros_like(a.output) if a.layer == 3 else None):
-        ...     model(input_ids)  # layer 3 attends to nothing
+        ...     model(input_ids)  # without attention in layer 3
     """
     with opened(model) as inner:
         found = _current(inner, proof)
         with capture_with(inner, found.plan, editor, edits=True, blind=blind) as session:
             yield session
+
+
+def _current(model: Any, proof: Proof | None) -> Proof:
+    """Return the given or last proof if the model's state is unchanged, else a new one."""
+    found = proof or _proofs.get(model)
+    if found is None:
+        return prove(model)
+    return found if found.state == state_of(model) else prove(model, length=found.length)
 
 
 def _tolerance(model: Any) -> float:
@@ -240,3 +233,39 @@ def _tolerance(model: Any) -> float:
         known = ", ".join(str(d).removeprefix("torch.") for d in TOLERANCE)
         raise CaptureError(f"there is no proof for weights of type {dtype}: load the model as {known}")
     return TOLERANCE[dtype]
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Refuse weights on the meta device, unless they are offloaded and loaded when used."""
+    absent = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+    if absent is not None and not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise CaptureError(
+            f"{absent} of {type(model).__name__} is on the meta device and holds no numbers: load weights"
+        )
+
+
+def _prompt(model: Any, input_ids: Tensor | None, length: int) -> Tensor:
+    """Return the prompt of a proof, ``(batch, n)``, on the model's device."""
+    if input_ids is None:
+        if length < 1:
+            raise CaptureError(f"length is {length}: a prompt of no tokens proves nothing, 23 are usual")
+        return random_prompt(model, length)
+    shape, dtype = tuple(input_ids.shape), input_ids.dtype
+    if input_ids.ndim != 2 or not input_ids.numel() or input_ids.is_meta:
+        raise CaptureError(f"input_ids has shape {shape} on {input_ids.device}: give token ids of shape (1, n)")
+    if dtype not in (torch.int64, torch.int32):
+        raise CaptureError(f"input_ids has dtype {str(dtype).removeprefix('torch.')}: give token ids in int64")
+    rows = next(model.get_input_embeddings().parameters()).shape[0]
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= rows:
+        raise CaptureError(f"input_ids holds {low if low < 0 else high}: token ids of this model are 0 to {rows - 1}")
+    return input_ids.to(input_device(model))
+
+
+def _first_logits(model: Any, ids: Tensor) -> Tensor:
+    try:
+        return logits_of(model, ids)
+    except (CaptureError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a model may raise any exception
+        raise CaptureError(f"{type(model).__name__} cannot be run on token ids alone: {one_line(error)}") from error

@@ -1,9 +1,9 @@
-"""Rotary position embedding, described from what a model does rather than from what its config says.
+"""Rotary position embedding, identified from the model's computation instead of its config.
 
-A rotary model turns each pair of query (and key) dimensions by an angle that grows with the position
-(Su et al., arXiv 2104.09864). Which dimensions form a pair, how fast each pair turns and whether the result
-is rescaled differs between families, and a wrong guess silently scrambles every per-frequency figure. So the
-description is *identified* from the tensors that enter and leave the model's own rotary function.
+Rotary models rotate each pair of query (and key) dimensions by an angle proportional to the position (Su et al., arXiv
+2104.09864). Families differ in the dimensions of a pair, in the frequencies and in rescaling, and a wrong guess would
+silently corrupt all results per frequency. The description is therefore *identified* from the inputs and outputs of
+the model's own rotary function.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Pairing = Literal["half", "interleaved"]
 
 @dataclass(frozen=True)
 class Rotation:
-    """How one layer turns its queries and keys.
+    """Rotation of the queries and keys of one layer.
 
     Attributes:
-        pairing: Which dimensions of the rotated tensor form a plane.
+        pairing: Dimensions of the rotated tensor that form a plane.
         offset: First rotated dimension of the head.
-        inv_freq: Angle per position of each plane, ``(planes,)`` float32. Zero means the plane does not turn.
+        inv_freq: Angle per position of each plane, ``(planes,)`` float32; zero for planes that do not rotate.
         scaling: Factor on the rotated tensor (YaRN and LongRoPE use one; otherwise 1).
     """
 
@@ -45,7 +45,7 @@ class Rotation:
 
     @property
     def turning(self) -> int:
-        """Number of planes that turn; p-RoPE has others, of frequency 0."""
+        """Number of planes that rotate; p-RoPE also has planes of frequency 0."""
         return int(self.inv_freq.count_nonzero())
 
     @property
@@ -55,13 +55,13 @@ class Rotation:
         return torch.stack([index[half] for half in _halves(self.pairing, 0, 2 * self.planes)], -1)
 
     def angles(self, positions: Tensor) -> Tensor:
-        """Angle of each plane at each position, ``(..., n, planes)`` float32.
+        """Return the angle of each plane at each position, ``(..., n, planes)`` float32.
 
-        The product is taken in float32 because models do: at position 100,000 the rounding of that product
-        is visible, and the description must reproduce it.
+        The product is computed in float32 as in models: at position 100,000 its rounding is noticeable and must be
+        reproduced.
         """
         device = positions.device
-        if device not in self._copies:  # a copy to a GPU waits for all that it has to do
+        if device not in self._copies:  # a copy to a GPU synchronises with it
             self._copies[device] = self.inv_freq.to(device)
         return positions.float()[..., None] * self._copies[device]
 
@@ -70,7 +70,7 @@ class Rotation:
         return self._turn(x, positions, inverse=False)
 
     def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Undo :meth:`rotate`: the tensor that, rotated, gives ``x`` ``(..., n, d)``."""
+        """Undo :meth:`rotate`: return the tensor whose rotation is ``x`` ``(..., n, d)``."""
         return self._turn(x, positions, inverse=True)
 
     def _turn(self, x: Tensor, positions: Tensor, *, inverse: bool) -> Tensor:
@@ -86,51 +86,59 @@ class Rotation:
 
 @dataclass(frozen=True)
 class LiveFrequencies:
-    """Frequencies ``(planes,)`` and scaling as a rotary module of the model holds them now."""
+    """Current frequencies and scaling of a rotary module.
+
+    Attributes:
+        inv_freq: Frequencies, ``(planes,)``.
+        scaling: Factor on rotated tensors.
+    """
 
     inv_freq: Tensor
     scaling: float
 
 
 @dataclass(frozen=True)
-class Identified:
-    """A rotation found from data, with the largest relative error it leaves and the layout it was found in.
+class IdentifiedRotation:
+    """A rotation identified from data.
 
     Attributes:
-        rotation: The description, valid for the *rotated* tensor's layout.
+        rotation: The rotation in the layout of the *rotated* tensor.
         error: Largest deviation of rotated from observed tensors, see :meth:`deviation`.
-        source_pairing: Pairing in the tensor before rotation (some families permute while rotating).
+        source_pairing: Pairing in the tensor before rotation (some families permute dimensions).
     """
 
     rotation: Rotation
     error: float
     source_pairing: Pairing
 
+    def equals(self, other: IdentifiedRotation) -> bool:
+        """Return whether both are the same rotation, whatever their errors."""
+        one, two = self.rotation, other.rotation
+        layouts = [(x.pairing, x.offset, x.planes, x.scaling) for x in (one, two)]
+        same = layouts[0] == layouts[1] and self.source_pairing == other.source_pairing
+        return same and torch.equal(one.inv_freq, two.inv_freq)
+
     def to_rotated_layout(self, before: Tensor) -> Tensor:
         """Reorder a pre-rotation tensor ``(..., d)`` so that ``rotation.rotate`` applies to it."""
         if self.source_pairing == self.rotation.pairing:
             return before
         out = before.clone()
-        where = (self.rotation.offset, 2 * self.rotation.planes)
-        for source, target in zip(
-            _halves(self.source_pairing, *where), _halves(self.rotation.pairing, *where), strict=True
-        ):
+        span = (self.rotation.offset, 2 * self.rotation.planes)
+        sources, targets = _halves(self.source_pairing, *span), _halves(self.rotation.pairing, *span)
+        for source, target in zip(sources, targets, strict=True):
             out[..., target] = before[..., source]
         return out
 
     def deviation(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
-        """Largest deviation of ``after`` from our rotation of ``before``, each pair relative to its own length.
+        """Return the largest deviation of ``after`` from the rotation of ``before``, a scalar tensor.
 
-        Rotation rounds relative to that: what is relative to the largest entry would be hidden by an outlier. Pairs
-        that are zero say nothing.
+        The deviation of each pair is relative to its own norm, like the rounding of a rotation; an outlier would hide
+        deviations relative to the largest entry. Pairs that are zero are ignored.
 
         Args:
-            before: Tensor entering the rotary function, ``(..., n, d)``.
-            after: Tensor leaving it, same shape.
+            before: Input of the rotary function, ``(..., n, d)``.
+            after: Output of the same shape.
             positions: Positions that broadcast over its tokens.
-
-        Returns:
-            A scalar tensor.
         """
         rotated = self.rotation.rotate(self.to_rotated_layout(before), positions)
         size = after.to(rotated.dtype).abs()
@@ -146,44 +154,44 @@ def identify_rotation(
     *,
     widths: Iterable[int] = (),
     live: Iterable[LiveFrequencies] = (),
-) -> Identified:
-    """Find the rotation that takes ``before`` to ``after``.
+) -> IdentifiedRotation:
+    """Identify the rotation of ``before`` to ``after``.
 
     Args:
-        before: Tensor entering the model's rotary function, ``(batch, heads, n, d)``.
-        after: Tensor leaving it, same shape.
+        before: Input of the model's rotary function, ``(batch, heads, n, d)``.
+        after: Output of the same shape.
         positions: Position of each token, ``(n,)``; must contain a step of one.
         widths: Candidate numbers of rotated dimensions besides ``d`` itself (partial rotation).
-        live: Frequencies found on the model. Those that agree best with the data replace the estimate, which is
-            imprecise for planes too slow to turn over a short prompt, and in half precision for all.
+        live: Frequencies of the model's modules. Those that agree best with the data replace the estimate, which is
+            imprecise in half precision and for slow planes in a short prompt.
 
     Returns:
-        The best description; the caller judges its ``error``.
+        The best description; the caller must check its ``error``.
     """
     d = before.shape[-1]
     coarse = before.dtype in (torch.float16, torch.bfloat16)
     before, after = before.detach(), after.detach()
     wide_before, wide_after = before.double(), after.double()
     live = tuple(live)
-    best: Identified | None = None
+    best: IdentifiedRotation | None = None
     for width, offset, source, target in _layouts(d, widths, {2 * x.inv_freq.numel() for x in live}):
         z_before, z_after = _complex(wide_before, source, offset, width), _complex(wide_after, target, offset, width)
         scaling, inv_freq = _estimate(z_before, z_after, positions, live, coarse)
-        trial = Identified(Rotation(target, offset, inv_freq, scaling), 0.0, source)
+        trial = IdentifiedRotation(Rotation(target, offset, inv_freq, scaling), 0.0, source)
         error = float(trial.deviation(wide_before, after, positions))
         if best is None or error < 0.5 * best.error:
             best = replace(trial, error=error)
         if best.error < (8e-3 if coarse else 2e-6):
-            break  # as good as the dtype allows: a wrong layout is off by about 1
+            break  # as accurate as the dtype allows: the error of a wrong layout is about 1
     assert best is not None
     return best
 
 
 def _layouts(d: int, widths: Iterable[int], live: set[int]) -> Iterator[tuple[int, int, Pairing, Pairing]]:
-    """Possible rotated widths, offsets, and pairings before and after, the most common first.
+    """Yield possible rotated widths, offsets, and pairings before and after, the most common first.
 
-    Widths of live frequencies come before others: in half precision planes too slow to be seen to turn are hardly told
-    from dimensions that do not rotate.
+    Widths of live frequencies come before others: in half precision, slow planes are hard to distinguish from
+    dimensions that do not rotate.
     """
     pairings: tuple[tuple[Pairing, Pairing], ...] = (
         ("half", "half"),
@@ -199,7 +207,7 @@ def _layouts(d: int, widths: Iterable[int], live: set[int]) -> Iterator[tuple[in
 
 
 def _halves(pairing: Pairing, offset: int, width: int) -> tuple[slice, slice]:
-    """First and second dimension of every plane, as slices: views are much faster than gathers."""
+    """Return the first and second dimensions of all planes as slices, which are much faster than indices."""
     end = offset + width
     if pairing == "half":
         return slice(offset, offset + width // 2), slice(offset + width // 2, end)
@@ -214,10 +222,10 @@ def _complex(x: Tensor, pairing: Pairing, offset: int, width: int) -> Tensor:
 def _estimate(
     before: Tensor, after: Tensor, positions: Tensor, live: tuple[LiveFrequencies, ...], coarse: bool
 ) -> tuple[float, Tensor]:
-    """Scaling and frequencies from complex planes ``(batch, heads, n, planes)``.
+    """Return scaling and frequencies from complex planes ``(batch, heads, n, planes)``.
 
-    Planes count alike, whatever their energy, but for those without any: what the data cannot show does not decide,
-    and is taken from the model's live frequencies.
+    Planes have equal weight, whatever their energy, except those without any, whose frequencies are taken from the
+    model's modules.
     """
     energy = before.abs().square().sum((0, 1))
     weight = energy / energy.sum(0).clamp_min(1e-300)  # (n, planes): over each plane's tokens
@@ -225,7 +233,7 @@ def _estimate(
     seen = float(weight.sum())  # planes with energy
     scaling = float((turn.abs() * weight).sum()) / seen if seen else 1.0
     best: tuple[float, float, Tensor] | None = None
-    for candidate, sign in itertools.product(live, (1, -1)):  # some families turn backwards
+    for candidate, sign in itertools.product(live, (1, -1)):  # some families rotate in the opposite direction
         values = sign * candidate.inv_freq.detach().flatten().cpu().float()
         if values.numel() == turn.shape[1]:
             angle = (positions.float().cpu()[:, None] * values).double()  # the product in float32, as in `angles`
@@ -243,10 +251,10 @@ def _estimate(
 
 
 def _slope(turn: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Angle per position of each plane by phase differences over doubling baselines, and where they show it.
+    """Return the angle per position of each plane, and whether the data determine it; both ``(planes,)``.
 
-    Each baseline resolves the angle twice as finely as the one before, which removes its 2π ambiguity. Both results
-    are ``(planes,)``; the angle is zero where the data do not show it.
+    Phase differences over doubling baselines: each has twice the resolution of the one before, which removes its 2π
+    ambiguity. The angle is zero where the data do not determine it.
     """
     positions = positions.double().cpu()
     turn = turn.cpu()
@@ -268,25 +276,25 @@ def _slope(turn: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _geometric(estimate: Tensor, shown: Tensor, reach: float, coarse: bool) -> Tensor:
-    """Replace the estimates by a geometric sequence where they are one within their precision.
+    """Replace the estimates by a geometric sequence if they are one within their precision.
 
-    RoPE's frequencies are base**(-f/planes); a short prompt resolves the slow ones poorly, the law exactly. It also
-    gives those of planes that the data do not show.
+    RoPE's frequencies are base**(-f/planes). A short prompt determines slow ones poorly and the base accurately, which
+    also gives the frequencies of planes that the data do not determine.
     """
     if bool((estimate[shown] < 0).all()) and bool(shown.any()):
         return -_geometric(-estimate, shown, reach, coarse)
     allowed = 5e-2 if coarse else 1e-4
     index = torch.arange(estimate.numel(), dtype=torch.float64)
-    # Planes slower than the precision may come out as zero or negative; the law is fitted without them.
+    # Estimates of very slow planes may be zero or negative; the base is fitted without them.
     clear = shown & (estimate * reach > allowed)
     if int(clear.sum()) < 2 or (bool(shown[0]) and not bool(clear[0])):
         return estimate
     log = torch.where(clear, estimate, 1.0).log()
-    weight = torch.where(clear, estimate.square(), 0.0)  # absolute, not relative precision is equal over planes
+    weight = torch.where(clear, estimate.square(), 0.0)  # planes have equal absolute, not relative precision
     mean_i = (weight * index).sum() / weight.sum()
     mean_l = (weight * log).sum() / weight.sum()
     slope = (weight * (index - mean_i) * (log - mean_l)).sum() / (weight * (index - mean_i).square()).sum()
-    # The first plane turns by exactly one radian per position unless the frequencies were rescaled.
+    # The first plane rotates by exactly one radian per position unless the frequencies were rescaled.
     first = float(log[0] if clear[0] else mean_l - slope * mean_i)
     anchor = 0.0 if abs(first) * reach < allowed else first
     base = float((-slope * estimate.numel()).exp())
@@ -296,6 +304,6 @@ def _geometric(estimate: Tensor, shown: Tensor, reach: float, coarse: bool) -> T
 
 
 def _shortest(value: float, digits: int, precision: float) -> float:
-    """The shortest number of up to some digits within a relative precision: bases are written by hand."""
+    """Return the shortest number of at most ``digits`` digits within a relative precision: bases are round numbers."""
     rounded = (float(f"{value:.{after}e}") for after in range(digits))
     return next((r for r in rounded if abs(r - value) <= precision * value), value)

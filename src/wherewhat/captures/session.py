@@ -1,34 +1,46 @@
-"""``capture``: each layer's attention, one at a time, handed to a reducer while the model runs."""
+"""Pass each layer's attention to a reducer while the model runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.calls import AttentionCall, Repetition, RotaryCall, observers
+from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall, observers, replaced
 from wherewhat.captures.guard import RotationGuard
-from wherewhat.captures.plan import LayerPlan, Plan
+from wherewhat.captures.plan import CapturePlan, LayerPlan
 from wherewhat.captures.structure import surroundings
-from wherewhat.captures.watch import ModelWatch, observing
+from wherewhat.captures.trace import tracing
+from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
 
 Reducer = Callable[[LayerAttention], None]
-"""Called with each layer's attention while the forward pass runs; what it wants to keep it must copy."""
+"""Called with each layer's attention during the forward pass; tensors that are kept must be copied."""
 
 Editor = Callable[[LayerAttention], Tensor | None]
-"""Like a reducer; a tensor it returns, shaped like ``output``, takes the place of the layer's attention output."""
+"""Like a reducer; a returned tensor, shaped like ``output``, replaces the layer's attention output."""
 
 
-class Capture:
-    """An open capture. ``layers_seen`` counts the layers handed to the reducer since it was opened."""
+class Capture(Observer):
+    """An open capture.
+
+    Attributes:
+        layers_seen: Number of layers passed to the reducer since it was opened.
+    """
 
     def __init__(
-        self, watch: ModelWatch, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
+        self,
+        watch: ModelWatch,
+        plan: CapturePlan,
+        reducer: Reducer | Editor,
+        *,
+        edits: bool = False,
+        blind: bool = False,
     ) -> None:
+        super().__init__(watch.names)
         self.layers_seen = 0
         self.blind = blind
         self._watch = watch
@@ -42,29 +54,27 @@ class Capture:
         self._seen = plan.seen
         self._surroundings = surroundings(watch.structure)
         self._repeats = Repetition()
-        watch.on_enter = self._start_pass
-        watch.on_leave = self._end_pass
 
     def owns(self, module: nn.Module) -> bool:
-        """Whether the module is part of the captured model; none is once the capture is closed."""
-        return id(module) in self._watch.names and self._watch.observer is self
+        """Return whether the module is part of the captured model and the capture is open."""
+        return id(module) in self.names and self._watch.observer is self
 
     def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-        """Whether a rotation given the same was compared in this pass already."""
+        """Return whether a rotation with the same arguments was compared in this pass."""
         return self._watch.running and self._guard.knows(function, arguments)
 
     def on_rotary(self, call: RotaryCall) -> None:
-        """Keep a glimpse of the rotation until its attention is seen."""
+        """Keep a few tokens of the rotation until its attention is computed."""
         if self._watch.running:
-            self._guard.glimpse(call)
+            self._guard.record(call)
 
     def on_attention(self, call: AttentionCall) -> Tensor | None:
-        """Describe the layer and hand it to the reducer; return what an editor puts in place of its output."""
+        """Pass the layer to the reducer; return the output of an editor."""
         if self._repeats(call):
             if self._edits:
                 raise CaptureError(f"{type(call.module).__name__} applies its attention twice: it cannot be edited")
             return None
-        name = self._watch.layer_name(call.module)
+        name = self.names[id(call.module)]
         if not self._watch.running:
             raise CaptureError(f"{name} was run apart from its model: run the whole model inside its capture")
         occurrence = self._occurrences.get(name, 0)
@@ -76,8 +86,8 @@ class Capture:
             )
         if call.query.dtype != plan.dtype:
             raise CaptureError(
-                f"{name} computes in {call.query.dtype}, in the proof in {plan.dtype}: leave the model as it is while "
-                "a capture is open, and use autocast around the capture, not inside it"
+                f"{name} computes in {call.query.dtype}, in the proof in {plan.dtype}: do not change the model while a "
+                "capture is open, and use autocast around the capture, not inside it"
             )
         positions = self._watch.positions(call.key.shape[2], call.key.device)
         self._guard.compare(plan, positions)
@@ -85,8 +95,11 @@ class Capture:
         attention = describe(plan, call, positions)
         self._in_pass += 1
         if self._in_pass == len(self._plans) and not self._edits:
-            self._check_output(attention)
-        # What a reducer runs is its own affair, be it this very model.
+            # The output of the last layer is checked once for passes of one size, on which the kernel may depend.
+            self._size = (attention.n, attention.m.bit_length())
+            if self._size not in self._seen:
+                self._guard.expect_output(attention)
+        # The reducer may run models, even this one, without being observed.
         listening = observers.get()
         token = observers.set(() if len(listening) == 1 else tuple(o for o in listening if o is not self))
         try:
@@ -99,14 +112,8 @@ class Capture:
             raise CaptureError(f"the edited output of {name} has shape {tuple(edited.shape)}, not that of its output")
         return edited.to(call.query.dtype if self.blind else call.output.dtype)
 
-    def _check_output(self, attention: LayerAttention) -> None:
-        """Have the output of the last layer compared, once for passes of one size: a kernel may depend on that."""
-        self._size = (attention.n, attention.m.bit_length())
-        if self._size not in self._seen:
-            self._guard.expect_output(attention)
-
-    def _start_pass(self) -> None:
-        """Forget what a pass that broke off may have left, and refuse one in training mode."""
+    def start_pass(self) -> None:
+        """Reset the state of the previous pass, which may have failed; refuse training mode and changed settings."""
         self._watch.check_mode()
         if surroundings(self._watch.structure) != self._surroundings:
             raise CaptureError(
@@ -117,8 +124,8 @@ class Capture:
         self._guard.start()
         self._repeats = Repetition()
 
-    def _end_pass(self, output: Any) -> None:
-        """Refuse if the model took another path, rotated differently from what was proved, or gives no numbers."""
+    def end_pass(self, output: Any) -> None:
+        """Refuse a pass that differs from the proof or has NaN logits."""
         seen = sum(self._occurrences.values())
         if seen < len(self._plans):
             raise CaptureError(
@@ -135,19 +142,37 @@ class Capture:
 
 @contextmanager
 def capture_with(
-    model: nn.Module, plan: Plan, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
+    model: nn.Module, plan: CapturePlan, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
 ) -> Iterator[Capture]:
-    """Open a capture of ``model`` by a known plan; with ``edits`` the reducer is an :data:`Editor`."""
+    """Open a capture of ``model`` with a known plan; with ``edits`` the reducer is an :data:`Editor`."""
     watch = ModelWatch(model)
     session = Capture(watch, plan, reducer, edits=edits, blind=blind and plan.route == "interface")
     with observing(watch, session, route=plan.route):
         yield session
 
 
+@contextmanager
+def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
+    """Report the model's rotations and attention to ``observer`` inside the context."""
+    targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
+    with ExitStack() as stack:
+        watch.observer = observer
+        # Not kept: the reference cycle would keep the model until garbage collection.
+        stack.callback(setattr, watch, "observer", None)
+        observers.set((*observers.get(), observer))
+        # Not by a token, which would also undo changes of overlapping captures.
+        stack.callback(lambda: observers.set(tuple(o for o in observers.get() if o is not observer)))
+        stack.enter_context(watch.hooked(modules=route == "trace"))
+        stack.enter_context(replaced(targets))
+        if route == "trace":
+            stack.enter_context(tracing(watch))
+        yield
+
+
 def describe(plan: LayerPlan, call: AttentionCall, positions: Tensor) -> LayerAttention:
-    """One layer's attention, from what is known of the layer and what was seen of the call."""
+    """Return a layer's attention from its plan and an observed call."""
     attention = object.__new__(LayerAttention)
-    # At once: this is done for every layer, and a frozen dataclass sets its fields one by one, ten times as slowly.
+    # All at once: this runs for every layer, and a frozen dataclass sets its fields one by one, ten times as slowly.
     vars(attention).update(
         layer=plan.layer,
         name=plan.name,

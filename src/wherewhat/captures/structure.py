@@ -1,7 +1,7 @@
-"""What a model is made of, kept from one capture to the next, and what its proof depends on.
+"""The module tree of a model, cached between captures, and the state on which its proof depends.
 
-A capture is opened for every pass, so what only depends on the tree of modules is found once per tree. What a proof
-depends on besides is read every time, in a fraction of a millisecond for a model of 32 layers.
+A capture is opened for every pass, so properties of the module tree are computed once. Other state on which a proof
+depends is read every time, in a fraction of a millisecond for a model of 32 layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wherewhat.captures.taps import interface_targets, rotary_targets
 from wherewhat.errors import CaptureError
 
 State = tuple[Any, ...]
-"""What a proof depends on, to be compared with that of another time."""
+"""State on which a proof depends, to be compared with the state at another time."""
 
 _serial = itertools.count()
 _TRAINING = operator.itemgetter("training")
@@ -30,23 +30,23 @@ _TRAINING = operator.itemgetter("training")
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The tree of a model's modules. It holds all of them but the model itself, which can be freed.
+    """The tree of a model's modules. It references all of them but the model itself, which can be freed.
 
     Attributes:
-        serial: A number of its own.
+        serial: Unique number.
         parts: All modules below the model.
-        names: Path of each module by its identity, cross-attention left out: distance and order mean nothing there.
+        names: Path of each module by its identity, without cross-attention, where distance and order have no meaning.
         parameters: Names of the parameters of the model's forward function.
         frequencies_change: Whether its rotary frequencies depend on the length of the text.
-        rotary: Where to watch rotary functions.
-        interface: Where to watch transformers' attention interface.
-        branches: Dictionaries of children that are not empty, with the children they held.
+        rotary: Rotary functions to observe.
+        interface: Tables of transformers' attention interface to observe.
+        branches: Dictionaries of children that are not empty, with their children.
         leaves: Dictionaries of children that are empty.
         weights: Dictionaries of weights that are not empty.
         weightless: Dictionaries of weights that are empty.
         attributes: Attributes of all modules, the model's first.
         configs: Configurations of the modules.
-        adapters: Attributes of modules that hold adapters.
+        adapters: Attributes of modules with adapters.
     """
 
     serial: int
@@ -66,7 +66,7 @@ class Structure:
 
     @classmethod
     def of(cls, model: nn.Module) -> Structure:
-        """Look at a model."""
+        """Return the structure of a model."""
         named = dict(model.named_modules())
         modules = tuple(named.values())
         cross = {kind for kind in set(map(type, modules)) if re.search("cross", kind.__name__, re.IGNORECASE)}
@@ -90,8 +90,8 @@ class Structure:
             adapters=tuple(x for x in own if "_active_adapter" in x),
         )
 
-    def holds(self) -> bool:
-        """Whether the tree still is what it was."""
+    def is_current(self) -> bool:
+        """Return whether the tree is unchanged."""
         return (
             not any(self.leaves)
             and not any(self.weightless)
@@ -103,9 +103,9 @@ _structures: weakref.WeakKeyDictionary[nn.Module, Structure] = weakref.WeakKeyDi
 
 
 def structure_of(model: nn.Module) -> Structure:
-    """The model's structure: that of last time as long as it is made of the same modules."""
+    """Return the model's structure, which is cached while its modules stay the same."""
     known = _structures.get(model)
-    if known is None or not known.holds():
+    if known is None or not known.is_current():
         known = Structure.of(model)
         if not any(target.owner is model for target in known.rotary):
             _structures[model] = known
@@ -113,10 +113,10 @@ def structure_of(model: nn.Module) -> Structure:
 
 
 def state_of(model: nn.Module) -> State:
-    """Everything a proof of the model depends on: a proof made in another state is not one of this model.
+    """Return the state on which a proof of the model depends; a proof in another state is not valid.
 
-    These are its modules, their classes and forward functions, adapters and attention implementation, where its weights
-    are and how often they were written to, and autocast. Rotary frequencies and dtypes are compared in every pass.
+    This is its modules, their classes and forward functions, adapters and attention implementation, the addresses and
+    versions of its weights, and autocast. Rotary frequencies and dtypes are compared in every pass.
     """
     structure = structure_of(model)
     check_mode(model, structure)
@@ -127,11 +127,11 @@ def state_of(model: nn.Module) -> State:
         (str(own["_active_adapter"]), own.get("_disable_adapters"), str(own.get("merged_adapters")))
         for own in structure.adapters
     ]
-    return (structure.serial, code, _places(weights), _versions(weights), adapters, *surroundings(structure))
+    return (structure.serial, code, _addresses(weights), _versions(weights), adapters, *surroundings(structure))
 
 
 def surroundings(structure: Structure) -> State:
-    """What a proof depends on outside of the modules: attention functions and autocast."""
+    """Return the state on which a proof depends outside of the modules: attention functions and autocast."""
     names = [getattr(config, "_attn_implementation", None) for config in structure.configs]
     tables = [getattr(target.owner, target.name, None) for target in structure.interface]
     functions = [_bare(table.get(name)) for table in tables for name in names if name is not None and table is not None]
@@ -141,34 +141,34 @@ def surroundings(structure: Structure) -> State:
 
 
 def check_mode(model: nn.Module, structure: Structure) -> None:
-    """Refuse a model of which any part is in training mode."""
+    """Refuse a model if one of its modules is in training mode."""
     if any(map(_TRAINING, structure.attributes)):
         found = next(module for module in (model, *structure.parts) if module.training)
         where = "the model" if found is model else structure.names.get(id(found), type(found).__name__)
         raise CaptureError(f"{where} is in training mode, where dropout changes passes: call model.eval() first")
 
 
-def _places(weights: list[Tensor]) -> list[int]:
-    """Where each weight is; one of another dtype or on another device is elsewhere."""
+def _addresses(weights: list[Tensor]) -> list[int]:
+    """Return the address of each weight, which changes with its dtype and device."""
     try:
         return [weight.data_ptr() for weight in weights]
-    except RuntimeError:  # quantised formats that are made of several tensors
+    except RuntimeError:  # quantised formats of several tensors
         return [id(weight) for weight in weights]
 
 
 def _versions(weights: list[Tensor]) -> list[int]:
-    """How often each weight was written to, as far as that is counted."""
+    """Return how often each weight was written to."""
     try:
         return [weight._version for weight in weights]
-    except RuntimeError:  # not in inference mode
+    except RuntimeError:  # inference mode does not count
         return [version_of(weight) for weight in weights]
 
 
 def _bare(function: Any) -> int:
-    """Identity of a function, observed or not."""
+    """Return the identity of a function, whether observed or not."""
     return id(getattr(function, "__wrapped__", function))
 
 
 def _by_length(config: Any) -> bool:
-    """Whether a configuration asks for rotary frequencies that depend on the length of the text."""
+    """Return whether a configuration has rotary frequencies that depend on the length of the text."""
     return any(kind in str(getattr(config, "rope_parameters", "")) for kind in ("'dynamic'", "'longrope'"))

@@ -1,4 +1,4 @@
-"""Observe calls through transformers' attention interface and through rotary functions."""
+"""Observe calls of transformers' attention interface and of rotary functions."""
 
 from __future__ import annotations
 
@@ -8,41 +8,69 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wherewhat.captures.attention import Mask
-from wherewhat.captures.calls import AttentionCall, Invocation, RotaryCall, Target, observers
+from wherewhat.captures.calls import AttentionCall, Invocation, RotaryCall, Target, observers, version_of
 from wherewhat.errors import CaptureError
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
+_ROTARY = re.compile(r"^_?apply_(multimodal_)?rot(?!.*(vision|2d|time))")
+_depth: ContextVar[int] = ContextVar("wherewhat_rotary_depth", default=0)
 
 
 def interface_targets(modules: Iterable[nn.Module]) -> Iterator[Target]:
-    """The table of attention functions in every file that modules of a model come from."""
-    kinds = set(map(type, modules))
-    files = {cls.__module__ for kind in kinds for cls in kind.__mro__}
-    for file in sorted(files):
-        namespace = sys.modules.get(file)
-        if namespace is not None and hasattr(namespace, _TABLE) and not file.endswith("modeling_utils"):
+    """Yield the table of attention functions in every file that defines modules of a model."""
+    for namespace in _namespaces(modules):
+        if hasattr(namespace, _TABLE) and not namespace.__name__.endswith("modeling_utils"):
             yield Target(namespace, _TABLE, ObservedTable)
 
 
+def rotary_targets(modules: Sequence[nn.Module]) -> Iterator[Target]:
+    """Yield every rotary function of a model's modules and of the files that define them."""
+    for namespace in _namespaces(modules):
+        for name in _rotary_names(vars(namespace)):
+            if callable(getattr(namespace, name)):
+                yield Target(namespace, name, _observe_rotary)
+    methods = {kind: found for kind in set(map(type, modules)) if (found := _rotary_methods(kind))}
+    for module in modules:
+        for name in methods.get(type(module), ()):
+            if callable(getattr(module, name)):
+                yield Target(module, name, _observe_rotary)
+
+
+def _namespaces(modules: Iterable[nn.Module]) -> list[ModuleType]:
+    """Return the Python modules that define the classes of a model's modules."""
+    files = {cls.__module__ for kind in set(map(type, modules)) for cls in kind.__mro__}
+    return [found for file in sorted(files) if (found := sys.modules.get(file)) is not None]
+
+
+def _rotary_names(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if "apply_" in name and _ROTARY.match(name))
+
+
+@functools.lru_cache(maxsize=256)
+def _rotary_methods(kind: type[nn.Module]) -> list[str]:
+    return _rotary_names(dir(kind))
+
+
 class ObservedTable:
-    """Stands in for the table of attention functions; each function it hands out is observed."""
+    """Replaces the table of attention functions and returns observed functions."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
         self._observed: dict[tuple[Callable[..., Any], str | None], Callable[..., Any]] = {}
 
     def get_interface(self, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        """The function the model is about to call, observed."""
+        """Return the observed function for an implementation."""
         return self._observe(self._table.get_interface(implementation, default), implementation)
 
     def get(self, implementation: str, default: Any = None) -> Any:
-        """Like a dictionary's ``get``."""
+        """Return the observed function for an implementation, or ``default``."""
         found = self._table.get(implementation, default)
         return self._observe(found, implementation) if callable(found) else found
 
@@ -59,7 +87,7 @@ class ObservedTable:
         return getattr(self._table, name)
 
     def _observe(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
-        """The observed function, made once: every layer asks for the same."""
+        """Return the observed function, made once for all layers."""
         key = (function, implementation)
         if key not in self._observed:
             self._observed[key] = _observe(function, implementation)
@@ -100,7 +128,7 @@ def _describe(
     result: Any,
 ) -> AttentionCall:
     named = kwargs
-    if len(args) == 5:  # as most families call it; this is done for every layer
+    if len(args) == 5:  # the call of most families; this runs for every layer
         module, query, key, value, mask = args
     else:
         names = _parameters(function)
@@ -137,7 +165,7 @@ def _describe(
 
 
 def _weights_in_float32(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Attention weights by the model's own function on the same tensors in float32, free of half-precision noise."""
+    """Return attention weights from the model's own function in float32, without the rounding of half precision."""
 
     def up(x: Any) -> Any:
         return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -148,12 +176,12 @@ def _weights_in_float32(function: Callable[..., Any], args: tuple[Any, ...], kwa
 
 @functools.lru_cache(maxsize=256)
 def _plain_mask(causal: bool, window: int | None, device: torch.device) -> Mask:
-    """A mask without tensors."""
+    """Return a mask without tensors."""
     return Mask(causal=causal, window=window, device=device)
 
 
 def _mask(module: nn.Module, implementation: str, query: Tensor, mask: Tensor | None, named: dict[str, Any]) -> Mask:
-    """Say in one form what the implementation does with the mask it is given."""
+    """Return the effect of the mask under the implementation."""
     added: list[Tensor] = []
     visible_only: list[Tensor] = []
     causal, window = False, None
@@ -173,52 +201,16 @@ def _mask(module: nn.Module, implementation: str, query: Tensor, mask: Tensor | 
         added.append(bias)
     if mask is None and bias is None:
         return _plain_mask(causal, window, query.device)
-    return Mask(
-        causal=causal,
-        added=tuple(added),
-        visible_only=tuple(visible_only),
-        window=window,
-        device=query.device,
-    )
+    return Mask(causal=causal, added=tuple(added), visible_only=tuple(visible_only), window=window, device=query.device)
 
 
-_ROTARY = re.compile(r"^_?apply_(multimodal_)?rot(?!.*(vision|2d|time))")
-_depth: ContextVar[int] = ContextVar("wherewhat_rotary_depth", default=0)
-
-
-def rotary_targets(modules: Sequence[nn.Module]) -> Iterator[Target]:
-    """Every rotary function that modules of a model, or the files they come from, define."""
-    kinds = set(map(type, modules))
-    for file in sorted({cls.__module__ for kind in kinds for cls in kind.__mro__}):
-        namespace = sys.modules.get(file)
-        names = _rotary_names(vars(namespace)) if namespace else []
-        for name in names:
-            if callable(getattr(namespace, name)):
-                yield Target(namespace, name, observe_rotary)
-    methods = {kind: found for kind in kinds if (found := _methods(kind))}
-    for module in modules:
-        for name in methods.get(type(module), ()):
-            if callable(getattr(module, name)):
-                yield Target(module, name, observe_rotary)
-
-
-def _rotary_names(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if "apply_" in name and _ROTARY.match(name))
-
-
-@functools.lru_cache(maxsize=256)
-def _methods(kind: type[nn.Module]) -> list[str]:
-    """Names of a class's rotary functions; a large model has few classes, and a capture is opened for every pass."""
-    return _rotary_names(dir(kind))
-
-
-def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does what ``function`` does and tells the open captures about it."""
+def _observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``function`` and reports it to the open captures."""
 
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
         listening = observers.get()
-        if not listening or _depth.get():  # families nest these functions; the outermost is the whole rotation
+        if not listening or _depth.get():  # nested functions are part of the outermost one
             return function(*args, **kwargs)
         if len(listening) == 1 and not kwargs and listening[0].knows_rotary(function, args):  # most layers
             token = _depth.set(1)
@@ -229,20 +221,20 @@ def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
         if any(isinstance(a, (tuple, list)) for a in arguments):
             arguments = list(_flatten(tuple(arguments)))
-        telling = [observer for observer in listening if not observer.knows_rotary(function, arguments)]
-        tensors = [a for a in arguments if isinstance(a, Tensor)] if telling else []
-        versions = _versions(tensors)
+        interested = [observer for observer in listening if not observer.knows_rotary(function, arguments)]
+        tensors = [a for a in arguments if isinstance(a, Tensor)] if interested else []
+        versions = list(map(version_of, tensors))
         token = _depth.set(1)
         try:
             result = function(*args, **kwargs)
         finally:
             _depth.reset(token)
-        if not telling:
+        if not interested:
             return result
-        if _versions(tensors) != versions:
+        if list(map(version_of, tensors)) != versions:
             raise CaptureError(f"{function.__name__} rotates in place: there is no pre-rotation tensor to compare with")
         for call in _calls(function, arguments, result):
-            for observer in telling:
+            for observer in interested:
                 observer.on_rotary(call)
         return result
 
@@ -250,24 +242,19 @@ def observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calls(function: Callable[..., Any], arguments: Sequence[Any], result: Any) -> list[RotaryCall]:
-    """Match outputs with the inputs of equal shape, in order; what is left over gives the rotated width."""
+    """Match outputs with inputs of equal shape, in order; the other inputs give candidate widths."""
     matched: list[tuple[Tensor, Tensor]] = []
     given = list(enumerate(arguments))
     for output in _flatten((result,)):
-        for place, (_, candidate) in enumerate(given if isinstance(output, Tensor) else ()):
+        for index, (_, candidate) in enumerate(given if isinstance(output, Tensor) else ()):
             if isinstance(candidate, Tensor) and candidate.shape == output.shape and not candidate.is_complex():
                 matched.append((candidate, output))
-                del given[place]
+                del given[index]
                 break
     others = [x for _, x in given if isinstance(x, Tensor) and x.ndim]
     widths = tuple(sorted({w for x in others for w in (x.shape[-1], 2 * x.shape[-1])}))
     invocation = Invocation(function, len(arguments), given, len(matched))
     return [RotaryCall(before, after, widths, invocation) for before, after in matched]
-
-
-def _versions(tensors: list[Tensor]) -> list[int]:
-    """How often each tensor was changed; inference mode does not count."""
-    return [x._version for x in tensors if not x.is_inference()]
 
 
 def _flatten(values: tuple[Any, ...]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Observe attention in a model's own code by following tensors from query-key product to softmax to value."""
+"""Observe attention in a model's own code by tracing tensors from query-key product to softmax to value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,27 +17,36 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.calls import AttentionCall, version_of
+from wherewhat.captures.watch import ModelWatch
 
 
 @dataclass(frozen=True)
-class Logits:
-    """Note on a tensor: it is ``scale · query · keyᵀ`` plus terms, with some keys hidden."""
+class TracedLogits:
+    """Record of how a tensor was computed: ``scale · query · keyᵀ`` plus terms, with some keys hidden.
+
+    Attributes:
+        query: Queries.
+        key: Keys.
+        scale: Factor on their product.
+        added: Additive terms with their factors.
+        hidden: Boolean terms, True where a key is hidden.
+        softmaxed: Whether the tensor is the softmax of the logits. (A reference to it would keep both alive.)
+    """
 
     query: Tensor
     key: Tensor
     scale: float = 1.0
     added: tuple[tuple[float, Tensor], ...] = ()
-    hidden: tuple[Tensor, ...] = field(default=())
-    # Not the weights themselves: a note that holds the tensor it belongs to would keep both alive.
+    hidden: tuple[Tensor, ...] = ()
     softmaxed: bool = False
 
-    def scaled(self, factor: float) -> Logits:
-        """The note on this tensor times a number."""
+    def scaled(self, factor: float) -> TracedLogits:
+        """Return the record of this tensor times a number."""
         added = tuple((factor * c, t) for c, t in self.added)
         return replace(self, scale=self.scale * factor, added=added)
 
 
-PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+_PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _BADDBMM = {torch.baddbmm, Tensor.baddbmm}
 _TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__imul__, Tensor.__rmul__}
 _OVER = {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
@@ -56,9 +65,11 @@ _FLOOR = {torch.max, torch.maximum, Tensor.max, Tensor.maximum, torch.clamp, Ten
 _LOW = -9e3
 
 
-def note_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], notes: list[Logits | None]) -> Logits | None:
-    """What the result of an operation is, from the notes on its first arguments."""
-    if func in PRODUCTS:
+def _trace(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], notes: list[TracedLogits | None]
+) -> TracedLogits | None:
+    """Return the record of an operation's result, from those of its first arguments."""
+    if func in _PRODUCTS:
         return _product(args[0], args[1])
     if func in _BADDBMM:
         left = args[1] if len(args) > 1 else kwargs["batch1"]
@@ -80,18 +91,18 @@ def note_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], notes: lis
     if note is None:
         return None
     if note.softmaxed:
-        # Zeroing hidden weights after the softmax changes nothing that the logits did not say already.
+        # Setting hidden weights to zero after the softmax changes nothing.
         return note if func in _FILL or func in _SAME else None
     return _follow(func, args, kwargs, note)
 
 
-def _product(left: Any, right: Any) -> Logits | None:
+def _product(left: Any, right: Any) -> TracedLogits | None:
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or left.ndim < 3 or right.ndim < 3:
         return None
-    return Logits(left, right.transpose(-1, -2))
+    return TracedLogits(left, right.transpose(-1, -2))
 
 
-def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], note: Logits) -> Logits | None:
+def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], note: TracedLogits) -> TracedLogits | None:
     other = args[1] if len(args) > 1 else kwargs.get("other")
     if func in _SOFTMAX:
         return replace(note, softmaxed=True)
@@ -103,7 +114,7 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], note: Logi
         return note
     if func in _TIMES or func in _OVER:
         if isinstance(other, Tensor) and other.numel() > 1:
-            # A factor of zeros and ones is a mask on its way; the term that hides those keys is added next.
+            # A factor of zeros and ones is a mask; the term that hides those keys is added next.
             return note if func in _TIMES and bool(((other == 0) | (other == 1)).all()) else None
         factor = float(other)  # type: ignore[arg-type]
         return note.scaled(factor if func in _TIMES else 1 / factor)
@@ -117,146 +128,132 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], note: Logi
 
 
 def _is_low(value: Any) -> bool:
-    """Whether a logit of this value gets no weight."""
+    """Return whether a logit of this value gets no weight."""
     return value is not None and float(value.max() if isinstance(value, Tensor) else value) < _LOW
-
-
-@dataclass(frozen=True, eq=False)
-class Listener:
-    """Who is told, and how to ask which attention module is at work and on how many sequences."""
-
-    tell: Callable[[AttentionCall], Tensor | None]
-    current_module: Callable[[], nn.Module | None]
-    batch: Callable[[], int]
 
 
 _thread = threading.local()
 
 
 @contextmanager
-def tracing(listener: Listener) -> Iterator[None]:
-    """Tell ``listener`` of the attention computed on this thread until the context ends.
+def tracing(watch: ModelWatch) -> Iterator[None]:
+    """Report the attention computed on this thread inside the context to the observer of ``watch``.
 
-    All listeners of a thread share one mode: modes can only be left in the order opposite to that in which they
-    were entered, and an outer one would take the work of an inner one's reducer for the model's.
+    All observers of a thread share one mode: modes must be left in reverse order of entry, and an outer one would
+    observe computations of an inner one's reducer.
     """
     mode: TraceAttention | None = getattr(_thread, "mode", None)
     if mode is None:
         mode = _thread.mode = TraceAttention()
         mode.__enter__()  # type: ignore[no-untyped-call]
-    mode.listeners.append(listener)
+    mode.watches.append(watch)
     try:
         yield
     finally:
-        mode.listeners.remove(listener)
-        here = vars(_thread).get("mode") is mode  # and not in another thread, which may close it
-        if here and not mode.listeners:
+        mode.watches.remove(watch)
+        here = vars(_thread).get("mode") is mode  # the context may end in another thread
+        if here and not mode.watches:
             del _thread.mode
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class TraceAttention(TorchFunctionMode):
-    """Follows attention through the operations of forward passes on one thread."""
+    """Traces attention through the operations of forward passes on one thread.
+
+    Attributes:
+        watches: The observed models.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.listeners: list[Listener] = []
-        self._notes: MutableMapping[Tensor, tuple[int, Logits]] = WeakIdKeyDictionary()
+        self.watches: list[ModelWatch] = []
+        self._notes: MutableMapping[Tensor, tuple[int, TracedLogits]] = WeakIdKeyDictionary()
 
-    def _note(self, x: Tensor) -> Logits | None:
-        """The note on a tensor, unless it was written to since, by its index or through a view."""
+    def _note(self, x: Tensor) -> TracedLogits | None:
+        """Return the record of a tensor, unless it was written to since."""
         version, note = self._notes.get(x, (0, None))
         return note if note is not None and version == version_of(x) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then take note of what its result is."""
+        """Run the operation and record its result."""
         kwargs = kwargs or {}
-        # In-place operations return the tensor they changed, so its note must be read before it is replaced.
+        # In-place operations return the tensor they change, so its record is read first.
         notes = [self._note(a) if isinstance(a, Tensor) else None for a in (*args[:3], None, None, None)]
         result = func(*args, **kwargs)
-        at_work = [(who, module) for who in self.listeners if (module := who.current_module()) is not None]
-        if not at_work or not isinstance(result, Tensor):
+        active = [(watch, module) for watch in self.watches if (module := watch.current()) is not None]
+        if not active or not isinstance(result, Tensor):
             return result
+        call: Callable[[nn.Module, int, Tensor], AttentionCall | None]
         if func is F.scaled_dot_product_attention:
-            for listener, module in at_work:
-                result = _replaced(result, _report_sdpa(listener, module, args, kwargs, result))
-        elif func in PRODUCTS and notes[0] is not None and notes[0].softmaxed:
-            # Models may hold on to their weights; queries and keys must not live as long as those.
+            call = functools.partial(_sdpa_call, args, kwargs)
+        elif func in _PRODUCTS and notes[0] is not None and notes[0].softmaxed:
+            # Models may keep their attention weights; queries and keys must not be kept with them.
             self._notes = WeakIdKeyDictionary()
-            for listener, module in at_work:
-                result = _replaced(result, _report(listener, module, notes[0], args, result))
+            call = functools.partial(_traced_call, notes[0], args)
         else:
-            note = note_on(func, args, kwargs, notes)
+            note = _trace(func, args, kwargs, notes)
             if note is not None:
                 self._notes[result] = (version_of(result), note)
             elif result in self._notes:
                 del self._notes[result]
+            return result
+        for watch, module in active:
+            found = call(module, watch.batch, result)
+            replacement = None if found is None or watch.observer is None else watch.observer.on_attention(found)
+            if replacement is not None:
+                result = replacement.transpose(1, 2).reshape(result.shape)
         return result
 
 
-def _report_sdpa(
-    listener: Listener, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
-) -> Tensor | None:
+def _sdpa_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module, _: int, result: Tensor
+) -> AttentionCall | None:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     query, mask = named["query"], named.get("attn_mask")
     if query.ndim != 4:
         return None
+    terms = () if mask is None else (mask,)
     boolean = mask is not None and mask.dtype == torch.bool
-    return listener.tell(
-        AttentionCall(
-            module=module,
-            query=query,
-            key=named["key"],
-            value=named["value"],
-            output=result.transpose(1, 2),
-            scale=named.get("scale") or query.shape[-1] ** -0.5,
-            mask=Mask(
-                causal=bool(named.get("is_causal", False)),
-                added=() if mask is None or boolean else (mask,),
-                visible_only=(mask,) if mask is not None and boolean else (),
-                device=query.device,
-            ),
-        )
+    return AttentionCall(
+        module=module,
+        query=query,
+        key=named["key"],
+        value=named["value"],
+        output=result.transpose(1, 2),
+        scale=named.get("scale") or query.shape[-1] ** -0.5,
+        mask=Mask(
+            causal=bool(named.get("is_causal", False)),
+            added=() if boolean else terms,
+            visible_only=terms if boolean else (),
+            device=query.device,
+        ),
     )
 
 
-def _report(
-    listener: Listener, module: nn.Module, note: Logits, args: tuple[Any, ...], result: Tensor
-) -> Tensor | None:
-    batch = listener.batch()
-    split = functools.partial(_split_heads, batch=batch)
-    query, key, weights, value, output = (split(t) for t in (note.query, note.key, *args[:2], result))
+def _traced_call(
+    note: TracedLogits, args: tuple[Any, ...], module: nn.Module, batch: int, result: Tensor
+) -> AttentionCall:
+    def split(x: Tensor) -> Tensor:
+        """Return ``(batch·heads, n, d)`` or ``(batch, heads, n, d)`` as the latter."""
+        return x.view(batch, -1, *x.shape[-2:]) if x.ndim == 3 else x
+
+    def split_term(x: Tensor) -> Tensor:
+        return x.view(batch, heads, *x.shape[1:]) if x.ndim == 3 and x.shape[0] == batch * heads else x
+
+    query, key, weights, value, output = map(split, (note.query, note.key, *args[:2], result))
     heads = query.shape[1]
-    return listener.tell(
-        AttentionCall(
-            module=module,
-            query=query,
-            key=key,
-            value=value,
-            output=output.transpose(1, 2),
-            scale=note.scale,
-            mask=Mask(
-                added=tuple(_split_term(t if c == 1 else t * c, heads, batch) for c, t in note.added),
-                hidden=tuple(_split_term(t, heads, batch) for t in note.hidden),
-                device=query.device,
-            ),
-            weights=weights,
-        )
+    return AttentionCall(
+        module=module,
+        query=query,
+        key=key,
+        value=value,
+        output=output.transpose(1, 2),
+        scale=note.scale,
+        mask=Mask(
+            added=tuple(split_term(t if c == 1 else t * c) for c, t in note.added),
+            hidden=tuple(map(split_term, note.hidden)),
+            device=query.device,
+        ),
+        weights=weights,
     )
-
-
-def _replaced(result: Tensor, replacement: Tensor | None) -> Tensor:
-    """The model's attention output, or the one it is replaced by ``(batch, n, heads, d_v)`` in the model's layout."""
-    return result if replacement is None else replacement.transpose(1, 2).reshape(result.shape)
-
-
-def _split_heads(x: Tensor, *, batch: int) -> Tensor:
-    """``(batch·heads, n, d)`` or ``(batch, heads, n, d)`` as the latter."""
-    return x.view(batch, -1, *x.shape[-2:]) if x.ndim == 3 else x
-
-
-def _split_term(term: Tensor, heads: int, batch: int) -> Tensor:
-    if term.ndim == 3 and term.shape[0] == batch * heads:
-        return term.view(batch, heads, *term.shape[1:])
-    return term

@@ -1,20 +1,19 @@
-"""Puts the taps on a model for the time of a context and keeps track of where its forward pass is."""
+"""Observe a model inside a context, and track the state of its forward pass."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.calls import Observer, observers, swapped
+from wherewhat.captures.calls import Observer, observers
 from wherewhat.captures.structure import check_mode, structure_of
-from wherewhat.captures.trace import Listener, tracing
 from wherewhat.errors import CaptureError
 
 Route = Literal["interface", "trace"]
@@ -22,14 +21,22 @@ Route = Literal["interface", "trace"]
 
 
 class ModelWatch:
-    """Keeps track of where a running forward pass is: batch, positions and the attention module at work."""
+    """State of a running forward pass: batch, positions and the current attention module.
+
+    Attributes:
+        structure: The model's modules.
+        names: Paths of the modules by identity.
+        batch: Number of sequences of the pass.
+        running: Whether a pass is running.
+        observer: The observer of the model, while it is observed.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.structure = structure_of(model)
         self.names = self.structure.names
         self.batch = 1
         self.running = False
-        self.forget()
+        self.observer: Observer | None = None
         self._position_ids: Tensor | None = None
         self._tokens = 0
         self._cached: int | None = None
@@ -40,34 +47,23 @@ class ModelWatch:
         self._stack: list[nn.Module] = []
         self._model = model
 
-    def forget(self) -> None:
-        """Let go of who is told: observers hold their watch, and a circle would hold the model until collected."""
-        self.observer: Observer | None = None
-        self.on_enter: Callable[[], None] = _nothing
-        self.on_leave: Callable[[Any], None] = _nothing
-
     def check_mode(self) -> None:
         """Refuse training mode."""
         check_mode(self._model, self.structure)
 
-    def layer_name(self, module: nn.Module) -> str:
-        """Path of the module in the model."""
-        return self.names[id(module)]
-
     def current(self) -> nn.Module | None:
-        """The innermost attention module now running."""
+        """Return the innermost attention module that is running."""
         return self._stack[-1] if self._stack else None
 
     def positions(self, keys: int, device: torch.device) -> Tensor:
-        """Position of every key of the pass, ``(keys,)`` or ``(batch, keys)``.
+        """Return the position of every key of the pass, ``(keys,)`` or ``(batch, keys)``.
 
-        Those of cached keys are known from the passes that made them, where these were captured too. Others are taken
-        to stand one by one before the first token of the pass. Layers with a window cache fewer of them than there were
-        tokens.
+        Positions of cached keys are known from captured passes. Others are assumed to be consecutive before the first
+        token of the pass. Layers with a window cache fewer keys than tokens.
         """
         if self._cached is not None and keys > self._cached + self._tokens:
             raise CaptureError(
-                f"{keys} keys for {self._cached} cached and {self._tokens} new tokens: the cache has empty places, "
+                f"{keys} keys for {self._cached} cached and {self._tokens} new tokens: the cache has empty slots, "
                 "whose positions are unknown; use the default (dynamic) cache or use_cache=False"
             )
         if (keys, device) not in self._positions:
@@ -90,14 +86,14 @@ class ModelWatch:
         return torch.cat([earlier, new], -1)
 
     def _new_positions(self, device: torch.device) -> Tensor | None:
-        """Positions of the tokens of the pass, ``(n,)`` or ``(batch, n)``; None if they follow from what is cached."""
+        """Return the positions of the pass's tokens, ``(n,)`` or ``(batch, n)``; None if the cache determines them."""
         given = self._position_ids
         if given is None:
-            # Those that were captured may stand elsewhere; what comes after them does not say so.
+            # Captured tokens may have had other positions; the model counts on from the cached tokens.
             known = self._before is not None and self._before.shape[-1] == self._cached
             first = self._cached or 0
             return torch.arange(first, first + self._tokens, device=device) if known else None
-        if given.ndim > 2:  # one row for each axis of images, after one for the text in some families
+        if given.ndim > 2:  # one row per image axis, in some families after one for the text
             rows = given[-3:] if given.shape[0] > 3 else given
             if bool((rows != rows[:1]).any()):
                 raise CaptureError(
@@ -107,7 +103,7 @@ class ModelWatch:
         return (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
 
     def _check_cached(self, new: Tensor | None) -> None:
-        """Refuse cached keys that were not captured and may not stand one by one before the first new token."""
+        """Refuse cached keys that were not captured and may not be consecutive before the first new token."""
         cached = self._cached or 0
         if self.structure.frequencies_change:
             raise CaptureError(
@@ -121,15 +117,15 @@ class ModelWatch:
         if self._mask is not None and self._mask.ndim == 2 and self._mask.shape[1] >= cached:
             seen = self._mask[:, :cached].to(new.device).bool()
             visible = seen.sum(-1)
-            last = bool((seen[:, 1:] | ~seen[:, :-1]).all())  # none is hidden behind one that is seen
+            last = bool((seen[:, 1:] | ~seen[:, :-1]).all())  # no hidden key after a visible one
         if not last or not bool((new.reshape(-1, new.shape[-1])[:, 0] == visible).all()):
             raise CaptureError(
-                f"{cached} cached keys were made before the capture and may stand at any position: open the capture "
+                f"{cached} cached keys were made before the capture and may have any position: open the capture "
                 "before the first pass, or use use_cache=False"
             )
 
     def _remember(self, output: Any) -> None:
-        """Note the positions of all keys in the cache that a pass returns, for the pass that goes on from it."""
+        """Store the positions of all keys in the cache that a pass returns, for the pass that continues from it."""
         cache = getattr(output, "past_key_values", None)
         if cache is None or not hasattr(cache, "get_seq_length"):
             return
@@ -138,12 +134,12 @@ class ModelWatch:
         if whole is None and self._positions:  # layers with a window hold fewer keys
             whole = self._key_positions(total, next(iter(self._positions.values())).device)
         if whole is not None:
-            with contextlib.suppress(TypeError):  # a cache that cannot be referred to weakly
+            with contextlib.suppress(TypeError):  # a cache without weak references
                 self._histories[cache] = whole
 
     @contextmanager
-    def watching(self, *, modules: bool) -> Iterator[None]:
-        """Hook the model (and its attention modules, if asked) until the context ends."""
+    def hooked(self, *, modules: bool) -> Iterator[None]:
+        """Hook the model, and with ``modules`` its attention modules, inside the context."""
         handles = [
             self._model.register_forward_pre_hook(self._enter_model, with_kwargs=True),
             self._model.register_forward_hook(self._leave_model, always_call=True),
@@ -160,12 +156,13 @@ class ModelWatch:
                 handle.remove()
             self._stack.clear()
 
-    def _listening(self) -> bool:
-        """Hooks belong to the model, a capture to its context: other threads may run the same model meanwhile."""
-        return self.observer in observers.get()
+    def _current_observer(self) -> Observer | None:
+        """Return the observer if it belongs to the current context: other threads may run the same model."""
+        return self.observer if self.observer in observers.get() else None
 
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._listening():
+        observer = self._current_observer()
+        if observer is None:
             return
         given = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
         inputs = given.get("input_ids")
@@ -182,41 +179,20 @@ class ModelWatch:
         self._positions = {}
         self._stack.clear()
         self.running = True
-        self.on_enter()
+        observer.start_pass()
 
     def _leave_model(self, _: nn.Module, __: Any, output: Any) -> None:
-        if self._listening():
+        observer = self._current_observer()
+        if observer is not None:
             self.running = False
-            if output is not None:  # a pass that broke off has an error of its own to show
+            if output is not None:  # None after an exception
                 self._remember(output)
-                self.on_leave(output)
+                observer.end_pass(output)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if self._listening():
+        if self._current_observer() is not None:
             self._stack.append(module)
 
     def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        while self._listening() and self._stack and self._stack.pop() is not module:
+        while self._current_observer() is not None and self._stack and self._stack.pop() is not module:
             pass
-
-
-def _nothing(*_: Any) -> None:
-    """Nobody is told."""
-
-
-@contextmanager
-def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
-    """Let ``observer`` see the watched model's rotations and attention until the context ends."""
-    targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
-    with ExitStack() as stack:
-        stack.callback(watch.forget)
-        watch.observer = observer
-        observers.set((*observers.get(), observer))
-        # Not by a token, which would also undo or revive what overlapping captures did meanwhile.
-        stack.callback(lambda: observers.set(tuple(o for o in observers.get() if o is not observer)))
-        stack.enter_context(watch.watching(modules=route == "trace"))
-        stack.enter_context(swapped(targets))
-        if route == "trace":
-            listener = Listener(observer.on_attention, current_module=watch.current, batch=lambda: watch.batch)
-            stack.enter_context(tracing(listener))
-        yield

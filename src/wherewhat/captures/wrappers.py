@@ -1,4 +1,4 @@
-"""Find the transformers model inside PEFT, compiled and parallel wrappers, and check that it can be captured."""
+"""The transformers model inside PEFT, compiled and parallel wrappers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from wherewhat.captures.calls import Target, swapped
-from wherewhat.captures.comparison import input_device, logits_of, prompt
-from wherewhat.errors import CaptureError, one_line
+from wherewhat.captures.calls import Target, replaced
+from wherewhat.errors import CaptureError
 
-# Adapters that run a second network or a second pass beside the model: what is proved of one pass says nothing then.
+# Adapters that run a second network or a second pass beside the model, to which a proof of one pass does not apply.
 _OWN_PASSES = {"ADAPTION_PROMPT", "POLY", "SHADOW", "XLORA"}
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside wrappers; anything else is returned as it is.
+    """Return the transformers model inside wrappers; any other object is returned unchanged.
 
-    Known are ``torch.compile``, ``DataParallel``, ``DistributedDataParallel``, PEFT models and pipelines, in any order.
-    Each calls the model it holds, so a capture of that model sees what runs when the wrapper is called.
+    Supported are ``torch.compile``, ``DataParallel``, ``DistributedDataParallel``, PEFT models and pipelines, in any
+    order. Each calls its model, so that a capture of the model observes calls of the wrapper.
     """
     while (inner := _inner(model)) is not None:
         model = inner
@@ -34,7 +33,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def _inner(model: Any) -> Any:
-    """What the outermost wrapper holds; None if there is no wrapper."""
+    """Return the model inside the outermost wrapper; None if there is no wrapper."""
     if _made_by(model, "torch._dynamo.eval_frame", "OptimizedModule"):
         return model._orig_mod
     if isinstance(model, DataParallel):
@@ -59,21 +58,21 @@ def _inner(model: Any) -> Any:
 
 
 def _made_by(model: Any, module: str, *names: str) -> bool:
-    """Whether ``model`` is of a class of a module; nothing is imported, since a wrapper's module is there already."""
+    """Return whether ``model`` has a class of a Python module, without importing it: that of a wrapper is loaded."""
     loaded = sys.modules.get(module)
     return isinstance(model, tuple(kind for name in names if isinstance(kind := getattr(loaded, name, None), type)))
 
 
 def _adapted(model: Any) -> nn.Module:
-    """The model that a PEFT model put its adapters into."""
+    """Return the model with the adapters of a PEFT model."""
     for name in model.active_adapters:
         config = model.peft_config[name]
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if config.is_prompt_learning or kind in _OWN_PASSES:
             what = "tokens or keys" if config.is_prompt_learning else "passes or attention"
             raise CaptureError(
-                f"the PEFT adapter {name!r} ({kind}) adds {what} of its own, which have no place in the text: only "
-                "adapters of weights, such as LoRA, can be captured"
+                f"the PEFT adapter {name!r} ({kind}) adds {what}, which have no position in the text: only adapters of "
+                "weights, such as LoRA, can be captured"
             )
     inner: nn.Module = model.base_model.model
     return inner
@@ -86,10 +85,9 @@ _users = 0
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run code compiled by ``torch.compile`` as it was written, until the context ends.
+    """Disable ``torch.compile`` inside the context, since layers of compiled code cannot be observed.
 
-    Compiled code has no layers to look into. This holds for the whole process, until the last of overlapping contexts
-    ends.
+    This applies to the whole process until the last of overlapping contexts ends.
     """
     global _users
     with _lock:
@@ -110,13 +108,13 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def opened(model: Any) -> Iterator[Any]:
-    """Return the transformers model inside ``model``, which may be run through its wrappers until the context ends."""
-    with uncompiled(), swapped(_tuners(model)):
+    """Return the transformers model inside ``model``, which may be called through its wrappers inside the context."""
+    with uncompiled(), replaced(_tuners(model)):
         yield unwrapped(model)
 
 
 def _tuners(model: Any) -> Iterator[Target]:
-    """Have PEFT call its model, hooks included: before version 0.21 it called the model's ``forward``."""
+    """Yield the forward functions of PEFT, which before version 0.21 called the model without its hooks."""
     while model is not None:
         if _is_peft(model):
             yield Target(model.base_model, "forward", functools.partial(_call_model, model.base_model))
@@ -132,63 +130,25 @@ def _call_model(tuner: Any, _: Any) -> Callable[..., Any]:
 
 
 def transformers_model(model: Any) -> Any:
-    """Return the model without its wrappers, if it is a transformers model that predicts the next token."""
+    """Return the model without its wrappers; refuse objects that are not causal language models of transformers."""
     model = unwrapped(model)
     name = type(model).__name__
     if not _is_model(model):
-        way_out = "only those can be captured"
+        advice = "only those can be captured"
         if _is_model(getattr(model, "model", None)):
-            way_out = "give its .model"
+            advice = "give its .model"
         elif isinstance(model, str | os.PathLike):
-            way_out = "load it first, and give the .model of what wherewhat.load returns"
-        raise CaptureError(f"{name} is not a model of transformers: {way_out}")
+            advice = "load it first, and give the .model of what wherewhat.load returns"
+        raise CaptureError(f"{name} is not a model of transformers: {advice}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise CaptureError(f"{name} is an encoder-decoder (seq2seq) model: only causal language models can be captured")
     return model
 
 
 def wrapped_model(model: Any) -> Any:
-    """The model as it was given, if it is a :func:`transformers_model` inside."""
+    """Return the model with its wrappers; refuse those of which :func:`transformers_model` refuses the model."""
     transformers_model(model)
     return model
-
-
-def check_present(model: nn.Module) -> None:
-    """Refuse weights that hold no numbers, unless they are offloaded and come when they are used."""
-    absent = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
-    if absent is not None and not any(hasattr(module, "_hf_hook") for module in model.modules()):
-        raise CaptureError(
-            f"{absent} of {type(model).__name__} is on the meta device and holds no numbers: load weights"
-        )
-
-
-def proof_prompt(model: Any, input_ids: Tensor | None, length: int) -> Tensor:
-    """The prompt of a proof, ``(batch, n)``, where the model takes it: the given one, or ``length`` random tokens."""
-    if input_ids is None:
-        if length < 1:
-            raise CaptureError(f"length is {length}: a prompt of no tokens proves nothing, 23 are usual")
-        return prompt(model, length)
-    shape, dtype = tuple(input_ids.shape), input_ids.dtype
-    if input_ids.ndim != 2 or not input_ids.numel() or input_ids.is_meta:
-        raise CaptureError(f"input_ids has shape {shape} on {input_ids.device}: give token ids of shape (1, n)")
-    if dtype not in (torch.int64, torch.int32):
-        raise CaptureError(f"input_ids has dtype {str(dtype).removeprefix('torch.')}: give token ids in int64")
-    rows = next(model.get_input_embeddings().parameters()).shape[0]
-    low, high = int(input_ids.min()), int(input_ids.max())
-    if low < 0 or high >= rows:
-        raise CaptureError(f"input_ids holds {low if low < 0 else high}: token ids of this model are 0 to {rows - 1}")
-    return input_ids.to(input_device(model))
-
-
-def first_logits(model: Any, ids: Tensor) -> Tensor:
-    """Logits of the first pass, ``(batch, n, vocabulary)``."""
-    try:
-        return logits_of(model, ids)
-    except (CaptureError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a model may raise anything
-        name = type(model).__name__
-        raise CaptureError(f"{name} cannot be run on token ids alone: {one_line(error)}") from error
 
 
 def _is_model(model: Any) -> bool:

@@ -14,7 +14,7 @@ _REVERSED_ROWS = 64
 
 @triton.jit
 def _reverse(x, out, strides, out_strides, chunks, heads, size, d, ROWS: tl.constexpr, D: tl.constexpr):
-    """Some rows of one head in one chunk."""
+    """Reverse some rows of one head in one chunk."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dim = tl.arange(0, D)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -72,7 +72,7 @@ def _merge(
     BACK: tl.constexpr, FAR: tl.constexpr, TURN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one head in one chunk."""
+    """Merge some rows of one head in one chunk."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1).to(tl.int64)
     batch, chunk = (tl.program_id(2) // chunks).to(tl.int64), (tl.program_id(2) % chunks).to(tl.int64)
@@ -86,7 +86,7 @@ def _merge(
     top = tl.load(near_lse + row * own_lse_strides[3], mask=here, other=0.0)
     weight = tl.full([ROWS], 1.0, tl.float32)
     if BACK and chunk >= first:
-        # Row r stands at size - 2 - r; the last row sees nothing of the chunk before.
+        # Row r is at index size - 2 - r; the last row sees nothing of the chunk before.
         reverse = size - 2 - row
         there = here & (reverse >= 0)
         behind = back + batch * back_strides[0] + (chunk - first) * back_strides[1] + head * back_strides[2]

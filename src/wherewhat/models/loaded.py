@@ -115,22 +115,15 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError):
+        available = {"cpu": torch.cpu, "cuda": torch.cuda, "mps": torch.backends.mps}[device.type].is_available()
+    except (RuntimeError, TypeError, KeyError):
         raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cpu":
-        return device
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise LoadError(f"device {name!r} was asked for, but this machine has no usable CUDA device: use cpu")
-        if (device.index or 0) >= count:
-            raise LoadError(f"device {name!r} was asked for, but only cuda:0 to cuda:{count - 1} exist")
-        return device
-    if device.type == "mps":
-        if not torch.backends.mps.is_available():
-            raise LoadError(f"device {name!r} was asked for, but this machine has no usable MPS device: use cpu")
-        return device
-    raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
+    if not available:
+        kind = device.type.upper()
+        raise LoadError(f"device {name!r} was asked for, but this machine has no usable {kind} device: use cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise LoadError(f"device {name!r} was asked for, but only cuda:0 to cuda:{count - 1} exist")
+    return device
 
 
 def check_device_map(device_map: Any, device: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.comparison import prompt
+from wherewhat.captures.comparison import random_prompt
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import CaptureError, ConfigError, one_line
 from wherewhat.models.positions import max_positions
@@ -63,7 +63,7 @@ def positions_refused(model: Any) -> str:
     kind = type(model).__name__
     if "position_ids" not in inspect.signature(type(model).forward).parameters:
         return f"{kind} takes no position_ids: positions cannot be perturbed; leave kinds of positions out"
-    ids = prompt(model, _PROBE_TOKENS)
+    ids = random_prompt(model, _PROBE_TOKENS)
     usual = torch.arange(_PROBE_TOKENS, device=ids.device)
     with torch.no_grad():
         plain = model(input_ids=ids, use_cache=False).logits.float()

@@ -79,7 +79,7 @@ def read_documents(
             raise TextError(f"separator {shown(separator)} has no text to cut: give --text as well")
         return embedded_documents(count)
     if separator is not None and (not separator.strip() or "\n" in separator or "\r" in separator):
-        raise TextError(f"separator {shown(separator)} cannot be a line of its own: give one line with content")
+        raise TextError(f"separator {shown(separator)} is not a single line with content: give one")
     if sum(source == "-" for source in given) > 1:
         raise TextError("standard input was given more than once: use '-' for one text only")
     documents: list[Document] = []

@@ -105,7 +105,7 @@ class Prompt:
         if not 0 <= self.answer_item < len(self.items):
             raise self._wrong(f"answer_item is {self.answer_item}, but there are {len(self.items)} items")
         item = self.items[self.answer_item]
-        # White space that begins an answer may stand in front of the item.
+        # White space at the start of an answer may precede the item.
         if self.ids[: item.end][-len(self.answer) :] != self.answer or item.end - item.start > len(self.answer):
             raise self._wrong(f"item {self.answer_item} does not hold the answer's tokens")
 
