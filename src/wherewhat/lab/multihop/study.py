@@ -20,10 +20,10 @@ from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, LengthAccuracy, a
 from wherewhat.lab.multihop.records import multihop_recorder
 from wherewhat.lab.multihop.scores import hold_out
 from wherewhat.lab.records import (
-    RECORDS,
     RECORDS_FILE,
     StudyRun,
-    discard_unrecorded,
+    Table,
+    complete_run,
     open_study_run,
     read_part,
     save_table,
@@ -37,7 +37,6 @@ from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.profiles import Profile
-from wherewhat.runs.provenance import Provenance
 
 STUDY = "multihop"
 TEST = "test"
@@ -77,7 +76,7 @@ def train(
     Returns:
         The trained model, on the device.
     """
-    place = find_device(device)
+    on = find_device(device)
     model_config = replace(model_config, vocabulary=task.vocabulary)
     if sequences is None:
         sequences = task.splits(train_config.sequences, train_config.data_seed)[0]
@@ -92,7 +91,7 @@ def train(
         record=record,
         directory=directory,
         progress=progress,
-        device=place,
+        device=on,
     )
 
 
@@ -272,38 +271,30 @@ def _train_and_test(
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
-    discard_unrecorded(run)
-    recorder = multihop_recorder(
-        held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path
-    )
-    started = time.perf_counter()
-    model = train(
-        setup.task,
-        setup.model,
-        setup.training,
-        record=None if run.has(RECORDS) else recorder,
-        directory=run.path,
-        progress=progress,
-        device=device,
-        sequences=training,
-    )
-    trained = time.perf_counter()
-    save_table(run, RECORDS, recorder.records.table(), seconds=trained - started)
-    if not run.has(TEST):
+
+    def test(model: LabModel) -> Table:
         found = measure_accuracy(model, testing)
-        table = {name: Profile(getattr(found, name), ("hop",)) for name in ("hits", "counts", "loss")}
-        table["hops"] = Profile(torch.tensor(found.hops), ("hop",))
-        save_table(run, TEST, table, seconds=time.perf_counter() - trained)
-    provenance = Provenance(
-        model_hash=None,
-        tokenizer_hash=None,
-        text_hash=None,
-        dtype="float32",
+        columns = {"hops": torch.tensor(found.hops), "hits": found.hits, "counts": found.counts, "loss": found.loss}
+        return {name: Profile(values, ("hop",)) for name, values in columns.items()}
+
+    complete_run(
+        run,
+        multihop_recorder(held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path),
+        train=lambda record: train(
+            setup.task,
+            setup.model,
+            setup.training,
+            record=record,
+            directory=run.path,
+            progress=progress,
+            device=device,
+            sequences=training,
+        ),
+        part=TEST,
+        measure=test,
         device=device,
-        seed=setup.model.seed,
-        extra={"seconds_recording": round(recorder.seconds, 3)},
+        files=[MODEL_FILE],
     )
-    run.finish([RECORDS, TEST], provenance=provenance, files=[MODEL_FILE])
 
 
 def open_run(path: Path) -> MultihopRun:
