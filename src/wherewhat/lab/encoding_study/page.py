@@ -22,9 +22,6 @@ from wherewhat.lab.encoding_study.summary import (
     PANELS,
     TOLERANCE,
     RunSummary,
-    end_of,
-    half_of,
-    lasting_half_of,
     relations,
 )
 from wherewhat.lab.records import Table
@@ -135,7 +132,7 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
                 "encoding": summary.encoding,
                 "seed": summary.seed,
                 "best_method": summary.best_method,
-                **{name: rounded(end_of(name)(summary)) for name in ("loss", *ADDITIVITY, *TOLERANCE)},
+                **{name: rounded(summary.end(name)) for name in ("loss", *ADDITIVITY, *TOLERANCE)},
             }
             for summary in summaries
         ],
@@ -157,8 +154,8 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
         "name": name,
         "steps": runs[0].steps.tolist(),
         "curves": {panel.name: _band(torch.stack([run.curves[panel.name] for run in same])) for panel in PANELS},
-        "half": {event: _spread(list(map(half_of(event), runs))) for event in EVENTS},
-        "lasting": {event: _spread(list(map(lasting_half_of(event), runs))) for event in EVENTS},
+        "half": {event: _spread([run.half[event] for run in runs]) for event in EVENTS},
+        "lasting": {event: _spread([run.lasting[event] for run in runs]) for event in EVENTS},
         "lengths": _lengths([run.after for run in same]),
         "perturbed": _by_x([run.after for run in same], "loss_by_rate_", column=3),
         "residual": _by_x([run.after for run in same], "loss_by_strength", column=1).get("", None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -252,6 +252,10 @@ class RunSummary:
     after: Table
     recording_share: float
 
+    def end(self, name: str) -> float:
+        """Return a value at the end of training, by name; NaN where there is none."""
+        return self.ends[name].mean if name in self.ends else math.nan
+
 
 def summarise_run(run: EncodingRun) -> RunSummary:
     """Return the summary of a run."""
@@ -305,33 +309,18 @@ def _over_documents(values: Tensor) -> Interval:
     return interval(defined) if defined else Interval(math.nan, None, None, 0)
 
 
-def over_seeds(runs: Sequence[RunSummary], number: Callable[[RunSummary], float]) -> dict[str, list[float]]:
-    """Return a value of every run, by encoding in the given order."""
+def over_seeds(runs: Sequence[RunSummary], values: Iterable[float]) -> dict[str, list[float]]:
+    """Group the values of runs by encoding, in the given order."""
     found: dict[str, list[float]] = {}
-    for run in runs:
-        found.setdefault(run.encoding, []).append(number(run))
+    for run, value in zip(runs, values, strict=True):
+        found.setdefault(run.encoding, []).append(value)
     return found
-
-
-def end_of(name: str) -> Callable[[RunSummary], float]:
-    """Return a function to the last value of a run; NaN where it has none."""
-    return lambda run: run.ends[name].mean if name in run.ends else math.nan
-
-
-def half_of(name: str) -> Callable[[RunSummary], float]:
-    """Return a function to the step at which half of a panel's change was first reached; NaN without a change."""
-    return lambda run: run.half[name]
-
-
-def lasting_half_of(name: str) -> Callable[[RunSummary], float]:
-    """Return a function to the step at which half of a panel's change was permanently reached."""
-    return lambda run: run.lasting[name]
 
 
 def relations(runs: Sequence[RunSummary]) -> dict[tuple[str, str], Relation]:
     """Return rank correlations over encodings of final additivity and increases of the loss."""
     means = {
-        name: [_nanmean(values) for values in over_seeds(runs, end_of(name)).values()]
+        name: [_nanmean(values) for values in over_seeds(runs, (run.end(name) for run in runs)).values()]
         for name in (*ADDITIVITY, *TOLERANCE)
     }
     return {(x, y): relate(means[x], means[y]) for x in ADDITIVITY for y in TOLERANCE}

@@ -9,20 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from wherewhat.errors import ConfigError
 from wherewhat.files import remove
 from wherewhat.lab.checkpoints import load_model
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, LengthAccuracy, accuracy_by_length, measure_accuracy
+from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, accuracy_by_length, measure_accuracy
 from wherewhat.lab.multihop.records import multihop_recorder
 from wherewhat.lab.multihop.scores import hold_out
 from wherewhat.lab.records import (
     RECORDS_FILE,
     StudyRun,
-    Table,
     complete_run,
     open_study_run,
     read_part,
@@ -36,7 +33,6 @@ from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import Profile
 
 STUDY = "multihop"
 TEST = "test"
@@ -212,8 +208,7 @@ class MultihopRun(StudyRun):
 
     def test(self) -> Accuracy:
         """Return the correct answers on all test sequences, by number of hops."""
-        found = {name: one.values for name, one in self.table(TEST).items()}
-        return Accuracy(tuple(found["hops"].tolist()), found["hits"], found["counts"], found["loss"])
+        return Accuracy.from_table(self.table(TEST))
 
     def size(self) -> int:
         """Return the number of bytes of all files."""
@@ -271,12 +266,6 @@ def _train_and_test(
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
-
-    def test(model: LabModel) -> Table:
-        found = measure_accuracy(model, testing)
-        columns = {"hops": torch.tensor(found.hops), "hits": found.hits, "counts": found.counts, "loss": found.loss}
-        return {name: Profile(values, ("hop",)) for name, values in columns.items()}
-
     complete_run(
         run,
         multihop_recorder(held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path),
@@ -291,7 +280,7 @@ def _train_and_test(
             sequences=training,
         ),
         part=TEST,
-        measure=test,
+        measure=lambda model: measure_accuracy(model, testing).table(),
         device=device,
         files=[MODEL_FILE],
     )
@@ -307,7 +296,9 @@ _SEED = 1_000_003
 
 
 @new_process_settings()
-def measure_lengths(run: MultihopRun, lengths: Sequence[int], *, count: int, device: str = "cpu") -> LengthAccuracy:
+def measure_lengths(
+    run: MultihopRun, lengths: Sequence[int], *, count: int, device: str = "cpu"
+) -> dict[int, Accuracy]:
     """Return the accuracy by length; each length is measured once and kept as a part of the run directory.
 
     Args:
@@ -324,14 +315,6 @@ def measure_lengths(run: MultihopRun, lengths: Sequence[int], *, count: int, dev
         found = accuracy_by_length(run.model(device=device), run.setup.task, lengths=missing, count=count, seed=_SEED)
         seconds = (time.perf_counter() - started) / len(missing)
         with directory.lock():
-            for length, hits, counts in zip(found.lengths, found.hits, found.counts, strict=True):
-                columns = {"hops": torch.tensor(found.hops), "hits": hits, "counts": counts}
-                table = {name: Profile(values, ("hop",)) for name, values in columns.items()}
-                save_table(directory, keys[length], table, seconds=seconds)
-    rows = [read_part(directory, key) for key in keys.values()]
-    return LengthAccuracy(
-        lengths=tuple(keys),
-        hops=tuple(rows[0]["hops"].values.tolist()),
-        hits=torch.stack([row["hits"].values for row in rows]),
-        counts=torch.stack([row["counts"].values for row in rows]),
-    )
+            for length, accuracy in found.items():
+                save_table(directory, keys[length], accuracy.table(), seconds=seconds)
+    return {length: Accuracy.from_table(read_part(directory, key)) for length, key in keys.items()}
