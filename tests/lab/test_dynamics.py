@@ -75,7 +75,7 @@ def held_out():
 def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
     model = make(replace(SMALL, **options), dtype=dtype)
     found = score_model(model, held_out, path=True)
-    sequences = held_out.to_score
+    sequences = held_out.sequences.select(torch.arange(held_out.scored))
     n = sequences.tokens.shape[1]
     layers = model.attention(sequences.tokens)
     for layer, attention in enumerate(layers):
@@ -170,7 +170,7 @@ def test_hold_out_takes_equal_shares():
     sequences = TASK.sample(90, seed=0)
     chosen = hold_out(sequences, scored=12, tested=60)
     assert chosen.sequences.hops.bincount().tolist() == [0, 20, 20, 20]
-    assert chosen.to_score.hops.bincount().tolist() == [0, 4, 4, 4]
+    assert chosen.sequences.hops[: chosen.scored].bincount().tolist() == [0, 4, 4, 4]
     rows = {tuple(row) for row in sequences.tokens.tolist()}
     assert {tuple(row) for row in chosen.sequences.tokens.tolist()} <= rows
     assert chosen.fingerprint != hold_out(sequences, scored=9, tested=60).fingerprint
