@@ -63,3 +63,12 @@ def test_other_runs_are_refused(tmp_path):
     run = RunDirectory.open(tmp_path, name="other", config={"measurement": "axes"})
     with pytest.raises(StoreError, match="not a run directory"):
         open_run(run.path)
+
+
+def test_comparison_of_measurements_leaves_trainings_out(whole):
+    pytest.importorskip("polars")
+    from wherewhat.runs.index import open_index
+
+    index = open_index(str(whole.path.parent))
+    assert (index.runs, index.unreadable) == (0, {})
+    remove(whole.path.parent / "index.parquet")

@@ -21,7 +21,7 @@ from wherewhat.runs.layout import PartResult
 from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
 from wherewhat.runs.provenance import Provenance
 
-Table = Mapping[str, Profile]
+TensorTable = Mapping[str, Profile]
 """Tensors by name, with the names of their dimensions."""
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -50,7 +50,7 @@ class Records:
     steps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Mapping[str, Tensor] = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
-    constants: Table = field(default_factory=dict)
+    constants: TensorTable = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -77,13 +77,13 @@ class Records:
             values[name] = (torch.cat([self.values[name], value[None]]) if len(self) else value[None])[order]
         return Records(steps[order], values, {name: axes[name] for name in scores}, self.constants)
 
-    def table(self) -> Table:
+    def table(self) -> TensorTable:
         """Return everything as one table; :meth:`from_table` is the inverse."""
         scores = {name: Profile(value, ("step", *self.axes[name])) for name, value in self.values.items()}
         return {_STEPS: Profile(self.steps, ("step",)), **scores, **self.constants}
 
     @classmethod
-    def from_table(cls, table: Table) -> Records:
+    def from_table(cls, table: TensorTable) -> Records:
         """Return the records in a table."""
         if _STEPS not in table:
             raise StoreError("the table holds no records of a training: it has no steps")
@@ -131,7 +131,7 @@ class TrainingRecorder:
         score: Callable[[LabModel], Mapping[str, Tensor]],
         axes: Axes,
         *,
-        constants: Table | None = None,
+        constants: TensorTable | None = None,
         path: Path | None = None,
     ) -> None:
         self._score, self._axes, self._path = score, axes, path
@@ -200,7 +200,7 @@ class StudyRun:
         """Return the scores by training step."""
         return Records.from_table(self.table(RECORDS))
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> TensorTable:
         """Return the tensors of one part."""
         return _named(self.directory.profiles(), key)
 
@@ -224,7 +224,7 @@ def complete_run(
     *,
     train: Callable[[Record | None], LabModel],
     part: str,
-    measure: Callable[[LabModel], Table],
+    measure: Callable[[LabModel], TensorTable],
     device: str,
     dtype: str = "float32",
     text_hash: str | None = None,
@@ -280,22 +280,22 @@ def complete_run(
     run.finish([RECORDS, part], provenance=provenance, files=files)
 
 
-def save_table(run: RunDirectory, key: str, table: Table, *, seconds: float) -> None:
+def save_table(run: RunDirectory, key: str, table: TensorTable, *, seconds: float) -> None:
     """Save tensors as a part of a run, unless the part is there already."""
     if not run.has(key):
         profiles = {profile_name(key, None, name): one for name, one in table.items()}
         run.save(key, PartResult(scores=None, profiles=profiles), seconds=seconds)
 
 
-def read_part(run: RunDirectory, key: str) -> Table:
+def read_part(run: RunDirectory, key: str) -> TensorTable:
     """Return the tensors of one part, before or after the run is finished."""
     return _named(run.part_profiles(key), key)
 
 
-def _named(file: ProfileFile, document: str) -> Table:
+def _named(file: ProfileFile, document: str) -> TensorTable:
     prefix = profile_name(document, None, "x")[:-1]
     return {name.removeprefix(prefix): Profile(file[name], file.axes(name)) for name in file if name.startswith(prefix)}
 
 
-def _equal(one: Table, other: Table) -> bool:
+def _equal(one: TensorTable, other: TensorTable) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name].values, other[name].values) for name in one)

@@ -24,7 +24,7 @@ from wherewhat.lab.encoding_study.summary import (
     RunSummary,
     relations,
 )
-from wherewhat.lab.records import Table
+from wherewhat.lab.records import TensorTable
 from wherewhat.measures.perturb.changes import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
@@ -162,7 +162,7 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
     }
 
 
-def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
+def _lengths(tables: Sequence[TensorTable]) -> dict[str, Any]:
     """Return the loss by position under each method: mean over seeds and documents, 95 % interval over documents."""
     names = {method.name: f"loss_by_position_{method.name}" for method in METHODS}
     return {
@@ -175,7 +175,7 @@ def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
     }
 
 
-def _by_x(tables: Sequence[Table], prefix: str, *, column: int) -> dict[str, Any]:
+def _by_x(tables: Sequence[TensorTable], prefix: str, *, column: int) -> dict[str, Any]:
     """Return curves whose first column is x, by name without the prefix, with the same mean and interval."""
     found = {}
     for name in tables[0]:

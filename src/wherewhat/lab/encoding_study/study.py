@@ -21,7 +21,7 @@ from wherewhat.lab.model import LabModel
 from wherewhat.lab.records import (
     RECORDS_FILE,
     StudyRun,
-    Table,
+    TensorTable,
     TrainingRecorder,
     complete_run,
     open_study_run,
@@ -59,7 +59,7 @@ class EncodingRun(StudyRun):
         """Number of bytes of the training sequences."""
         return int(self.config["training"]["context"])
 
-    def after(self) -> Table:
+    def after(self) -> TensorTable:
         """Return the measurements after training."""
         return self.table(AFTER)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.lab.encoding_study.study import EncodingRun
-from wherewhat.lab.records import Records, Table
+from wherewhat.lab.records import Records, TensorTable
 from wherewhat.measures.statistics import Interval, centred_ranks, cosine, interval
 from wherewhat.measures.swaps.scores import LABELS, label
 
@@ -249,7 +249,7 @@ class RunSummary:
     lasting: Mapping[str, float]
     ends: Mapping[str, Interval]
     best_method: str
-    after: Table
+    after: TensorTable
     recording_share: float
 
     def end(self, name: str) -> float:
@@ -277,7 +277,7 @@ def summarise_run(run: EncodingRun) -> RunSummary:
     )
 
 
-def _perturb_rises(after: Table) -> dict[str, Interval]:
+def _perturb_rises(after: TensorTable) -> dict[str, Interval]:
     """Return the increase of the loss on unperturbed targets at one rate, by kind, with intervals over documents."""
     found = {}
     for name, table in after.items():
@@ -288,7 +288,7 @@ def _perturb_rises(after: Table) -> dict[str, Interval]:
     return found
 
 
-def _length_rises(after: Table, context: int) -> tuple[dict[str, Interval], str]:
+def _length_rises(after: TensorTable, context: int) -> tuple[dict[str, Interval], str]:
     """Return the increase of the loss beyond twice the context over the context's second half, and the best method."""
     position = after["position"].values
     inside, beyond = (position > context / 2) & (position < context), position > 2 * context

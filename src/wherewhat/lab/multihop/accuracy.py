@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.records import Table
+from wherewhat.lab.records import TensorTable
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.statistics import share_bounds
 from wherewhat.runs.profiles import Profile
@@ -94,13 +94,13 @@ class Accuracy:
         """95 % interval of ``overall``."""
         return share_bounds(self.overall, int(self.counts.sum()))
 
-    def table(self) -> Table:
+    def table(self) -> TensorTable:
         """Return everything as named tensors; :meth:`from_table` is the inverse."""
         columns = {"hops": torch.tensor(self.hops), "hits": self.hits, "counts": self.counts, "loss": self.loss}
         return {name: Profile(values, ("hop",)) for name, values in columns.items()}
 
     @classmethod
-    def from_table(cls, table: Table) -> Accuracy:
+    def from_table(cls, table: TensorTable) -> Accuracy:
         """Return the accuracy in a table."""
         found = {name: one.values for name, one in table.items()}
         return cls(tuple(found["hops"].tolist()), found["hits"], found["counts"], found["loss"])
