@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import remove
 from wherewhat.hashes import JSON
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.training import MODEL_FILE, STATE_FILE
+from wherewhat.lab.training import MODEL_FILE, STATE_FILE, Record
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import PartResult
 from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
+from wherewhat.runs.provenance import Provenance
 
-Table = Mapping[str, Profile]
+TensorTable = Mapping[str, Profile]
 """Tensors by name, with the names of their dimensions."""
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -49,7 +50,7 @@ class Records:
     steps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Mapping[str, Tensor] = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
-    constants: Table = field(default_factory=dict)
+    constants: TensorTable = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -76,13 +77,13 @@ class Records:
             values[name] = (torch.cat([self.values[name], value[None]]) if len(self) else value[None])[order]
         return Records(steps[order], values, {name: axes[name] for name in scores}, self.constants)
 
-    def table(self) -> Table:
+    def table(self) -> TensorTable:
         """Return everything as one table; :meth:`from_table` is the inverse."""
         scores = {name: Profile(value, ("step", *self.axes[name])) for name, value in self.values.items()}
         return {_STEPS: Profile(self.steps, ("step",)), **scores, **self.constants}
 
     @classmethod
-    def from_table(cls, table: Table) -> Records:
+    def from_table(cls, table: TensorTable) -> Records:
         """Return the records in a table."""
         if _STEPS not in table:
             raise StoreError("the table holds no records of a training: it has no steps")
@@ -130,7 +131,7 @@ class TrainingRecorder:
         score: Callable[[LabModel], Mapping[str, Tensor]],
         axes: Axes,
         *,
-        constants: Table | None = None,
+        constants: TensorTable | None = None,
         path: Path | None = None,
     ) -> None:
         self._score, self._axes, self._path = score, axes, path
@@ -199,7 +200,7 @@ class StudyRun:
         """Return the scores by training step."""
         return Records.from_table(self.table(RECORDS))
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> TensorTable:
         """Return the tensors of one part."""
         return _named(self.directory.profiles(), key)
 
@@ -217,29 +218,84 @@ def open_study_run(path: Path, study: str) -> RunDirectory:
     return run
 
 
-def discard_unrecorded(run: RunDirectory) -> None:
-    """Remove the model and the state of a training whose records were lost, so that it starts from step 0."""
+def complete_run(
+    run: RunDirectory,
+    recorder: TrainingRecorder,
+    *,
+    train: Callable[[Record | None], LabModel],
+    part: str,
+    measure: Callable[[LabModel], TensorTable],
+    device: str,
+    dtype: str = "float32",
+    text_hash: str | None = None,
+    details: Mapping[str, JSON] | None = None,
+    files: Iterable[str] = (),
+) -> None:
+    """Train a model with records, measure it, and finish the run. Only for the holder of the run's lock.
+
+    Parts that the directory holds already are not computed again.
+
+    Args:
+        run: The run directory; its path is the directory of the training.
+        recorder: Recorder with the file ``RECORDS_FILE`` of the run directory.
+        train: Function that trains a model, or loads the trained one, with a recorder or without.
+        part: Name of the part with the measurements after training.
+        measure: Function from the trained model to those measurements.
+        device: Device of the training.
+        dtype: Precision of the training.
+        text_hash: Hash of the text; None for a training without text.
+        details: Additional provenance.
+        files: Files of the training to keep, such as the model.
+    """
     if not run.has(RECORDS) and not (run.path / RECORDS_FILE).exists():
-        for name in (MODEL_FILE, STATE_FILE):
+        for name in (MODEL_FILE, STATE_FILE):  # without its records a training has to start from step 0
             remove(run.path / name)
+    resumed = int(recorder.records.steps.max()) if len(recorder.records) else None
+    started = time.perf_counter()
+    model = train(None if run.has(RECORDS) else recorder)
+    synchronize(model)
+    trained = time.perf_counter()
+    save_table(run, RECORDS, recorder.records.table(), seconds=trained - started)
+    if not run.has(part):
+        save_table(run, part, measure(model), seconds=time.perf_counter() - trained)
+    own: dict[str, JSON] = {
+        # Seconds are those of the last process alone.
+        "seconds_training": round(trained - started - recorder.seconds, 3),
+        "seconds_recording": round(recorder.seconds, 3),
+        "seconds_after": round(time.perf_counter() - trained, 3),
+        "seconds_by_record": {str(step): round(seconds, 4) for step, seconds in recorder.seconds_by_step.items()},
+        "resumed_after_step": resumed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "device": torch.cuda.get_device_name(device) if model.embedding.is_cuda else "cpu",
+    }
+    provenance = Provenance(
+        model_hash=None,
+        tokenizer_hash=None,
+        text_hash=text_hash,
+        dtype=dtype,
+        device=device,
+        seed=model.config.seed,
+        extra={**own, **(details or {})},
+    )
+    run.finish([RECORDS, part], provenance=provenance, files=files)
 
 
-def save_table(run: RunDirectory, key: str, table: Table, *, seconds: float) -> None:
+def save_table(run: RunDirectory, key: str, table: TensorTable, *, seconds: float) -> None:
     """Save tensors as a part of a run, unless the part is there already."""
     if not run.has(key):
         profiles = {profile_name(key, None, name): one for name, one in table.items()}
         run.save(key, PartResult(scores=None, profiles=profiles), seconds=seconds)
 
 
-def read_part(run: RunDirectory, key: str) -> Table:
+def read_part(run: RunDirectory, key: str) -> TensorTable:
     """Return the tensors of one part, before or after the run is finished."""
     return _named(run.part_profiles(key), key)
 
 
-def _named(file: ProfileFile, document: str) -> Table:
+def _named(file: ProfileFile, document: str) -> TensorTable:
     prefix = profile_name(document, None, "x")[:-1]
     return {name.removeprefix(prefix): Profile(file[name], file.axes(name)) for name in file if name.startswith(prefix)}
 
 
-def _equal(one: Table, other: Table) -> bool:
+def _equal(one: TensorTable, other: TensorTable) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name].values, other[name].values) for name in one)

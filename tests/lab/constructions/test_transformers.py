@@ -12,7 +12,6 @@ from wherewhat.lab.config import LabConfig
 from wherewhat.lab.constructions.checks import check_exhaustively, check_randomly
 from wherewhat.lab.constructions.discrepancy import index_discrepancy
 from wherewhat.lab.constructions.geometry import (
-    aligned_resultant,
     directions_by_label,
     head_geometry,
     resultant,
@@ -36,6 +35,13 @@ from wherewhat.progress import Silent
 
 FAST = 10_000 ** (-1 / 64)
 SLOW = 10_000 ** (-41 / 64)
+
+
+def aligned_resultant(points, labels, angle):
+    """Resultant length after rotation of each point by its label times ``angle``."""
+    turn = labels.double() * angle
+    z = torch.view_as_complex(points.double().contiguous()) * torch.polar(torch.ones_like(turn), turn)
+    return resultant(torch.view_as_real(z))
 
 
 def small_index(task, **options):

@@ -181,3 +181,20 @@ def test_the_command_runs_a_recipe(cli, tmp_path):
     wrong = cli("encodings", "run", "--recipe", tmp_path / "no.toml")
     assert wrong.code == 2
     assert len(wrong.err.strip().splitlines()) == 1
+
+
+def test_it_runs_without_the_packages_of_tables_and_pages(tmp_path):
+    recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "nope"), steps=3)
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('pyarrow', 'typer', 'plotly', 'rich', 'polars', 'gguf', 'platformdirs')))\n"
+        "from wherewhat.lab.encoding_study.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    given = ["--recipe", str(recipe), "--only", "nope:0", "--device", "cpu", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", script, *given]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = open_runs(tmp_path)
+    assert not (run.path / "scores.parquet").exists()

@@ -76,7 +76,7 @@ def held_out():
 def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
     model = make(replace(SMALL, **options), dtype=dtype)
     found = score_model(model, held_out, path=True)
-    sequences = held_out.to_score
+    sequences = held_out.sequences.select(torch.arange(held_out.scored))
     n = sequences.tokens.shape[1]
     layers = model.attention(sequences.tokens)
     for layer, attention in enumerate(layers):
@@ -171,7 +171,7 @@ def test_hold_out_takes_equal_shares():
     sequences = TASK.sample(90, seed=0)
     chosen = hold_out(sequences, scored=12, tested=60)
     assert chosen.sequences.hops.bincount().tolist() == [0, 20, 20, 20]
-    assert chosen.to_score.hops.bincount().tolist() == [0, 4, 4, 4]
+    assert chosen.sequences.hops[: chosen.scored].bincount().tolist() == [0, 4, 4, 4]
     rows = {tuple(row) for row in sequences.tokens.tolist()}
     assert {tuple(row) for row in chosen.sequences.tokens.tolist()} <= rows
     assert chosen.fingerprint != hold_out(sequences, scored=9, tested=60).fingerprint
@@ -381,17 +381,19 @@ def test_wilson_is_the_other_one():
 def test_accuracy_by_length():
     model = make(spread=0.2)
     found = accuracy_by_length(model, TASK, lengths=(9, 12, 40), count=61, seed=7)
-    assert found.counts.sum(-1).tolist() == [61] * 3
-    for index, n in enumerate((9, 12, 40)):
+    assert [int(found[n].counts.sum()) for n in (9, 12, 40)] == [61] * 3
+    for n, accuracy in found.items():
         sequences = TASK.sample(61, seed=7, extra=n - 9)
         with torch.no_grad():
             right = model(sequences.tokens).argmax(-1) == sequences.answers
-        assert float(found.overall[index]) == pytest.approx(float(right.double().mean()))
-        for column, hops in enumerate(found.hops):
-            assert int(found.hits[index, column]) == int(right[sequences.hops == hops].sum())
-    assert bool((found.overall_intervals[:, 0] <= found.overall).all())
+        assert accuracy.overall == pytest.approx(float(right.double().mean()))
+        for column, hops in enumerate(accuracy.hops):
+            assert int(accuracy.hits[column]) == int(right[sequences.hops == hops].sum())
+        low, high = accuracy.overall_interval
+        assert low <= accuracy.overall <= high
     perfect = index_transformer(TASK, theta=0.866, layers=3, longest=60)
-    assert accuracy_by_length(perfect, TASK, lengths=(9, 60), count=30).overall.tolist() == [1.0, 1.0]
+    found = accuracy_by_length(perfect, TASK, lengths=(9, 60), count=30)
+    assert [accuracy.overall for accuracy in found.values()] == [1.0, 1.0]
     with pytest.raises(ConfigError, match="length 8 is too short"):
         accuracy_by_length(model, TASK, lengths=(9, 8))
     with pytest.raises(ConfigError, match="16 positions"):

@@ -171,19 +171,6 @@ def resultant(points: Tensor) -> float:
     return float(_unit(points).mean(0).norm())
 
 
-def aligned_resultant(points: Tensor, labels: Tensor, angle: float) -> float:
-    """Return the resultant length after rotation of each point by its label times ``angle``.
-
-    Args:
-        points: ``(count, 2)``.
-        labels: ``(count,)``.
-        angle: Angle between the directions of consecutive labels.
-    """
-    z = torch.view_as_complex(points.double().contiguous())
-    turn = labels.double() * angle
-    return resultant(torch.view_as_real(z * torch.polar(torch.ones_like(turn), turn)))
-
-
 def directions_by_label(points: Tensor, labels: Tensor) -> Directions:
     """Return the mean direction of the points ``(count, 2)`` of each label ``(count,)``."""
     unit = _unit(points)

@@ -17,9 +17,6 @@ from wherewhat.lab.encoding_study.summary import (
     PANELS,
     TOLERANCE,
     RunSummary,
-    end_of,
-    half_of,
-    lasting_half_of,
     over_seeds,
     relations,
 )
@@ -30,7 +27,8 @@ _SPREAD = "Mean over seeds, then minimum and maximum, or the number of seeds wit
 def timing_table(runs: Sequence[RunSummary], *, for_good: bool = False) -> Table:
     """Return the step at which half of each change was first reached, or permanently reached, by encoding."""
     titles = {panel.name: panel.title.partition(" (")[0] for panel in PANELS}
-    rows = {titles[event]: over_seeds(runs, (lasting_half_of if for_good else half_of)(event)) for event in EVENTS}
+    steps = {event: [(run.lasting if for_good else run.half)[event] for run in runs] for event in EVENTS}
+    rows = {titles[event]: over_seeds(runs, values) for event, values in steps.items()}
     reached = "permanently reached" if for_good else "first reached"
     return _by_encoding(
         f"step at which half of the change from step 0 to the end was {reached}",
@@ -60,7 +58,7 @@ def ending_table(runs: Sequence[RunSummary]) -> Table:
         "results at the end of training",
         f"{_SPREAD} Increases of the loss are in nats per byte: on unperturbed targets, with 10 % perturbed; and "
         "beyond twice the context compared to the second half of the context.",
-        {title: over_seeds(runs, end_of(name)) for name, title in names.items()},
+        {title: over_seeds(runs, [run.end(name) for run in runs]) for name, title in names.items()},
         "{:.3f}",
     )
     methods = {run.encoding: run.best_method for run in runs}

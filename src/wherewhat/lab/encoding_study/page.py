@@ -22,12 +22,9 @@ from wherewhat.lab.encoding_study.summary import (
     PANELS,
     TOLERANCE,
     RunSummary,
-    end_of,
-    half_of,
-    lasting_half_of,
     relations,
 )
-from wherewhat.lab.records import Table
+from wherewhat.lab.records import TensorTable
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
@@ -135,7 +132,7 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
                 "encoding": summary.encoding,
                 "seed": summary.seed,
                 "best_method": summary.best_method,
-                **{name: rounded(end_of(name)(summary)) for name in ("loss", *ADDITIVITY, *TOLERANCE)},
+                **{name: rounded(summary.end(name)) for name in ("loss", *ADDITIVITY, *TOLERANCE)},
             }
             for summary in summaries
         ],
@@ -157,15 +154,15 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
         "name": name,
         "steps": runs[0].steps.tolist(),
         "curves": {panel.name: _band(torch.stack([run.curves[panel.name] for run in same])) for panel in PANELS},
-        "half": {event: _spread(list(map(half_of(event), runs))) for event in EVENTS},
-        "lasting": {event: _spread(list(map(lasting_half_of(event), runs))) for event in EVENTS},
+        "half": {event: _spread([run.half[event] for run in runs]) for event in EVENTS},
+        "lasting": {event: _spread([run.lasting[event] for run in runs]) for event in EVENTS},
         "lengths": _lengths([run.after for run in same]),
         "perturbed": _by_x([run.after for run in same], "loss_by_rate_", column=3),
         "residual": _by_x([run.after for run in same], "loss_by_strength", column=1).get("", None),
     }
 
 
-def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
+def _lengths(tables: Sequence[TensorTable]) -> dict[str, Any]:
     """Return the loss by position under each method: mean over seeds and documents, 95 % interval over documents."""
     names = {name: f"loss_by_position_{name}" for name in METHODS}
     return {
@@ -178,7 +175,7 @@ def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
     }
 
 
-def _by_x(tables: Sequence[Table], prefix: str, *, column: int) -> dict[str, Any]:
+def _by_x(tables: Sequence[TensorTable], prefix: str, *, column: int) -> dict[str, Any]:
     """Return curves whose first column is x, by name without the prefix, with the same mean and interval."""
     found = {}
     for name in tables[0]:

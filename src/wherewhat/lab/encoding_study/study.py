@@ -19,16 +19,13 @@ from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, score
 from wherewhat.lab.language import recording_steps, train_language
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.records import (
-    RECORDS,
     RECORDS_FILE,
     StudyRun,
-    Table,
+    TensorTable,
     TrainingRecorder,
-    discard_unrecorded,
+    complete_run,
     open_study_run,
-    save_table,
     study_config,
-    synchronize,
 )
 from wherewhat.lab.steps import products
 from wherewhat.lab.subject import LabSubject
@@ -38,7 +35,6 @@ from wherewhat.numerics import new_process_settings
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import COMPLETE
-from wherewhat.runs.provenance import Provenance
 
 STUDY = "encodings"
 AFTER = "after"
@@ -63,7 +59,7 @@ class EncodingRun(StudyRun):
         """Number of bytes of the training sequences."""
         return int(self.config["training"]["context"])
 
-    def after(self) -> Table:
+    def after(self) -> TensorTable:
         """Return the measurements after training."""
         return self.table(AFTER)
 
@@ -110,8 +106,8 @@ def run_one(
         keep: Keep the trained model.
         progress: Progress callback.
     """
-    place = resolve_device(device)
-    config = study_config(STUDY, encoding=encoding, seed=seed, text=corpus.sha256, device=place.type, **recipe.values())
+    on = resolve_device(device)
+    config = study_config(STUDY, encoding=encoding, seed=seed, text=corpus.sha256, device=on.type, **recipe.values())
     run = RunDirectory.open(out, name=f"{encoding}-seed{seed}", config=config)
 
     def is_missing() -> bool:
@@ -124,64 +120,29 @@ def run_one(
         progress = progress or Silent()
         with run.lock(on_wait=progress.say):
             if is_missing():  # no other process finished it meanwhile
-                _train_and_measure(run, recipe, corpus, held_out, device=place, progress=progress)
+                complete_run(
+                    run,
+                    encoding_recorder(held_out, recipe.watch, path=run.path / RECORDS_FILE),
+                    train=lambda record: train_language(
+                        recipe.model_for(encoding, seed),
+                        recipe.training_for(seed),
+                        corpus.training,
+                        record=record,
+                        record_at=recording_steps(recipe.training.steps, recipe.watch.records),
+                        directory=run.path,
+                        progress=progress,
+                        device=str(on),
+                    ),
+                    part=AFTER,
+                    measure=lambda model: measure_after(model, corpus, recipe.after, context=recipe.training.context),
+                    device=str(on),
+                    dtype=recipe.training.precision,
+                    text_hash=corpus.sha256,
+                    details={"text": corpus.source},
+                )
             for name in (RECORDS_FILE, *(() if keep else (MODEL_FILE, "tensorboard"))):
                 remove(run.path / name)
     return EncodingRun(run)
-
-
-def _train_and_measure(
-    run: RunDirectory,
-    recipe: EncodingRecipe,
-    corpus: Corpus,
-    held_out: HeldOutText,
-    *,
-    device: torch.device,
-    progress: Progress,
-) -> None:
-    """Do what is missing of a run: training, records, measurements after it. Only for the holder of the run's lock."""
-    encoding, seed, context = str(run.config["encoding"]), int(str(run.config["seed"])), recipe.training.context
-    discard_unrecorded(run)
-    recorder = encoding_recorder(held_out, recipe.watch, path=run.path / RECORDS_FILE)
-    resumed = int(recorder.records.steps.max()) if len(recorder.records) else None
-    started = time.perf_counter()
-    model = train_language(
-        recipe.model_for(encoding, seed),
-        recipe.training_for(seed),
-        corpus.training,
-        record=None if run.has(RECORDS) else recorder,
-        record_at=recording_steps(recipe.training.steps, recipe.watch.records),
-        directory=run.path,
-        progress=progress,
-        device=str(device),
-    )
-    synchronize(model)
-    trained = time.perf_counter()
-    save_table(run, RECORDS, recorder.records.table(), seconds=trained - started)
-    if not run.has(AFTER):
-        curves = measure_after(model, corpus, recipe.after, context=context)
-        save_table(run, AFTER, curves, seconds=time.perf_counter() - trained)
-    details: dict[str, Any] = {
-        # Seconds are those of the last process alone.
-        "seconds_training": round(trained - started - recorder.seconds, 3),
-        "seconds_recording": round(recorder.seconds, 3),
-        "seconds_after": round(time.perf_counter() - trained, 3),
-        "seconds_by_record": {str(step): round(seconds, 4) for step, seconds in recorder.seconds_by_step.items()},
-        "resumed_after_step": resumed,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "text": corpus.source,
-    }
-    provenance = Provenance(
-        model_hash=None,
-        tokenizer_hash=None,
-        text_hash=corpus.sha256,
-        dtype=recipe.training.precision,
-        device=str(device),
-        seed=seed,
-        extra=details,
-    )
-    run.finish([RECORDS, AFTER], provenance=provenance)
 
 
 def open_runs(folder: Path) -> list[EncodingRun]:

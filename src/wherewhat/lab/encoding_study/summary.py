@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.lab.encoding_study.study import EncodingRun
-from wherewhat.lab.records import Records, Table
+from wherewhat.lab.records import Records, TensorTable
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
@@ -251,8 +251,12 @@ class RunSummary:
     lasting: Mapping[str, float]
     ends: Mapping[str, Interval]
     best_method: str
-    after: Table
+    after: TensorTable
     recording_share: float
+
+    def end(self, name: str) -> float:
+        """Return a value at the end of training, by name; NaN where there is none."""
+        return self.ends[name].mean if name in self.ends else math.nan
 
 
 def summarise_run(run: EncodingRun) -> RunSummary:
@@ -275,7 +279,7 @@ def summarise_run(run: EncodingRun) -> RunSummary:
     )
 
 
-def _perturb_rises(after: Table) -> dict[str, Interval]:
+def _perturb_rises(after: TensorTable) -> dict[str, Interval]:
     """Return the increase of the loss on unperturbed targets at one rate, by kind, with intervals over documents."""
     found = {}
     for name, table in after.items():
@@ -286,7 +290,7 @@ def _perturb_rises(after: Table) -> dict[str, Interval]:
     return found
 
 
-def _length_rises(after: Table, context: int) -> tuple[dict[str, Interval], str]:
+def _length_rises(after: TensorTable, context: int) -> tuple[dict[str, Interval], str]:
     """Return the increase of the loss beyond twice the context over the context's second half, and the best method."""
     position = after["position"].values
     inside, beyond = (position > context / 2) & (position < context), position > 2 * context
@@ -307,33 +311,18 @@ def _over_documents(values: Tensor) -> Interval:
     return interval(defined) if defined else Interval(math.nan, None, None, 0)
 
 
-def over_seeds(runs: Sequence[RunSummary], number: Callable[[RunSummary], float]) -> dict[str, list[float]]:
-    """Return a value of every run, by encoding in the given order."""
+def over_seeds(runs: Sequence[RunSummary], values: Iterable[float]) -> dict[str, list[float]]:
+    """Group the values of runs by encoding, in the given order."""
     found: dict[str, list[float]] = {}
-    for run in runs:
-        found.setdefault(run.encoding, []).append(number(run))
+    for run, value in zip(runs, values, strict=True):
+        found.setdefault(run.encoding, []).append(value)
     return found
-
-
-def end_of(name: str) -> Callable[[RunSummary], float]:
-    """Return a function to the last value of a run; NaN where it has none."""
-    return lambda run: run.ends[name].mean if name in run.ends else math.nan
-
-
-def half_of(name: str) -> Callable[[RunSummary], float]:
-    """Return a function to the step at which half of a panel's change was first reached; NaN without a change."""
-    return lambda run: run.half[name]
-
-
-def lasting_half_of(name: str) -> Callable[[RunSummary], float]:
-    """Return a function to the step at which half of a panel's change was permanently reached."""
-    return lambda run: run.lasting[name]
 
 
 def relations(runs: Sequence[RunSummary]) -> dict[tuple[str, str], Relation]:
     """Return rank correlations over encodings of final additivity and increases of the loss."""
     means = {
-        name: [_nanmean(values) for values in over_seeds(runs, end_of(name)).values()]
+        name: [_nanmean(values) for values in over_seeds(runs, (run.end(name) for run in runs)).values()]
         for name in (*ADDITIVITY, *TOLERANCE)
     }
     return {(x, y): relate(means[x], means[y]) for x in ADDITIVITY for y in TOLERANCE}

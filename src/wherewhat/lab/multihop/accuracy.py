@@ -14,8 +14,10 @@ from torch.nn import functional
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
+from wherewhat.lab.records import TensorTable
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
-from wherewhat.measures.tensors import share_intervals
+from wherewhat.measures.statistics import share_bounds
+from wherewhat.runs.profiles import Profile
 
 Result = TypeVar("Result")
 
@@ -85,7 +87,23 @@ class Accuracy:
     @property
     def overall(self) -> float:
         """Share of correct answers over all numbers of hops."""
-        return float(self.hits.sum() / self.counts.sum())
+        return int(self.hits.sum()) / int(self.counts.sum())
+
+    @property
+    def overall_interval(self) -> tuple[float, float]:
+        """95 % interval of ``overall``."""
+        return share_bounds(self.overall, int(self.counts.sum()))
+
+    def table(self) -> TensorTable:
+        """Return everything as named tensors; :meth:`from_table` is the inverse."""
+        columns = {"hops": torch.tensor(self.hops), "hits": self.hits, "counts": self.counts, "loss": self.loss}
+        return {name: Profile(values, ("hop",)) for name, values in columns.items()}
+
+    @classmethod
+    def from_table(cls, table: TensorTable) -> Accuracy:
+        """Return the accuracy in a table."""
+        found = {name: one.values for name, one in table.items()}
+        return cls(tuple(found["hops"].tolist()), found["hits"], found["counts"], found["loss"])
 
 
 def measure_accuracy(model: LabModel, sequences: Sequences) -> Accuracy:
@@ -137,42 +155,10 @@ LENGTHS = (17, 30, 50, 100, 200, 500, 1000, 2000, 5000)
 """Lengths from the trained one to those of arXiv 2605.31558."""
 
 
-@dataclass(frozen=True)
-class LengthAccuracy:
-    """Correct answers by length and number of hops.
-
-    Attributes:
-        lengths: Tokens of the sequences.
-        hops: The numbers of hops.
-        hits: Correct answers, ``(lengths, hops)`` int64.
-        counts: Questions, ``(lengths, hops)`` int64.
-    """
-
-    lengths: tuple[int, ...]
-    hops: tuple[int, ...]
-    hits: Tensor
-    counts: Tensor
-
-    @property
-    def shares(self) -> Tensor:
-        """Share of correct answers, ``(lengths, hops)`` float64."""
-        return self.hits.double() / self.counts
-
-    @property
-    def overall(self) -> Tensor:
-        """Share of correct answers over all numbers of hops, ``(lengths,)`` float64."""
-        return self.hits.sum(-1).double() / self.counts.sum(-1)
-
-    @property
-    def overall_intervals(self) -> Tensor:
-        """95 % intervals of ``overall``, ``(lengths, 2)``."""
-        return share_intervals(self.hits.sum(-1), self.counts.sum(-1))
-
-
 def accuracy_by_length(
     model: LabModel, task: SequenceTask, *, lengths: Sequence[int] = LENGTHS, count: int = 1000, seed: int = 1
-) -> LengthAccuracy:
-    """Return the correct answers on sequences with extra tokens in front, which do not change the answer.
+) -> dict[int, Accuracy]:
+    """Return the correct answers by length, on sequences with extra tokens in front, which do not change the answer.
 
     The questions are the same at every length, so differences are due to length. Memory is bounded by a few thousand
     tokens on a CPU and some hundred thousand on a GPU, and by n² numbers for the tables of positions.
@@ -193,10 +179,6 @@ def accuracy_by_length(
             )
         if model.positions is not None and length > len(model.positions):
             raise ConfigError(f"length {length} does not fit a learned encoding of {len(model.positions)} positions")
-    found = [measure_accuracy(model, task.sample(count, seed=seed, extra=length - task.length)) for length in lengths]
-    return LengthAccuracy(
-        lengths=tuple(lengths),
-        hops=found[0].hops,
-        hits=torch.stack([accuracy.hits for accuracy in found]),
-        counts=torch.stack([accuracy.counts for accuracy in found]),
-    )
+    return {
+        length: measure_accuracy(model, task.sample(count, seed=seed, extra=length - task.length)) for length in lengths
+    }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.lab.multihop.scores import HeadScores, HeldOutSequences, score_model
-from wherewhat.lab.records import Axes, Records, Table, TrainingRecorder
+from wherewhat.lab.records import Axes, Records, TensorTable, TrainingRecorder
 from wherewhat.runs.profiles import Profile
 
 _HEAD = ("layer", "head")
@@ -70,7 +70,7 @@ def multihop_recorder(
     digest = hashlib.blake2b(repr((identity, held_out.fingerprint, along_path)).encode(), digest_size=7)
     about = [int.from_bytes(digest.digest()), held_out.scored, held_out.sequences.tokens.shape[1]]
     hops = torch.tensor(held_out.hops)
-    constants: Table = {
+    constants: TensorTable = {
         "hops": Profile(hops, ("hop",)),
         "counts": Profile((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
         "about": Profile(torch.tensor(about), ("number",)),

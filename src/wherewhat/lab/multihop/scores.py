@@ -34,11 +34,6 @@ class HeldOutSequences:
     sequences: Sequences
     scored: int
 
-    @property
-    def to_score(self) -> Sequences:
-        """Sequences that heads are scored on."""
-        return self.sequences.select(torch.arange(self.scored))
-
     @cached_property
     def hops(self) -> tuple[int, ...]:
         """The numbers of hops that occur, ascending."""

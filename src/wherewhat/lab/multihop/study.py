@@ -9,21 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from wherewhat.errors import ConfigError
 from wherewhat.files import remove
 from wherewhat.lab.checkpoints import load_model
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, LengthAccuracy, accuracy_by_length, measure_accuracy
+from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, accuracy_by_length, measure_accuracy
 from wherewhat.lab.multihop.records import multihop_recorder
 from wherewhat.lab.multihop.scores import hold_out
 from wherewhat.lab.records import (
-    RECORDS,
     RECORDS_FILE,
     StudyRun,
-    discard_unrecorded,
+    complete_run,
     open_study_run,
     read_part,
     save_table,
@@ -36,8 +33,6 @@ from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import Profile
-from wherewhat.runs.provenance import Provenance
 
 STUDY = "multihop"
 TEST = "test"
@@ -77,7 +72,7 @@ def train(
     Returns:
         The trained model, on the device.
     """
-    place = find_device(device)
+    on = find_device(device)
     model_config = replace(model_config, vocabulary=task.vocabulary)
     if sequences is None:
         sequences = task.splits(train_config.sequences, train_config.data_seed)[0]
@@ -92,7 +87,7 @@ def train(
         record=record,
         directory=directory,
         progress=progress,
-        device=place,
+        device=on,
     )
 
 
@@ -213,8 +208,7 @@ class MultihopRun(StudyRun):
 
     def test(self) -> Accuracy:
         """Return the correct answers on all test sequences, by number of hops."""
-        found = {name: one.values for name, one in self.table(TEST).items()}
-        return Accuracy(tuple(found["hops"].tolist()), found["hits"], found["counts"], found["loss"])
+        return Accuracy.from_table(self.table(TEST))
 
     def size(self) -> int:
         """Return the number of bytes of all files."""
@@ -272,38 +266,24 @@ def _train_and_test(
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
-    discard_unrecorded(run)
-    recorder = multihop_recorder(
-        held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path
-    )
-    started = time.perf_counter()
-    model = train(
-        setup.task,
-        setup.model,
-        setup.training,
-        record=None if run.has(RECORDS) else recorder,
-        directory=run.path,
-        progress=progress,
+    complete_run(
+        run,
+        multihop_recorder(held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path),
+        train=lambda record: train(
+            setup.task,
+            setup.model,
+            setup.training,
+            record=record,
+            directory=run.path,
+            progress=progress,
+            device=device,
+            sequences=training,
+        ),
+        part=TEST,
+        measure=lambda model: measure_accuracy(model, testing).table(),
         device=device,
-        sequences=training,
+        files=[MODEL_FILE],
     )
-    trained = time.perf_counter()
-    save_table(run, RECORDS, recorder.records.table(), seconds=trained - started)
-    if not run.has(TEST):
-        found = measure_accuracy(model, testing)
-        table = {name: Profile(getattr(found, name), ("hop",)) for name in ("hits", "counts", "loss")}
-        table["hops"] = Profile(torch.tensor(found.hops), ("hop",))
-        save_table(run, TEST, table, seconds=time.perf_counter() - trained)
-    provenance = Provenance(
-        model_hash=None,
-        tokenizer_hash=None,
-        text_hash=None,
-        dtype="float32",
-        device=device,
-        seed=setup.model.seed,
-        extra={"seconds_recording": round(recorder.seconds, 3)},
-    )
-    run.finish([RECORDS, TEST], provenance=provenance, files=[MODEL_FILE])
 
 
 def open_run(path: Path) -> MultihopRun:
@@ -316,7 +296,9 @@ _SEED = 1_000_003
 
 
 @new_process_settings()
-def measure_lengths(run: MultihopRun, lengths: Sequence[int], *, count: int, device: str = "cpu") -> LengthAccuracy:
+def measure_lengths(
+    run: MultihopRun, lengths: Sequence[int], *, count: int, device: str = "cpu"
+) -> dict[int, Accuracy]:
     """Return the accuracy by length; each length is measured once and kept as a part of the run directory.
 
     Args:
@@ -333,14 +315,6 @@ def measure_lengths(run: MultihopRun, lengths: Sequence[int], *, count: int, dev
         found = accuracy_by_length(run.model(device=device), run.setup.task, lengths=missing, count=count, seed=_SEED)
         seconds = (time.perf_counter() - started) / len(missing)
         with directory.lock():
-            for length, hits, counts in zip(found.lengths, found.hits, found.counts, strict=True):
-                columns = {"hops": torch.tensor(found.hops), "hits": hits, "counts": counts}
-                table = {name: Profile(values, ("hop",)) for name, values in columns.items()}
-                save_table(directory, keys[length], table, seconds=seconds)
-    rows = [read_part(directory, key) for key in keys.values()]
-    return LengthAccuracy(
-        lengths=tuple(keys),
-        hops=tuple(rows[0]["hops"].values.tolist()),
-        hits=torch.stack([row["hits"].values for row in rows]),
-        counts=torch.stack([row["counts"].values for row in rows]),
-    )
+            for length, accuracy in found.items():
+                save_table(directory, keys[length], accuracy.table(), seconds=seconds)
+    return {length: Accuracy.from_table(read_part(directory, key)) for length, key in keys.items()}

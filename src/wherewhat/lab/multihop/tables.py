@@ -11,7 +11,7 @@ from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
     from wherewhat.lab.constructions.failure_length import HopHead
-    from wherewhat.lab.multihop.accuracy import LengthAccuracy
+    from wherewhat.lab.multihop.accuracy import Accuracy
     from wherewhat.lab.multihop.study import MultihopRun
     from wherewhat.measures.statistics import Interval
     from wherewhat.progress import Progress
@@ -119,7 +119,7 @@ def roles_table(run: MultihopRun, count: int) -> Table:
     return table
 
 
-def lengths_table(runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy]) -> Table:
+def lengths_table(runs: Sequence[MultihopRun], found: Sequence[dict[int, Accuracy]]) -> Table:
     """Return accuracy by length, one column per training, with 95 % intervals over sequences."""
     table = Table(
         title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
@@ -127,17 +127,17 @@ def lengths_table(runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy]) 
     table.add_column("tokens", justify="right")
     for run in runs:
         table.add_column(f"{run.setup.name} {run.seed}", justify="right")
-    for row, length in enumerate(found[0].lengths):
+    for length in found[0]:
         cells = []
         for one in found:
-            low, high = one.overall_intervals[row].tolist()
-            cells.append(f"{float(one.overall[row]):.3f} ({low:.2f}-{high:.2f})")
+            low, high = one[length].overall_interval
+            cells.append(f"{one[length].overall:.3f} ({low:.2f}-{high:.2f})")
         table.add_row(f"{length:,}", *cells)
     return table
 
 
 def prediction_table(
-    runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
+    runs: Sequence[MultihopRun], found: Sequence[dict[int, Accuracy]], heads: Sequence[list[HopHead]]
 ) -> Table:
     """Return the predicted share of one-hop inputs on which heads still work, and the measured accuracy."""
     table = Table(
@@ -152,10 +152,10 @@ def prediction_table(
         table.add_column(f"{run.setup.name} {run.seed}", justify="right")
         for head in listed:
             table.add_column(f"head {head.layer}.{head.head}", justify="right")
-    for row, length in enumerate(found[0].lengths):
+    for row, length in enumerate(found[0]):
         cells = []
         for one, listed in zip(found, heads, strict=True):
-            cells.append(f"{float(one.shares[row, 0]):.2f}")
+            cells.append(f"{float(one[length].shares[0]):.2f}")
             cells += [f"{float(head.surviving[row]):.2f}" for head in listed]
         table.add_row(f"{length:,}", *cells)
     return table

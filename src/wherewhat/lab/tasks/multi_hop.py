@@ -11,18 +11,6 @@ from torch import Generator, Tensor
 from wherewhat.errors import ConfigError
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-
-
-def symbol(index: int) -> str:
-    """Return the symbol with an index from 0: a … z, aa, ab …, like the columns of a spreadsheet."""
-    text = ""
-    index += 1
-    while index:
-        index, letter = divmod(index - 1, len(ALPHABET))
-        text = ALPHABET[letter] + text
-    return text
-
 
 @dataclass(frozen=True)
 class Pairs:
@@ -45,16 +33,6 @@ class Pairs:
     def vocabulary(self) -> int:
         """Number of tokens."""
         return self.letters * (self.digits + self.letters)
-
-    def spell(self, token: int) -> str:
-        """Return a token as text: ``a1`` or ``ab``, with a dot between if letters can have more than one character."""
-        if token < self.first_link:
-            left, digit = divmod(token, self.digits)
-            right = str(digit + 1)
-        else:
-            left, letter = divmod(token - self.first_link, self.letters)
-            right = symbol(letter)
-        return symbol(left) + ("." if self.letters > len(ALPHABET) else "") + right
 
 
 def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
@@ -221,9 +199,6 @@ class LetterTask(MultiHopTask):
         """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
-    def _spell(self, token: int) -> str:
-        return self._pairs.spell(token)
-
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
         path = self._draw_path(plan, generator)
@@ -294,9 +269,6 @@ class NumberTask(MultiHopTask):
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
         """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_numbers(tokens, symbols=self.symbols, integers=self.vocabulary - self.symbols)
-
-    def _spell(self, token: int) -> str:
-        return symbol(token) if token < self.symbols else str(token - self.symbols + 1)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count, query = len(plan), self.length - 1

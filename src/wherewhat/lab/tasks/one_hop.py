@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from wherewhat.lab.tasks.multi_hop import Pairs, follow_letters, follow_numbers, last_bound, symbol
+from wherewhat.lab.tasks.multi_hop import Pairs, follow_letters, follow_numbers, last_bound
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below, draw_other
 
 
@@ -73,9 +73,6 @@ class IndexTask(OneHopTask):
         """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_numbers(tokens, symbols=self.symbols, integers=self.target)
 
-    def _spell(self, token: int) -> str:
-        return symbol(token) if token < self.symbols else str(token - self.symbols + 1)
-
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         letters = torch.randint(self.symbols, (len(plan), self.target), generator=generator)
         query = self.symbols + self.target - plan.slots - 1
@@ -106,9 +103,6 @@ class _PairTask(OneHopTask):
     def answers(self) -> int:
         """Number of tokens that can be the answer; their ids come first."""
         return Pairs(self.letters, self.digits).first_link
-
-    def _spell(self, token: int) -> str:
-        return Pairs(self.letters, self.digits).spell(token)
 
     def _query(self, asked: Tensor, generator: Generator) -> Tensor:
         """Draw queries for letters ``(count,)``, with another left letter."""

@@ -219,18 +219,6 @@ class SequenceTask(ABC):
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         """Draw sequences with the plan's answers; extra tokens are drawn last."""
 
-    @abstractmethod
-    def _spell(self, token: int) -> str:
-        """Return a token as text."""
-
-    def spell(self, ids: Sequence[int] | Tensor) -> list[str]:
-        """Return token ids ``(n,)`` as text."""
-        tokens = [int(token) for token in ids]
-        for token in tokens:
-            if not 0 <= token < self.vocabulary:
-                raise ConfigError(f"there is no token {token}: ids go from 0 to {self.vocabulary - 1}")
-        return [self._spell(token) for token in tokens]
-
     def sample(self, count: int, *, seed: int, hops: int | None = None, extra: int = 0) -> Sequences:
         """Draw sequences in random order, the same for the same arguments.
 
