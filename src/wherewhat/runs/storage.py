@@ -137,9 +137,7 @@ class Remote:
             if self.read_many(contents) == contents:
                 return
             time.sleep(secrets.randbelow(1000) / 1000 * (attempt + 1))
-        raise StoreError(
-            f"{folder.name} in {self.address} differs from what was uploaded: start again"
-        )
+        raise StoreError(f"{folder.name} in {self.address} differs from what was uploaded: start again")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
