@@ -129,7 +129,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
         patch.setattr(Remote, "write", write)
         record = working.perform(task)
     assert record.state == "failed"
-    assert "is not what was uploaded, 5 times: start again" in record.reason
+    assert "differs from what was uploaded: start again" in record.reason
     (kept,) = (tmp_path / "cache/sweeps").glob("*/*/complete.json")
     again = working.perform(task)
     assert again.done

@@ -52,9 +52,7 @@ class Result(RunDirectory):
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)
         if name is not None or options:
-            raise ConfigError(
-                f"{path.name} holds all scores: leave out the figure and its options"
-            )
+            raise ConfigError(f"{path.name} holds all scores: leave out the figure and its options")
         return save_table(self, path)
 
     def _repr_html_(self) -> str:
