@@ -24,6 +24,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.imports import require
 
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])
+_Config = TypeVar("_Config")
 
 
 def option(default: Any, help_text: str, *, metavar: str | None = None) -> Any:
@@ -275,9 +276,40 @@ def _parse_yaml(content: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def read_recipe_file(path: Path) -> dict[str, Any]:
-    """Return the names and values of a recipe, which must not be empty."""
-    values = read_config(path)
+def read_recipe(path: Path, kind: type[_Config]) -> _Config:
+    """Read a TOML, YAML or JSON file into a dataclass; see :func:`build_recipe`."""
+    values = read_config(path, name="the recipe")
     if not values:
-        raise ConfigError(f"{path} is empty: give at least one key, such as seeds = [0]")
-    return values
+        raise ConfigError(f"the recipe {path} is empty: give it at least one value, such as seeds = [0]")
+    return build_recipe(kind, values)
+
+
+def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """Return a dataclass made from the values of a file, with checked names and types.
+
+    Lists become tuples and file names become paths. A table becomes a nested dataclass, in which options that are not
+    given keep the values of the field's default; those that its metadata lists as ``derived`` are refused.
+    """
+    hints = typing.get_type_hints(kind)
+    known: dict[str, Any] = {f.name: f for f in dataclasses.fields(cast("Any", kind))}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"a recipe has no '{key}': {nearest(str(key), known)}")
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"in a recipe, {key} is a table: write [{key}]")
+            for name in known[key].metadata.get("derived", ()):
+                if name in value:
+                    raise ConfigError(f"{name} does not belong in [{key}]: the rest of the recipe determines it")
+            start = known[key].default_factory()
+            found[key] = build_config(type(start), {**config_values(start), **value})
+            continue
+        converted = tuple(value) if isinstance(value, list) else value
+        if isinstance(converted, str) and Path in typing.get_args(hint):
+            converted = Path(converted)
+        if not _fits(converted, hint):
+            raise ConfigError(f"{key}={value!r} is not {_described(hint)}")
+        found[key] = converted
+    return kind(**found)

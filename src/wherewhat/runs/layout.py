@@ -148,11 +148,11 @@ class PartResult:
     """Scores and curves of one part.
 
     Attributes:
-        scores: Score rows.
+        scores: Score rows; None for a part without a score table.
         profiles: Curves by the names that `profile_name` returns.
     """
 
-    scores: Iterable[Score] = ()
+    scores: Iterable[Score] | None = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
 
 
@@ -210,7 +210,7 @@ class Parts:
 
     def save(self, key: str, result: PartResult, *, seconds: float) -> None:
         """Write a finished part. Only for the holder of the run's lock."""
-        table = score_table(result.scores)
+        table = None if result.scores is None else score_table(result.scores)
         now = time.time()
         times = PartTimes(
             key=key,
@@ -223,14 +223,15 @@ class Parts:
         path = self.path(key)
         try:
             with atomic_folder(path) as folder:
-                write_file(folder / SCORES, encode_scores(table))
+                if table is not None:
+                    write_file(folder / SCORES, encode_scores(table))
                 write_profiles(folder / PROFILES, result.profiles)
                 content: dict[str, JSON] = {
                     "schema": SCHEMA_VERSION,
                     "config_hash": self._config_hash,
                     "key": key,
                     "times": asdict(times),
-                    "files": fingerprints(folder, [SCORES, PROFILES]),
+                    "files": fingerprints(folder, [PROFILES] if table is None else [SCORES, PROFILES]),
                 }
                 write_sealed(folder / _PART, content)
         except StoreError as error:
