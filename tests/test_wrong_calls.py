@@ -193,7 +193,7 @@ WRONG = {
     "plot(head=99)": (lambda h: h.result.plot("distance", head=99), "no head 99"),
     "plot(colour='red')": (lambda h: h.result.plot("map", colour="red"), "no option colour"),
     "export(None)": (lambda h: h.result.export(None), "path is None"),
-    "export('scores')": (lambda h: h.result.export("scores"), "does not say what to write"),
+    "export('scores')": (lambda h: h.result.export("scores"), "has no known extension"),
     "export('r.csv', metric=…)": (lambda h: h.result.export("r.csv", metric="r"), "holds all scores"),
     "Result.load(None)": (lambda _: Result.load(None), "path is None"),
     "Result.load('missing')": (lambda _: Result.load("missing"), "not a run directory"),

@@ -31,7 +31,7 @@ from wherewhat.models.positions import max_positions
 from wherewhat.models.source import Weights
 from wherewhat.report.report import make_report
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import LastModel, load_model, run
+from wherewhat.runs.execution import LastModel, run
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import MetricSummary, StoredRun
 
@@ -108,7 +108,7 @@ class Trial:
         return problem is None
 
     def _check(self) -> None:
-        loaded = self._models.loaded(self._model, lambda: load_model(self._model, say=self._progress.say))
+        loaded = self._models.loaded(self._model, say=self._progress.say)
         layers = self._models.proof().layers
         self._positions = max_positions(loaded.model)[0] or _AXES_TOKENS
         heads = sorted({layer.heads for layer in layers})

@@ -1,4 +1,4 @@
-"""Options: checked types, values from text, and config files in TOML, YAML or JSON."""
+"""Options: dataclass fields with help, checked argument types, values from text, and config files."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ from wherewhat.errors import ConfigError
 from wherewhat.imports import require
 
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])
+_Config = TypeVar("_Config")
 
 
 def option(default: Any, help_text: str, *, metavar: str | None = None) -> Any:
-    """Return a dataclass field with a default, one line of help, and what stands for its value in a usage line."""
+    """Return a dataclass field with a default, one line of help, and the name of its value in a usage line."""
     return dataclasses.field(default=default, metadata={"help": help_text, "metavar": metavar})
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """What to say of a name that is not known: the one it is most like, or all there are."""
+    """Return a hint for an unknown name: the most similar known name, or all known names."""
     listed = list(known)
     near = difflib.get_close_matches(name, listed, n=1, cutoff=cutoff)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(listed) or 'none'}"
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
-    """Refuse a seed that torch or the store does not take."""
+    """Raise if torch or the store does not accept the seed."""
     if not 0 <= seed < 2**63:
         raise ConfigError(f"{name} is {seed}: it must be from 0 to 2^63 - 1")
 
 
 def checked(**conversions: Callable[[Any], Any]) -> Callable[[_Checked], _Checked]:
-    """Refuse arguments of a function, or fields of a dataclass, that do not fit their annotations.
+    """Decorate a function or dataclass so that arguments that do not fit their annotations raise a ConfigError.
 
     Args:
-        conversions: Function by name of an argument, which is applied before its value is checked.
+        conversions: Function by name of an argument, applied before its value is checked.
     """
 
     def decorate(target: _Checked) -> _Checked:
@@ -60,8 +61,8 @@ def checked(**conversions: Callable[[Any], Any]) -> Callable[[_Checked], _Checke
     return decorate
 
 
-def described(kind: Any) -> str:
-    """A type in words."""
+def _described(kind: Any) -> str:
+    """Return a type in words."""
     names: dict[Any, str] = {
         int: "a whole number",
         float: "a number",
@@ -74,22 +75,22 @@ def described(kind: Any) -> str:
         BinaryIO: "a binary stream",
     }
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        *others, last = map(described, arguments)
+    if origin in _UNIONS:
+        *others, last = map(_described, arguments)
         return f"{', '.join(others)} or {last}"
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in _SERIES and arguments:
         members = typing.get_args(arguments[0]) or arguments[:1]
-        return f"a {origin.__name__.lower()} of " + " or ".join(f"{described(m).split(' ', 1)[1]}s" for m in members)
+        return f"a {origin.__name__.lower()} of " + " or ".join(f"{_described(m).split(' ', 1)[1]}s" for m in members)
     return names.get(origin) or f"{_article(origin.__name__)} {origin.__name__}"
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated type; annotations that are not known fit everything."""
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value has an annotated type; unknown annotations fit everything."""
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in arguments)
+    if origin in _UNIONS:
+        return any(_fits(value, one) for one in arguments)
     if origin is typing.Literal:
         return isinstance(value, str) and value in arguments
     if origin in (int, float):
@@ -98,12 +99,13 @@ def fits(value: Any, kind: Any) -> bool:
         return hasattr(value, "read") and not isinstance(value, io.TextIOBase)
     if origin in _SERIES:
         listed = isinstance(value, origin) and not isinstance(value, (str, bytes))
-        return listed and (not arguments or all(fits(one, arguments[0]) for one in value))
+        return listed and (not arguments or all(_fits(one, arguments[0]) for one in value))
     if origin is Mapping and arguments:
-        return isinstance(value, Mapping) and all(fits(name, arguments[0]) for name in value)
+        return isinstance(value, Mapping) and all(_fits(name, arguments[0]) for name in value)
     return not isinstance(origin, type) or origin is Any or isinstance(value, origin)
 
 
+_UNIONS = (typing.Union, types.UnionType)
 _SERIES = (tuple, list, Sequence)
 
 
@@ -117,7 +119,7 @@ def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[
         names = vars(sys.modules[annotated.__module__])
         for key, annotation in inspect.get_annotations(annotated).items():
             alone = types.SimpleNamespace(__annotations__={key: annotation})
-            with contextlib.suppress(NameError):  # of a type that only type checkers import
+            with contextlib.suppress(NameError):  # a type that only type checkers import
                 found |= typing.get_type_hints(alone, globalns=names)
         return found
 
@@ -134,17 +136,17 @@ def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[
         for key, value in bound.arguments.items():
             converted = conversions[key](value) if key in conversions else value
             if not isinstance(converted, int) and isinstance(converted, Integral):
-                converted = int(converted)  # NumPy's, which JSON does not take
-            if not fits(converted, kinds().get(key, Any)):
-                raise ConfigError(f"{key} is {_said(converted)}: it must be {described(kinds()[key])}")
+                converted = int(converted)  # a NumPy integer, which JSON cannot store
+            if not _fits(converted, kinds().get(key, Any)):
+                raise ConfigError(f"{key} is {_shown(converted)}: it must be {_described(kinds()[key])}")
             bound.arguments[key] = converted
         return function(*bound.args, **bound.kwargs)
 
     return guarded
 
 
-def _said(value: Any) -> str:
-    """A value in a message: itself where it is short and plain, else what it is."""
+def _shown(value: Any) -> str:
+    """Return a value for a message: its repr where it is a plain value, else its type."""
     if value is None or isinstance(value, (str, bytes, int, float, os.PathLike)):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
@@ -161,7 +163,7 @@ def _article(word: str) -> str:
 
 
 def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dict[str, str]:
-    """``["a=1", "b=x"]`` of an option of that name as a dictionary."""
+    """Return ``["a=1", "b=x"]`` as a dictionary; ``name`` is the option they were given to."""
     found: dict[str, str] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
@@ -175,55 +177,50 @@ def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dic
 
 
 def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
-    """An instance of a frozen config dataclass from plain or textual values."""
+    """Return an instance of a frozen config dataclass from plain or textual values."""
     hints = typing.get_type_hints(config_type)
     known = {f.name for f in dataclasses.fields(config_type)}
     converted = {}
     for key, value in values.items():
         if key not in known:
             raise ConfigError(f"there is no option '{key}': {nearest(str(key), sorted(known))}")
-        converted[key] = _convert(key, value, hints[key])
+        try:
+            converted[key] = _convert(value, hints[key])
+        except (ValueError, TypeError, OverflowError):
+            raise ConfigError(f"{key}={value!r} is not {_described(hints[key])}") from None
+        numbers = converted[key] if isinstance(converted[key], tuple) else (converted[key],)
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+            raise ConfigError(f"{key}={value!r} is not a finite number")
     return config_type(**converted)
 
 
 def config_values(config: Any) -> dict[str, Any]:
-    """A config as plain values, for hashing and for ``config.json``."""
+    """Return a config as plain values, for hashing and for ``config.json``."""
     return {
         f.name: list(v) if isinstance(v := getattr(config, f.name), tuple) else v for f in dataclasses.fields(config)
     }
 
 
-def _convert(key: str, value: Any, kind: Any) -> Any:
-    """``value`` as ``kind``: bool, int, float, str, a literal, a tuple of those, or one of those or None."""
-    origin = typing.get_origin(kind)
-    try:
-        if origin in (typing.Union, types.UnionType):
-            if value is None or (isinstance(value, str) and value.lower() in ("none", "")):
-                return None
-            inner = next(a for a in typing.get_args(kind) if a is not type(None))
-            return _convert(key, value, inner)
-        if origin is typing.Literal:
-            if value in typing.get_args(kind):
-                return value
+def _convert(value: Any, kind: Any) -> Any:
+    """Return ``value`` as ``kind``: bool, int, float, str, a literal, a tuple of those, or one of those or None."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in _UNIONS:
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "")):
+            return None
+        return _convert(value, next(one for one in arguments if one is not type(None)))
+    if origin is tuple:
+        parts = (value.split(",") if value.strip() else []) if isinstance(value, str) else list(value)
+        return tuple(_convert(part.strip() if isinstance(part, str) else part, arguments[0]) for part in parts)
+    made = value
+    if kind is bool:
+        made = _BOOLEANS.get(str(value).lower(), value)
+    elif kind in (int, float) and not isinstance(value, bool):
+        made = kind(value)
+        if isinstance(value, float) and made != value and not math.isnan(value):
             raise ValueError
-        if origin is tuple:
-            parts = (value.split(",") if value.strip() else []) if isinstance(value, str) else list(value)
-            inner = typing.get_args(kind)[0]
-            return tuple(_convert(key, p.strip() if isinstance(p, str) else p, inner) for p in parts)
-        if kind is bool:
-            return value if isinstance(value, bool) else _BOOLEANS[str(value).lower()]
-        if kind is int and isinstance(value, bool):
-            raise ValueError
-        if kind is int and isinstance(value, float) and value != int(value):
-            raise ValueError
-        if kind is str and not isinstance(value, str):
-            raise ValueError
-        converted = kind(value)
-        if kind is float and not math.isfinite(converted):
-            raise ConfigError(f"{key}={value!r} is not a finite number")
-        return converted
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ConfigError(f"{key}={value!r} is not {described(kind)}") from error
+    if not _fits(made, kind):
+        raise ValueError
+    return made
 
 
 _BOOLEANS = {
@@ -238,64 +235,50 @@ _BOOLEANS = {
 }
 
 
-_Config = TypeVar("_Config")
-_YAML = (".yaml", ".yml")
-
-
-def read_values(path: Path, *, name: str) -> tuple[dict[str, Any], str]:
-    """Read a file of names and values: ``.json`` is JSON, ``.yaml`` and ``.yml`` are YAML, everything else is TOML.
+def read_config(path: Path, *, name: str = "") -> dict[str, Any]:
+    """Return the names and values in a file, with ``_`` for ``-`` in its keys.
 
     Args:
-        path: The file.
-        name: What error messages call the file, such as ``--config``.
-
-    Returns:
-        The values, and the text of the file.
+        path: A file; ``.yaml`` and ``.yml`` are YAML (needs PyYAML), ``.json`` is JSON, everything else is TOML.
+        name: What the file is, for error messages, such as ``--config``.
     """
+    where = f"{name} {path}".strip()
     suffix = path.suffix.lower()
-    kind = "YAML" if suffix in _YAML else "JSON" if suffix == ".json" else "TOML"
+    kind = "YAML" if suffix in (".yaml", ".yml") else "JSON" if suffix == ".json" else "TOML"
     try:
         content = path.read_text("utf-8")
-        values = _PARSERS[kind](content)
     except UnicodeDecodeError:
-        raise ConfigError(f"{name} {path} is not UTF-8 text") from None
+        raise ConfigError(f"{where} cannot be read: it is not UTF-8 text") from None
     except OSError as error:
-        raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
+    try:
+        values = _parse_yaml(content) if kind == "YAML" else {"JSON": json, "TOML": tomllib}[kind].loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} {path} is not valid {kind}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where} is not valid {kind}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} {path} must hold names and values, not a {type(values).__name__}")
-    return values, content
+        raise ConfigError(
+            f"{where} must hold names and values, not {_article(type(values).__name__)} {type(values).__name__}"
+        )
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        plain = str(key).replace("-", "_")
+        if plain in found:
+            raise ConfigError(f"{where} has the key '{key}' twice")
+        found[plain] = value
+    return found
 
 
 def _parse_yaml(content: str) -> Any:
-    yaml = require("yaml", why="a file in YAML", install="pyyaml")
+    yaml = require("yaml", why="a config file in YAML", install="pyyaml")
     try:
         return yaml.safe_load(content)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {"TOML": tomllib.loads, "JSON": json.loads, "YAML": _parse_yaml}
-
-
-def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
-    """Values of a TOML, YAML or JSON file, keys with ``_`` for ``-``; measurement options stand under ``set``."""
-    values, _ = read_values(path, name="--config")
-    allowed = sorted(known)
-    found = {}
-    for key, value in values.items():
-        name = key.replace("-", "_")
-        if name not in allowed:
-            hint = nearest(name, allowed, cutoff=0.6)
-            raise ConfigError(f"--config {path}: there is no option '{key}': {hint}")
-        found[name] = value
-    return found
-
-
 def read_recipe(path: Path, kind: type[_Config]) -> _Config:
     """Read a TOML, YAML or JSON file into a dataclass; see :func:`build_recipe`."""
-    values, _ = read_values(path, name="the recipe")
+    values = read_config(path, name="the recipe")
     if not values:
         raise ConfigError(f"the recipe {path} is empty: give it at least one value, such as seeds = [0]")
     return build_recipe(kind, values)
@@ -326,7 +309,7 @@ def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
         converted = tuple(value) if isinstance(value, list) else value
         if isinstance(converted, str) and Path in typing.get_args(hint):
             converted = Path(converted)
-        if not fits(converted, hint):
-            raise ConfigError(f"{key}={value!r} is not {described(hint)}")
+        if not _fits(converted, hint):
+            raise ConfigError(f"{key}={value!r} is not {_described(hint)}")
         found[key] = converted
     return kind(**found)

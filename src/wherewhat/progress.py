@@ -1,4 +1,4 @@
-"""Where long work tells how far it is. The command line shows it; as a library wherewhat is silent."""
+"""Progress of long work. The command line shows it; the library is silent by default."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Progress(Protocol):
-    """Somebody who is told how far the work is."""
+    """Receiver of progress messages."""
 
     @property
     def shown(self) -> bool:
-        """Whether anybody sees what is told."""
+        """Whether messages are displayed."""
 
     def say(self, line: str) -> None:
-        """Tell one line; empty lines are not told."""
+        """Show one line; ignore an empty one."""
 
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
-        """Go through ``items`` and tell how far it is."""
+        """Iterate over ``items`` and show how many are done."""
 
 
 class Silent:
-    """Tells nobody."""
+    """Progress that shows nothing."""
 
     shown = False
 
     def say(self, line: str) -> None:
-        """Say nothing."""
+        """Ignore the line."""
 
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
-        """Go through ``items``."""
+        """Iterate over ``items``."""
         return iter(items)

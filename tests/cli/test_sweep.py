@@ -12,7 +12,7 @@ from rich.console import Console
 from helpers.command_line import assert_one_line
 from wherewhat.cli.sweep import SweepView
 from wherewhat.runs.storage import Folder
-from wherewhat.sweep.engine import Task
+from wherewhat.sweep.engine import CellTask
 from wherewhat.sweep.records import Record, SweepFolder, statuses
 
 
@@ -123,7 +123,7 @@ def test_the_view_counts_and_tells_the_time_left(monkeypatch):
     view.begin(workers="Ray: 1 node, 2 CPUs", dashboard="http://127.0.0.1:8265")
     view.running(["axes of tiny (trained)"])
     now = 130.0
-    task = Task(cell="c", described="heads of tiny", store="", sweep="")
+    task = CellTask(cell="c", described="heads of tiny", store="", sweep="")
     for state in ("done", "done", "failed"):
         view.finished(task, Record(state=state, reason="out of memory"))
     assert view.time_left() == pytest.approx(50.0)

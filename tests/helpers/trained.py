@@ -8,7 +8,7 @@ from pathlib import Path
 from wherewhat.captures.proof import Proof
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.report.result import Result
-from wherewhat.runs.execution import LastModel, load_model, run
+from wherewhat.runs.execution import LastModel, run
 from wherewhat.runs.request import ModelRequest, Request
 
 
@@ -20,8 +20,7 @@ class Kept:
         self._out = out
 
     def loaded(self, model: str) -> LoadedModel:
-        request = ModelRequest(model=model, device="cpu")
-        return self._models[model].loaded(request, lambda: load_model(request))
+        return self._models[model].loaded(ModelRequest(model=model, device="cpu"))
 
     def proof(self, model: str) -> Proof:
         self.loaded(model)

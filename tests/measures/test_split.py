@@ -369,7 +369,7 @@ def test_learned_positions_are_all_or_nothing(gpt2, texts, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_documents_are_refused_before_anything_is_loaded(texts, tmp_path, count):
-    with pytest.raises(TextError, match=f"at least 3 are needed and 8 or more are better, but {count} is all there is"):
+    with pytest.raises(TextError, match=f"at least 3 are needed and 8 or more are better, but there are {count}"):
         run(request("no-such-model", texts[:count]), out=tmp_path)
     assert not list(tmp_path.iterdir())
 

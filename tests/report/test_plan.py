@@ -12,7 +12,6 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Capacity
 from wherewhat.progress import Silent
 from wherewhat.report import measurements as measuring
-from wherewhat.report import report as making
 from wherewhat.report.plan import plan
 from wherewhat.report.report import make_report
 from wherewhat.runs import execution as controls
@@ -111,7 +110,7 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
     def refuse(*_, **__):
         raise AssertionError("nothing is to be loaded or measured")
 
-    monkeypatch.setattr(making, "load_model", refuse)
+    monkeypatch.setattr(controls, "load_model", refuse)
     for module in (measuring, controls):
         monkeypatch.setattr(module, "run", refuse)
     told = Told()

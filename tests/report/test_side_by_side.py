@@ -1,4 +1,4 @@
-"""End-to-end: several models, or a model and its twin, on one page."""
+"""End-to-end: several models, or a model and its control model, on one page."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_each_model_is_what_it_is_alone(beside, made):
     assert [len(one["records"]) for one in report.data["models"]] == [2, 2, 3]
 
 
-def test_a_twin_is_its_models_control(beside):
-    """The random twin's own numbers are those that stand beside the trained model's."""
+def test_a_control_model_is_its_models_control(beside):
+    """The random control model's own numbers are those shown beside the trained model's."""
     trained, random, _ = beside[0].data["models"]
     r = [next(m for m in one["metrics"] if m["id"] == "r") for one in (trained, random)]
     assert set(r[1]["values"]) == {"random"}
     assert r[0]["values"]["random"] == r[1]["values"]["random"]
-    control = next(value for value in trained["numbers"][0]["controls"] if value["name"] == "random twin")
+    control = next(value for value in trained["numbers"][0]["controls"] if value["name"] == "random control")
     assert control["mean"] == random["numbers"][0]["values"][0]["mean"]
-    assert "random twin" not in [value["name"] for value in random["numbers"][0]["controls"]]
+    assert "random control" not in [value["name"] for value in random["numbers"][0]["controls"]]
 
 
 def test_command_with_several_models(cli, made, hostile_model, beside):

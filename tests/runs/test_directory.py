@@ -287,6 +287,15 @@ def test_a_newer_schema_is_refused_and_kept(which, tmp_path):
         path = next((run.path / "parts").glob("a-*")) / which
     content = read_sealed(path)
     write_sealed(path, {**content, "schema": 999})
-    with pytest.raises(StoreError, match="has schema version 999, newer than 1 known here: upgrade wherewhat"):
+    with pytest.raises(StoreError, match="has schema version 999, newer than 2 known here: upgrade wherewhat"):
         complete_run(tmp_path)
     assert read_sealed(path) == {**content, "schema": 999}
+
+
+def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
+    run, _ = complete_run(tmp_path)
+    for path in [run.path / "complete.json", *(run.path / "parts").glob("*/part.json")]:
+        write_sealed(path, {**read_sealed(path), "schema": 1})
+    with pytest.raises(StoreError, match="schema version 1, older than 2; run its command again"):
+        RunDirectory.load(run.path)
+    assert complete_run(tmp_path)[1] == KEYS

@@ -169,7 +169,7 @@ def test_rolling_equals_the_harness_own_model(loaded, theirs):
     mine = HarnessModel(loaded).loglikelihood_rolling(asked)
     other = theirs.loglikelihood_rolling(asked, disable_tqdm=True)
     assert mine == pytest.approx([float(x) for x in other], rel=1e-5)
-    with pytest.raises(ConfigError, match="no context to disturb"):
+    with pytest.raises(ConfigError, match="no context to perturb"):
         HarnessModel(loaded, perturb=("words", 0.1, 0)).loglikelihood_rolling(asked)
 
 
@@ -214,13 +214,13 @@ def test_writing_under_a_method_is_one_generation(loaded, method):
 
 
 def test_what_cannot_be_combined_is_refused(loaded):
-    with pytest.raises(ConfigError, match="cannot be disturbed under"):
+    with pytest.raises(ConfigError, match="cannot be perturbed under"):
         HarnessModel(loaded, method=LMInfinite(window=8), perturb=("position_swap", 0.1, 0))
     with pytest.raises(ConfigError, match="did you mean 'words'"):
         HarnessModel(loaded, perturb=("wrods", 0.1, 0))
     with pytest.raises(ConfigError, match="outside 0 to 1"):
         HarnessModel(loaded, perturb=("words", 1.1, 0))
-    with pytest.raises(ConfigError, match="cannot be disturbed while texts are written"):
+    with pytest.raises(ConfigError, match="cannot be perturbed during generation"):
         HarnessModel(loaded, perturb=("features", 0.5, 0)).generate_until(instances("generate_until", ("a b c", {})))
 
 

@@ -131,4 +131,6 @@ def test_the_report_shows_the_kinds(folder, text, tmp_path):
     (model,) = made.data["models"]
     assert model["model"]["kinds"] == {LOCAL: [0, 1, 3], GLOBAL: [2]}
     names = [value["name"] for value in model["numbers"][0]["kinds"]]
-    assert names == [f"{kind}{twin}" for kind in (LOCAL, GLOBAL) for twin in ("", ", random twin", ", shuffled twin")]
+    assert names == [
+        f"{kind}{control}" for kind in (LOCAL, GLOBAL) for control in ("", ", random control", ", shuffled control")
+    ]

@@ -46,7 +46,6 @@ def many_rows(count=400):
             head=None if layer is None else generator.choice([None, 0, 1, 11]),
             metric=generator.choice(["x", "y"]),
             value=generator.choice([None, 0.1, 1e300, float("inf"), -0.0]),
-            n=generator.choice([None, 7]),
             unit=generator.choice([None, "nat"]),
         )
         rows[tuple(getattr(row, name) for name in KEY_NAMES)] = row
@@ -116,10 +115,6 @@ def test_empty_table_round_trips(tmp_path):
         ({"layer": -1}, "layer is negative"),
         ({"layer": None}, "a head needs a layer"),
         ({"value": float("nan")}, "value is NaN; use None"),
-        ({"low": 1.0}, "low and high come together"),
-        ({"low": 2.0, "high": 1.0}, "low is above high"),
-        ({"low": float("nan"), "high": 1.0}, "low is NaN"),
-        ({"n": -3}, "n is negative"),
         ({"unit": "\ud800"}, "unit is not string"),
         ({"metric": 5}, "metric is not string"),
     ],
@@ -142,13 +137,10 @@ def test_heads_writes_one_row_per_head():
 
     source = ScoreSource(measurement="m", model="x", weights="trained", seed=0, document="d")
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    rows = source.heads("mean", values, layer=4, low=values - 1, high=values + 1, n=9, unit="nat")
-    assert [(r.head, r.value, r.low, r.high) for r in rows] == [(i, i + 1.0, i, i + 2.0) for i in range(3)]
-    assert {(r.layer, r.n, r.unit, r.document) for r in rows} == {(4, 9, "nat", "d")}
+    rows = source.heads("mean", values, layer=4, unit="nat")
+    assert [(r.head, r.value) for r in rows] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert {(r.layer, r.unit, r.document) for r in rows} == {(4, "nat", "d")}
     assert [row.value for row in source.heads("mean", [None, 2.0], layer=0)] == [None, 2.0]
-    for low in ([0.0], [0.0] * 4):
-        with pytest.raises(ValueError, match="lengths"):
-            source.heads("mean", values, layer=0, low=low, high=values)
 
 
 def test_foreign_and_newer_files_are_refused(tmp_path):
@@ -160,10 +152,13 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
     with pytest.raises(StoreError, match="no wherewhat schema version"):
         read_scores(path)
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "999"}), path)
-    with pytest.raises(StoreError, match="schema version 999, newer than 1 known here: upgrade"):
+    with pytest.raises(StoreError, match="schema version 999, newer than 2 known here: upgrade"):
         read_scores(path)
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "1"}), path)
-    with pytest.raises(StoreError, match="columns are not those of schema 1"):
+    with pytest.raises(StoreError, match="schema version 1, older than 2: run its command again"):
+        read_scores(path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "2"}), path)
+    with pytest.raises(StoreError, match="columns are not those of schema 2"):
         read_scores(path)
     with pytest.raises(StoreError, match="No such file"):
         read_scores(tmp_path / "missing")

@@ -132,7 +132,7 @@ def _with_small_files(parent, limit, answer):
     answer.put(error_line(Path(parent)))
 
 
-@pytest.mark.parametrize("limit", [50, 700, 4000])
+@pytest.mark.parametrize("limit", [50, 700, 3300])
 def test_writes_that_the_system_really_refuses(limit, tmp_path, processes, reference):
     answer = processes.Queue()
     process = processes.Process(target=_with_small_files, args=(str(tmp_path), limit, answer))

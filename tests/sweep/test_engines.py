@@ -18,7 +18,7 @@ from wherewhat.runs.storage import Remote, open_place
 from wherewhat.sweep import execution as working
 from wherewhat.sweep import local_engine
 from wherewhat.sweep.cells import expand, located, request_json
-from wherewhat.sweep.engine import EngineError, Task
+from wherewhat.sweep.engine import CellTask, EngineError
 from wherewhat.sweep.execution import sweep
 from wherewhat.sweep.local_engine import run_locally
 
@@ -90,7 +90,7 @@ def test_killed_workers_lose_nothing_and_repeat_nothing(engine, fixture, expecte
 
 
 def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_path):
-    tasks = [Task(cell=f"c{i}", described=f"cell {i}", store=str(tmp_path), sweep="s") for i in range(2)]
+    tasks = [CellTask(cell=f"c{i}", described=f"cell {i}", store=str(tmp_path), sweep="s") for i in range(2)]
     watch = Told()
     run_locally(tasks, slots=[{}], work=light.always_dies, watch=watch, retries=1)
     assert watch.ended == [("c0", "failed"), ("c1", "failed")]
@@ -114,7 +114,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     (cell,) = expand(sweep_file({**SWEEP, "models": ["tiny"], "texts": ["a.txt"]}))
-    task = Task(
+    task = CellTask(
         cell=cell.id,
         described=cell.described,
         request=request_json(located(cell.request)),
@@ -131,7 +131,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
         patch.setattr(Remote, "write", write)
         record = working.perform(task)
     assert record.state == "failed"
-    assert "is not what was uploaded, 5 times: start again" in record.reason
+    assert "differs from what was uploaded: start again" in record.reason
     (kept,) = (tmp_path / "cache/sweeps").glob("*/*/complete.json")
     again = working.perform(task)
     assert again.done
@@ -162,7 +162,7 @@ def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
 
     monkeypatch.setattr(on_ray, "_SILENCE", 0.0)
     head = on_ray._Head("127.0.0.1:9")
-    with pytest.raises(EngineError, match=r"the Ray cluster is gone .* what is finished is kept"):
+    with pytest.raises(EngineError, match=r"the Ray cluster is lost .* finished cells are kept"):
         head.check()
 
 

@@ -15,7 +15,7 @@ from wherewhat.cli.terminal import Table
 if TYPE_CHECKING:
     import polars as pl
 
-    from wherewhat.runs.comparison import Comparison
+    from wherewhat.runs.comparison import RunComparison
 
 
 _ROWS = 60
@@ -68,7 +68,7 @@ def compare(
         console.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
-def save(found: Comparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
+def save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
     """Write what was asked for, each file whole or not at all, and return the paths."""
     from wherewhat.files import make_folder, write_file
 
@@ -89,7 +89,7 @@ def save(found: Comparison, *, csv: Path | None, parquet: Path | None, html: Pat
     return list(contents)
 
 
-def groups_table(found: Comparison) -> Table:
+def groups_table(found: RunComparison) -> Table:
     """Metrics by group, with their intervals."""
     table = Table(title=f"{found.runs} runs: mean ± 95 % over what n counts", title_justify="left")
     keys = _keys(found.groups, before="mean")
@@ -103,7 +103,7 @@ def groups_table(found: Comparison) -> Table:
     return _captioned(table, found.groups)
 
 
-def trends_table(found: Comparison) -> Table:
+def trends_table(found: RunComparison) -> Table:
     """Rise of each metric for every tenfold."""
     along = found.trends["along"][0]
     table = Table(title=f"rise with each tenfold of {along} ± 95 %", title_justify="left")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from wherewhat.errors import ConfigError
-from wherewhat.options import build_config, parse_assignments, read_config_file
+from wherewhat.options import build_config, nearest, parse_assignments, read_config
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_OUT = Path("runs")
@@ -24,7 +24,7 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the measurement; repeat for more."),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="The same options from a TOML or JSON file.")
+    Path | None, typer.Option("--config", metavar="FILE", help="Read these options from a TOML, YAML or JSON file.")
 ]
 Control = Annotated[bool, typer.Option(help="Also measure the control models (freshly initialised, …).")]
 
@@ -103,10 +103,13 @@ def collect(context: typer.Context, measurement: str) -> Given:
     options: dict[str, Any] = dict(parse_assignments(given.pop("set_") or ()))
     values = {name: value for name, value in given.items() if _typed(context, name)}
     if path is not None:
-        from_file = read_config_file(path, known=[*given, "set"])
+        from_file = read_config(path, name="--config")
         assigned = from_file.pop("set", {})
         if not isinstance(assigned, dict):
             raise ConfigError(f"--config {path}: 'set' must be a table of names and values")
+        for name in from_file:
+            if name not in given:
+                raise ConfigError(f"--config {path}: there is no option '{name}': {nearest(name, sorted(given))}")
         options = {**assigned, **options}
         values = {**from_file, **values}
     if isinstance(values.get("text"), str):

@@ -19,7 +19,7 @@ from rich.text import Text
 from wherewhat.cli.terminal import Table
 
 if TYPE_CHECKING:
-    from wherewhat.sweep.engine import Task
+    from wherewhat.sweep.engine import CellTask
     from wherewhat.sweep.execution import Engine
     from wherewhat.sweep.records import Record, Status
 
@@ -66,7 +66,7 @@ class SweepView:
         """These cells are under way."""
         self._running = cells
 
-    def finished(self, task: Task, record: Record) -> None:
+    def finished(self, task: CellTask, record: Record) -> None:
         """A cell has ended."""
         self._ended += 1
         self._done += record.done

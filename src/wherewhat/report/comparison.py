@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.report.page import whole_page
-from wherewhat.runs.comparison import Comparison, words
+from wherewhat.report.page import asset, whole_page
+from wherewhat.runs.comparison import RunComparison, known_metrics
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,11 +18,8 @@ _ABOUT = (
 )
 
 
-def page(found: Comparison) -> str:
-    """The page: body, style, script, plotly.js and data in one text.
-
-    Names of models and documents are in the data alone, and the script puts them on the page as text.
-    """
+def page(found: RunComparison) -> str:
+    """Return the page. Names of models and documents are in the data only; the script inserts them as text."""
     along = str(found.trends["along"][0]) if len(found.trends) else None
     keys = ["measurement", "metric"]
     data = {
@@ -36,15 +32,15 @@ def page(found: Comparison) -> str:
     }
     return whole_page(
         title="wherewhat: runs compared",
-        body=_resource("compare.html"),
-        style=_resource("compare.css"),
-        scripts=[_resource("compare.js")],
+        body=asset("compare.html"),
+        style=asset("compare.css"),
+        scripts=[asset("compare.js")],
         data=data,
     )
 
 
-def _section(found: Comparison, measurement: str, metric: str) -> dict[str, Any]:
-    known = next((word for word in words(measurement) if word.name == metric), None)
+def _section(found: RunComparison, measurement: str, metric: str) -> dict[str, Any]:
+    known = next((known for known in known_metrics(measurement) if known.name == metric), None)
     return {
         "measurement": measurement,
         "metric": metric,
@@ -56,14 +52,10 @@ def _section(found: Comparison, measurement: str, metric: str) -> dict[str, Any]
 
 
 def _rows(table: pl.DataFrame, measurement: str, metric: str) -> list[dict[str, Any]]:
-    """Rows of one metric as plain JSON; numbers that are not finite are left out."""
+    """Return the rows of one metric as plain JSON; numbers that are not finite become null."""
     if not len(table):
         return []
     rows = table.filter((table["measurement"] == measurement) & (table["metric"] == metric)).iter_rows(named=True)
     return [
         {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()} for row in rows
     ]
-
-
-def _resource(name: str) -> str:
-    return (files("wherewhat.report") / "assets" / name).read_text("utf-8")

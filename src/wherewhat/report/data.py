@@ -1,4 +1,4 @@
-"""Numbers of finished runs in the form a page carries them: head tables, headline numbers, packed curves."""
+"""Numbers of finished runs as a page stores them: head tables, headline numbers, packed curves."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def rounded(value: float | None) -> float | None:
-    """A number with four digits; None where there is none or it is not finite."""
+    """Return a number with four digits; None for None and for a number that is not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{_DIGITS}g}")
 
 
 def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
-    """Numbers ``(n,)`` as unsigned integers between their least and greatest, in base64.
+    """Return numbers ``(n,)`` as unsigned integers between their least and greatest, in base64.
 
     Args:
-        values: The numbers; those that are not finite become the greatest integer, which stands for nothing.
+        values: The numbers; those that are not finite become the greatest integer, which marks a missing value.
         bits: 8 or 16.
 
     Returns:
-        ``lo``, ``hi``, ``bits`` and ``data`` (little-endian); integer q stands for ``lo + (hi - lo) q / (2^bits - 2)``.
+        ``lo``, ``hi``, ``bits`` and ``data`` (little-endian); integer q means ``lo + (hi - lo) q / (2^bits - 2)``.
     """
     levels = 2**bits - 2
     numbers = values.detach().double().cpu().flatten()
@@ -44,49 +44,39 @@ def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
     scaled = (numbers - low) * (levels / (high - low) if high > low else 0.0)
     codes = torch.where(defined, scaled.round().clamp(0, levels), levels + 1.0)
     data = codes.to(torch.int64).numpy().astype("u1" if bits == 8 else "<u2").tobytes()
-    return {"lo": _edge(low), "hi": _edge(high), "bits": bits, "data": base64.b64encode(data).decode("ascii")}
+    low, high = (float(f"{edge:.7g}") for edge in (low, high))
+    return {"lo": low, "hi": high, "bits": bits, "data": base64.b64encode(data).decode("ascii")}
 
 
 def script_json(data: Any) -> str:
-    """JSON that is safe inside an HTML script element, whatever text it holds.
+    """Return JSON that is safe inside an HTML script element.
 
-    All but ASCII is escaped, U+2028 and lone surrogates among it, and no character is left that HTML knows.
+    Everything but ASCII is escaped, including U+2028 and lone surrogates, and so is every HTML character.
     """
     plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # Outside strings JSON has none of these characters, so every one of them can be written as an escape.
+    # JSON has these characters inside strings only, so each can be written as an escape.
     return plain.translate(_HTML)
 
 
-def _edge(value: float) -> float:
-    return float(f"{value:.7g}")
-
-
-def plain_interval(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean and 95 % interval over documents as a page carries them; None of nothing."""
-    if not values:
-        return None
-    found = interval(values)
-    return {"mean": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}
+def interval_json(value: Interval) -> dict[str, Any]:
+    """Return a mean with its 95 % interval and number of documents."""
+    return {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
 
 
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
-    """Interval of a metric over the documents that have it; with ``less``, of its difference to another in each."""
-    return plain_interval(run.values(metric, less=less))
+    """Return the interval of a metric over the documents that have it; with ``less``, of its difference to another."""
+    values = run.values(metric, less=less)
+    return interval_json(interval(values)) if values else None
 
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:
-    """Means over documents of every head by layer; None for layers in which the metric is not defined."""
+    """Return the mean over documents of every head by layer; None for layers in which the metric is not defined."""
     found = run.head_means[metric]
     return [[rounded(value) for value in found[layer]] if layer in found else None for layer in layers]
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
-    """Every metric that heads have, with its title, its control, and values of the model and its control models.
-
-    Args:
-        runs: The runs.
-        layers: The layers.
-    """
+    """Return every metric of heads, with its title, its control, and values of the model and its control models."""
     tables = []
     seen: set[str] = set()
     for run in (run for request, run in runs.finished if request.model.weights == runs.own):
@@ -128,12 +118,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Number:
-    """One of the numbers.
+    """One of the headline numbers.
 
     Attributes:
-        title: What it is.
+        title: Its title.
         values: The model's; two where two scores belong together.
-        controls: What to read them against.
+        controls: Numbers to compare them with.
         reading: How to read it, in one sentence.
         kinds: The model's and its control models' for each kind of layer, where there are several.
     """
@@ -158,41 +148,40 @@ _WANTED = (
         "Where + what: r",
         "axes",
         (("r", "r"),),
-        "Correlation of every head's logits with a distance term plus a query term plus a key term; read it beside the "
-        "random control, because a high r alone does not show that anything was learned.",
+        "Correlation of every head's logits with the sum of a distance term, a query term and a key term; compare it "
+        "with the random control, because a high r alone does not show that anything was learned.",
     ),
     _Wanted(
         "r of behaviour",
         "axes",
         (("r_behaviour", "r of behaviour"),),
-        "The same without the query term, which softmax cancels: how far the attention pattern itself is where plus "
-        "what.",
+        "The same without the query term, which softmax cancels: how additive the attention pattern itself is.",
     ),
     _Wanted(
         "Only the key explains",
         "axes",
         (("unique_c", "share of variance"),),
-        "Share of the logits' variance that neither distance nor query can stand in for: what, regardless of where.",
+        "Share of the logits' variance that the key explains and neither distance nor query can explain.",
     ),
     _Wanted(
         "Positional and symbolic",
         "heads",
         (("s_pos", "positional"), ("s_sym", "symbolic")),
-        "When two tokens change places, a positional head keeps attending to the places (1) and a symbolic one follows "
-        "the tokens (1); even attention scores 1 on both.",
+        "When two tokens are swapped, a positional head keeps attending to the positions (1) and a symbolic one "
+        "follows the tokens (1); uniform attention scores 1 on both.",
     ),
     _Wanted(
         "Pure heads",
         "heads",
         (("heads_positional", "positional"), ("heads_symbolic", "symbolic")),
-        "Share of heads with one of the two scores high and the other low: heads that look at where alone, or at what "
-        "alone.",
+        "Share of heads with one of the two scores high and the other low: heads that depend on position only, or on "
+        "content only.",
     ),
 )
 
 
 def headline(runs: Runs) -> list[Number]:
-    """The numbers that the runs hold."""
+    """Return the headline numbers of the runs."""
     summaries = {
         (request.measurement, str(request.model.weights)): {summary.metric.name: summary for summary in run.summaries()}
         for request, run in runs.finished

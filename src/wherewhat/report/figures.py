@@ -33,12 +33,12 @@ SCALE = "Viridis"
 
 
 def plain(text: str) -> str:
-    """Text as Plotly shows it: it reads a few tags and entities in its texts, links among them."""
+    """Return text escaped for Plotly, which interprets some tags and entities."""
     return html.escape(text, quote=False)
 
 
 def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figure:
-    """The figure with its title, axes and the common look; all words are text, never markup."""
+    """Return the figure with its title, axes and the common layout; texts are escaped."""
     figure.update_layout(
         template="plotly_white",
         title={"text": plain(title), "font": {"size": 15}},
@@ -52,14 +52,14 @@ def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figu
 
 
 def line_style(index: int) -> dict[str, str]:
-    """Colour and dash of one of several lines."""
+    """Return colour and dash of one of several lines."""
     return {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def band(
     x: list[float], low: list[float | None], high: list[float | None], *, index: int, group: str
 ) -> dict[str, Any] | None:
-    """A trace that fills between two lines; None where there is no interval anywhere."""
+    """Return a trace that fills between two lines; None where there is no interval."""
     known = [(at, lo, hi) for at, lo, hi in zip(x, low, high, strict=True) if lo is not None and hi is not None]
     if not known:
         return None
@@ -82,7 +82,7 @@ _BY_RATE, _BY_POSITION = "loss_by_rate_", "loss_by_position_"
 
 
 def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
-    """The distance term a[d] of one head, one line for each document."""
+    """Draw the distance term a[d] of one head, one line for each document."""
     from plotly.graph_objects import Figure
 
     figure = Figure()
@@ -100,22 +100,22 @@ def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
 
 
 def loss_by_rate(run: StoredRun) -> Figure:
-    """Loss by share disturbed, a line for each kind of disturbance, with its 95 % interval over documents."""
+    """Draw the loss by rate, one line for each kind of perturbation, with its 95 % interval over documents."""
     figure = _lines(run, _BY_RATE, KINDS, percent=True)
-    return styled(figure, title=f"Disturbed: {run.title}", x="disturbed, %", y="loss, nats")
+    return styled(figure, title=f"Perturbation: {run.title}", x="perturbed, %", y="loss, nats")
 
 
 def loss_by_position(run: StoredRun) -> Figure:
-    """Loss by position in the text, a line for each length method, with its 95 % interval over documents."""
+    """Draw the loss by position, one line for each length method, with its 95 % interval over documents."""
     figure = _lines(run, _BY_POSITION, {}, percent=False)
     trained = run.values("trained_length")
     if trained:
         figure.add_vline(x=trained[0], line={"dash": "dot", "color": COLOURS[-1]}, annotation_text="trained length")
-    return styled(figure, title=f"Longer texts: {run.title}", x="position in tokens", y="loss, nats")
+    return styled(figure, title=f"Length methods: {run.title}", x="position in tokens", y="loss, nats")
 
 
 def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: bool) -> Figure:
-    """One line for each curve whose name begins so: x in the first column, the mean over documents of the second."""
+    """Draw each curve with this prefix: x in the first column, the mean over documents of the second."""
     from plotly.graph_objects import Figure
 
     ends = (name.rsplit("/", 1)[1] for name in run.directory.profiles())
@@ -149,7 +149,7 @@ def _interval_lines(
 
 
 def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
-    """Layers × heads, one metric as colour.
+    """Draw layers × heads, with one metric as colour.
 
     Args:
         run: A finished run.
@@ -161,7 +161,7 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
     words = {word.name: word for word in run.metrics}
     known = [name for name in words if name in means] or list(means)
     if not known:
-        raise ConfigError(f"{run.measurement.name} has no numbers of single heads: choose another figure")
+        raise ConfigError(f"{run.measurement.name} has no scores of single heads: choose another figure")
     name = metric or known[0]
     if name not in means:
         raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, list(means))}")
@@ -194,7 +194,7 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
 
 
 def swap_plane(run: StoredRun) -> Figure:
-    """Every head by its positional and its symbolic score, coloured by layer."""
+    """Draw every head by its positional and its symbolic score, coloured by layer."""
     from plotly.graph_objects import Figure
 
     means = run.head_means
@@ -224,7 +224,9 @@ def swap_plane(run: StoredRun) -> Figure:
             },
         }
     )
-    return styled(figure, title=f"Places or contents: {run.title}", x="positional score", y="symbolic score")
+    return styled(
+        figure, title=f"Positional and symbolic scores: {run.title}", x="positional score", y="symbolic score"
+    )
 
 
 FIGURES: dict[str, Callable[..., Figure]] = {
@@ -234,15 +236,15 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "rates": loss_by_rate,
     "positions": loss_by_position,
 }
-"""Figures by name; each takes a run directory and its own options."""
+"""Figures by name; each takes a run and its own options."""
 
 
 def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
-    """A figure of a finished run.
+    """Return a figure of a finished run.
 
     Args:
         run: The run.
-        name: One of :data:`FIGURES`; by default the one that shows the run best.
+        name: One of :data:`FIGURES`; by default the one of the measurement.
         options: ``metric`` of a map; ``layer`` and ``head`` of a distance curve.
     """
     import inspect
@@ -265,26 +267,26 @@ TABLES = ("csv", "parquet")
 
 
 def ending(path: Path) -> str:
-    """The ending of a file that can be written here."""
+    """Return the extension of a file, which must be one that can be written."""
     found = path.suffix.lower().lstrip(".")
     if found not in PICTURES + TABLES:
-        raise ConfigError(f"{path.name} does not say what to write: end it in .{', .'.join(PICTURES + TABLES)}")
+        raise ConfigError(f"{path.name} has no known extension: end it in .{', .'.join(PICTURES + TABLES)}")
     return found
 
 
 def save_figure(figure: Figure, path: Path, *, width: int = 900, height: int = 560, scale: float = 2.0) -> Path:
-    """Write a figure, whole or not at all.
+    """Write a figure atomically.
 
     Args:
         figure: The figure.
         path: A file that ends in .png, .svg, .pdf or .html (which opens offline).
         width: Width in pixels.
         height: Height in pixels.
-        scale: Pixels for each of these in a PNG.
+        scale: Resolution of a PNG, in pixels per pixel of width and height.
     """
     kind = ending(path)
     if kind in TABLES:
-        raise ConfigError(f"{path.name} is a table's name: end it in .{', .'.join(PICTURES)}")
+        raise ConfigError(f"{path.name} is the name of a table: end it in .{', .'.join(PICTURES)}")
     if kind == "html":
         content = figure.to_html(include_plotlyjs=True, full_html=True).encode()
     else:
@@ -304,7 +306,7 @@ def save_figure(figure: Figure, path: Path, *, width: int = 900, height: int = 5
 
 
 def save_table(directory: RunDirectory, path: Path) -> Path:
-    """Write a run's scores, one line for each number.
+    """Write a run's scores, one row for each number.
 
     Args:
         directory: A finished run.
@@ -316,7 +318,7 @@ def save_table(directory: RunDirectory, path: Path) -> Path:
 
     kind = ending(path)
     if kind in PICTURES:
-        raise ConfigError(f"{path.name} is a picture's name: end it in .{', .'.join(TABLES)}")
+        raise ConfigError(f"{path.name} is the name of an image: end it in .{', .'.join(TABLES)}")
     table = directory.scores()
     sink = pa.BufferOutputStream()
     if kind == "csv":

@@ -1,4 +1,4 @@
-"""Runs everything a report is made of; what is finished already is found and not computed again."""
+"""The runs of a report: those that are finished are found, the others are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wherewhat.errors import MeasureError
 from wherewhat.progress import Progress
-from wherewhat.report.notes import Notes
+from wherewhat.report.excerpt import ReportCache
 from wherewhat.report.plan import Planned
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, duration, run, run_control
@@ -24,7 +24,7 @@ class Runs:
     Attributes:
         finished: Request and run of each.
         left_out: One line for each measurement that the model does not allow, such as planes without rotation, and
-            for each control that cannot be made.
+            for each control model that cannot be made.
     """
 
     finished: list[tuple[Request, StoredRun]] = field(default_factory=list)
@@ -37,38 +37,38 @@ class Runs:
 
     @property
     def own(self) -> str:
-        """The weights the report is about; others are controls."""
+        """The weights the report is about; others are control models."""
         return self.first[0].model.weights
 
     def find(self, measurement: str) -> StoredRun | None:
-        """The run of a measurement on the model itself, if there is one."""
+        """Return the run of a measurement on the model itself, if there is one."""
         found = self.request(measurement)
         return None if found is None else found[1]
 
     def request(self, measurement: str) -> tuple[Request, StoredRun] | None:
-        """What was asked for and its run, on the model itself."""
+        """Return request and run of a measurement on the model itself, if there is one."""
         wanted = (measurement, self.own)
         return next(((r, run) for r, run in self.finished if (r.measurement, r.model.weights) == wanted), None)
 
     def weights(self, measurement: str) -> dict[str, StoredRun]:
-        """Runs of a measurement by weights: the model, then its control models."""
+        """Return the runs of a measurement by weights: the model, then its control models."""
         return {r.model.weights: run for r, run in self.finished if r.measurement == measurement}
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a machine is with a model.
+    """Speed of a model on this machine.
 
     Attributes:
-        start: Seconds to load and prove it, or a control model.
-        token: Seconds that a plain pass takes for each token.
+        start: Seconds to load and prove the model, or a control model.
+        token: Seconds per token of a plain pass.
     """
 
     start: float
     token: float
 
     def seconds(self, planned: Sequence[Planned]) -> list[float]:
-        """Time that each of some runs will take, one after the other; those of the same weights load them once."""
+        """Return the expected time of each run in sequence; consecutive runs with the same weights load them once."""
         loaded, found = None, []
         for item in planned:
             weights = item.request.model.weights
@@ -77,19 +77,21 @@ class Pace:
         return found
 
 
-def measure(planned: Sequence[Planned], *, notes: Notes, pace: Pace, progress: Progress, models: LastModel) -> Runs:
+def measure(
+    planned: Sequence[Planned], *, cache: ReportCache, pace: Pace, progress: Progress, models: LastModel
+) -> Runs:
     """Make every run of a plan that is not finished.
 
     Args:
-        planned: The runs; the first must succeed, others are left out where the model has no such thing, and controls
-            where they cannot be made.
-        notes: What is known of the model, and the folder that holds run directories.
-        pace: How fast the machine is, for an estimate before it starts; later the time that was really taken counts.
-        progress: Where to tell how far it is and how much time is left.
+        planned: The runs; the first must succeed, others are left out where the model cannot be measured so, and
+            control models where they cannot be made.
+        cache: What is known of the model, and the folder of run directories.
+        pace: Expected speed, for the first estimate; later estimates use the time taken so far.
+        progress: Progress callback.
         models: Keeps a model from one run to the next.
     """
     runs = Runs()
-    known = {number: notes.finished(item.request) for number, item in enumerate(planned)}
+    known = {number: cache.finished(item.request) for number, item in enumerate(planned)}
     missing = [number for number, outcome in known.items() if outcome is None]
     expected = dict(zip(missing, pace.seconds([planned[number] for number in missing]), strict=True))
     left = sum(expected.values())
@@ -100,10 +102,10 @@ def measure(planned: Sequence[Planned], *, notes: Notes, pace: Pace, progress: P
         if outcome is None:
             progress.say(f"{number + 1} of {len(planned)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
-            outcome = _outcome(request, notes.out, progress, models, first=planned[0].request)
-            # What hinders a control, such as too little memory, may be gone the next time.
+            outcome = _outcome(request, cache.out, progress, models, first=planned[0].request)
+            # A control model may succeed the next time, such as with more memory.
             if not isinstance(outcome, str) or request.model == planned[0].request.model:
-                notes.keep(request, outcome)
+                cache.keep(request, outcome)
             left -= expected[number]
             spent, done = spent + time.perf_counter() - before, done + expected[number]
             if left > 0.5:
@@ -120,15 +122,15 @@ def _beginning(count: int, finished: int, seconds: float) -> str:
         return f"all {count} measurements were finished earlier"
     earlier = f", {finished} of them finished earlier" if finished else ""
     return (
-        f"{count} measurements{earlier}: about {duration(seconds)}, judged by the time of one pass of the model and "
-        "how many passes each measurement is worth"
+        f"{count} measurements{earlier}: about {duration(seconds)}, estimated from the time of one pass of the model "
+        "and the number of passes of each measurement"
     )
 
 
 def _outcome(
     request: Request, out: Path, progress: Progress, models: LastModel, *, first: Request
 ) -> RunDirectory | str:
-    """The finished run, or why the model has none."""
+    """Return the finished run, or why the model has none."""
     if request.model != first.model:
         return run_control(request, out=out, progress=progress, models=models)
     try:

@@ -1,4 +1,4 @@
-"""The measurements of a report and how much text each uses."""
+"""The plan of a report: its texts, and the runs with their number of documents and tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from wherewhat.files import make_folder, write_file
 from wherewhat.measures.measurement import Capacity
@@ -16,21 +16,20 @@ from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import Document
 from wherewhat.text.files import read_documents
 
-if TYPE_CHECKING:
-    pass
-
+DOCUMENTS, TOKENS = 4, 512
+"""Documents and tokens of each by default."""
 
 _STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True)
 class GivenText:
-    """What a report is measured on.
+    """The texts of a report.
 
     Attributes:
         sources: Files and folders to read it from; None for the embedded text.
         documents: The documents.
-        kept: The file that stands for standard input and the bytes that belong into it; None if it was not given.
+        kept: The file for the content of standard input, and that content; None if it was not given.
     """
 
     sources: tuple[str, ...] | None
@@ -38,7 +37,7 @@ class GivenText:
     kept: tuple[Path, bytes] | None = None
 
     def keep(self) -> None:
-        """Write what came from standard input to its file, so that it can be read again."""
+        """Write the content of standard input to its file, so that it can be read again."""
         if self.kept is None:
             return
         path, data = self.kept
@@ -47,8 +46,8 @@ class GivenText:
             write_file(path, data)
 
 
-class _Heard:
-    """A stream that remembers what was read from it; how much that may be is for the reader to say."""
+class _RecordedStream:
+    """A stream that records what is read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -64,36 +63,32 @@ class _Heard:
 
 
 def given_text(text: Sequence[str] | None, *, documents: int | None, out: Path) -> GivenText:
-    """Read the texts that a report is asked for.
+    """Read the texts of a report.
 
     Args:
         text: Files, folders or ``-``; None for the embedded text.
-        documents: How many documents to use; the first four by default.
-        out: Folder that holds run directories, and standard input if that is given.
+        documents: Number of documents; the first four by default.
+        out: Folder of run directories, and of the content of standard input.
     """
     sources = tuple(text) if text else None
     if sources is None:
         return GivenText(None, read_documents(None, count=documents or DOCUMENTS))
     piped = getattr(sys.stdin, "buffer", None) if _STANDARD_INPUT in sources else None
-    heard = None if piped is None else _Heard(piped)
-    found = read_documents(sources, stdin=cast("BinaryIO | None", heard), count=documents)
+    recorded = None if piped is None else _RecordedStream(piped)
+    found = read_documents(sources, stdin=cast("BinaryIO | None", recorded), count=documents)
     if documents is None:
         found = found[:DOCUMENTS]
-    if heard is None:
+    if recorded is None:
         return GivenText(sources, found)
-    data = bytes(heard.data)
-    # The name of the file is that of the document, so that the runs are those of `--text -` anywhere else.
+    data = bytes(recorded.data)
+    # The file has the name of the document, so that the runs are those of `--text -` in other commands.
     path = out / f"stdin-{hashlib.sha256(data).hexdigest()[:12]}" / "stdin.txt"
     return GivenText(tuple(str(path) if s == _STANDARD_INPUT else s for s in sources), found, (path, data))
 
 
-DOCUMENTS, TOKENS = 4, 512
-"""Documents and tokens of each by default."""
-
-
 @dataclass(frozen=True)
 class Planned:
-    """One run of a report, and how many tokens' passes it costs."""
+    """One run of a report, and its cost in tokens of a plain pass."""
 
     request: Request
     cost: float
@@ -107,14 +102,14 @@ def plan(
     documents: int = DOCUMENTS,
     tokens: int = TOKENS,
 ) -> list[Planned]:
-    """The runs of a report, in order; the first is the one all others stand beside.
+    """Return the runs of a report, in order; the first is the decomposition of the model.
 
     Args:
-        model: The model. A trained one has its control models beside it.
-        capacity: What it and the texts allow.
+        model: The model. A trained model is measured together with its control models.
+        capacity: What the model and the texts allow to be measured.
         text: Files or folders; None for the embedded text.
         documents: Documents of the decomposition; the others use fewer.
-        tokens: Tokens of each; the others use fewer, but for a length curve beyond the trained length.
+        tokens: Tokens of each; the others use fewer, except a length curve beyond the trained length.
     """
     planned, controls = [], []
     for measurement in measurements().values():
@@ -130,12 +125,9 @@ def plan(
             beyond=run.beyond,
             options=run.options,
         )
-        planned.append(_planned(request, run.passes))
+        cost = run.passes * (request.documents or 1) * request.tokens
+        planned.append(Planned(request, cost))
         if model.weights == "trained":
-            controls += [_planned(request.with_weights(weights), run.passes) for weights in run.controls]
-    # One after the other of the same weights, because a model is kept for as long as no other is asked for.
+            controls += [Planned(request.with_weights(weights), cost) for weights in run.controls]
+    # Sorted by weights, because a model is kept only until another one is requested.
     return planned + sorted(controls, key=lambda control: str(control.request.model.weights))
-
-
-def _planned(request: Request, passes: float) -> Planned:
-    return Planned(request, passes * (request.documents or 1) * request.tokens)

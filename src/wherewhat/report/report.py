@@ -1,4 +1,4 @@
-"""``make_report``: the names of models in, a report out."""
+"""``make_report``: measure models and collect everything into a report."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from wherewhat.imports import plugins
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
-from wherewhat.report.excerpt import Look, look
+from wherewhat.report.excerpt import Excerpt, ReportCache, take_excerpt
 from wherewhat.report.measurements import Pace, Runs, measure
-from wherewhat.report.notes import Notes
-from wherewhat.report.page import Profiled, Report, check_plotly
+from wherewhat.report.page import Profiled, Report, plotly_js
 from wherewhat.report.plan import TOKENS, GivenText, given_text, plan
 from wherewhat.report.sections import collect
-from wherewhat.runs.execution import LastModel, load_model
+from wherewhat.runs.execution import LastModel
 from wherewhat.runs.request import ModelRequest, Request, model_request
 
 _LOADING = 3000
-"""Loading and proving a model takes about as long as a pass over so many tokens, where it was not timed."""
+"""Tokens of a pass that takes about as long as loading and proving the model, where that was not timed."""
 
 
 @checked(models=model_request)
@@ -43,22 +42,22 @@ def make_report(
     """Measure what is missing and collect everything into a report.
 
     Args:
-        models: The model or its name, or several models to be put side by side; control models count as models.
-        out: Folder that holds run directories.
+        models: The model or its name, or several models to be shown side by side, including control models.
+        out: Folder of run directories.
         text: Files, folders or ``-``; None for the embedded text.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each.
-        multihop: Trainings of the multi-hop laboratory, or folders of them; those in ``out`` are shown anyway.
-        progress: Where to tell how far it is; silent by default.
+        multihop: Trainings of the multi-hop laboratory, or folders of them; those in ``out`` are always shown.
+        progress: Progress callback; silent by default.
     """
     progress, out = progress or Silent(), Path(out)
     listed = [models] if isinstance(models, ModelRequest) else list(models)
     for number, model in enumerate(listed):
         if model in listed[:number]:
             raise ConfigError(f"{model.model} ({model.weights}) was given twice: give each model once")
-    # Refuses numbers that make no sense before anything is read or loaded.
+    # Raises for wrong values and for a missing plotly before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
-    check_plotly()
+    plotly_js()
     learning = _learning_curves(multihop, out=out)
     given = given_text(text, documents=documents, out=out)
     made = []
@@ -67,7 +66,7 @@ def make_report(
             progress.say(f"model {number} of {len(listed)}: {model.model} ({model.weights})")
         made.append(_measured(model, given, tokens=tokens, out=out, progress=progress))
     progress.say("writing the page")
-    names = _told_apart(listed, [seen for seen, _ in made])
+    names = _unique_names(listed, [seen for seen, _ in made])
     data: dict[str, Any] = {
         "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
         "learning": learning,
@@ -92,26 +91,26 @@ def _learning_curves(multihop: Sequence[Path], *, out: Path) -> list[dict[str, A
 
 def _measured(
     model: ModelRequest, given: GivenText, *, tokens: int, out: Path, progress: Progress
-) -> tuple[Look, Runs]:
-    """One model's look and runs; the model is loaded only where something is missing."""
-    notes = Notes.of(model, given.documents, tokens=tokens, out=out)
-    seen, start, models = notes.look(), None, LastModel()
+) -> tuple[Excerpt, Runs]:
+    """Return excerpt and runs of one model, which is loaded only if something is missing."""
+    cache = ReportCache.of(model, given.documents, tokens=tokens, out=out)
+    seen, start, models = cache.excerpt(), None, LastModel()
     if seen is None:
-        progress.say(f"loading {model.model} ({model.weights}), and looking at the first tokens")
+        progress.say(f"loading {model.model} ({model.weights}) and running it on the first tokens")
         started = time.perf_counter()
-        loaded = models.loaded(model, lambda: load_model(model, say=progress.say))
-        seen = look(loaded, given.documents, tokens=tokens, proof=models.proof())
+        loaded = models.loaded(model, say=progress.say)
+        seen = take_excerpt(loaded, given.documents, tokens=tokens, proof=models.proof())
         del loaded
         start = time.perf_counter() - started - tokens * seen.seconds
-        notes.keep_look(seen)
+        cache.keep_excerpt(seen)
     given.keep()
     planned = plan(model, seen.capacity, text=given.sources, documents=len(given.documents), tokens=tokens)
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
-    return seen, measure(planned, notes=notes, pace=pace, progress=progress, models=models)
+    return seen, measure(planned, cache=cache, pace=pace, progress=progress, models=models)
 
 
-def _told_apart(models: Sequence[ModelRequest], seen: Sequence[Look]) -> list[str]:
-    """A name for each model that no other has: its own, with its weights, with what the user typed, with a number."""
+def _unique_names(models: Sequence[ModelRequest], seen: Sequence[Excerpt]) -> list[str]:
+    """Return a unique name for each model: its own, with its weights, with the name as given, with a number."""
     names = [
         str(one.facts["name"]) if model.weights == "trained" else f"{one.facts['name']} ({model.weights})"
         for model, one in zip(models, seen, strict=True)
@@ -123,7 +122,7 @@ def _told_apart(models: Sequence[ModelRequest], seen: Sequence[Look]) -> list[st
 def _command(
     models: Sequence[ModelRequest], given: GivenText, *, documents: int, tokens: int, multihop: Sequence[Path]
 ) -> str | None:
-    """The command that makes the same report; None where the models are not every name with all weights alike."""
+    """Return the command that makes the same report; None unless the models are all names with all weights."""
     listed = [replace(model, model=str(model.model)) for model in models]
     first = listed[0]
     names, weights = (list(dict.fromkeys(getattr(model, field) for model in listed)) for field in ("model", "weights"))

@@ -1,4 +1,4 @@
-"""A finished run as a notebook shows it."""
+"""``Result``: a finished run with tables and figures for notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Result(RunDirectory):
-    """A finished run directory that draws itself.
+    """A finished run directory with a summary table and figures.
 
     Examples:
         >>> result = wherewhat.run(wherewhat.Request(measurement="axes"), out=Path("runs"))
@@ -33,20 +33,16 @@ class Result(RunDirectory):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Open a finished run for reading.
-
-        Raises:
-            StoreError: If it is not one.
-        """
+        """Open a finished run for reading."""
         return cast("Result", super().load(path))
 
     def summary(self) -> list[MetricSummary]:
-        """Means over heads with intervals over documents, beside their controls."""
+        """Return means over heads with intervals over documents, and their controls."""
         return StoredRun(self).summaries()
 
     @checked()
     def plot(self, name: str | None = None, **options: Any) -> Figure:
-        """A figure; see :func:`wherewhat.report.figures.figure`."""
+        """Return a figure; see :func:`wherewhat.report.figures.figure`."""
         return figure(StoredRun(self), name, **options)
 
     @checked()
@@ -56,11 +52,11 @@ class Result(RunDirectory):
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)
         if name is not None or options:
-            raise ConfigError(f"{path.name} holds all scores: leave out the figure and its options, or name a picture")
+            raise ConfigError(f"{path.name} holds all scores: leave out the figure and its options")
         return save_table(self, path)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows; names of models and documents are text, never markup."""
+        """Return the table that a notebook shows; names of models and documents are escaped."""
         run = StoredRun(self)
         kinds = run.kinds
         rows = "".join(
@@ -86,12 +82,9 @@ def run(request: Request | str, *, out: str | os.PathLike[str], progress: Progre
     """Measure, store, and return the finished run; see :func:`wherewhat.runs.execution.run`.
 
     Args:
-        request: What to measure; the name of a measurement stands for ``Request(measurement=name)``.
-        out: Folder that holds run directories.
-        progress: Where to tell how far it is; silent by default.
-
-    Raises:
-        WherewhatError: If anything about the request, the model, the text or the disk is wrong.
+        request: What to measure; the name of a measurement means ``Request(measurement=name)``.
+        out: Folder of run directories.
+        progress: Progress callback; silent by default.
     """
     asked = Request(measurement=request) if isinstance(request, str) else request
     return Result.load(run_request(asked, out=Path(out), progress=progress).path)

@@ -1,4 +1,4 @@
-"""The data of each report section, read from run directories."""
+"""The data of each section of a report, read from run directories."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from wherewhat.extend.methods import find_method
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.perturb.measurement import KINDS, percent
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import (
     Number,
     Value,
     head_values,
     headline,
+    interval_json,
     mean_of,
     metric_tables,
     packed,
-    plain_interval,
     rounded,
 )
-from wherewhat.report.excerpt import Look
+from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
@@ -36,7 +36,7 @@ from wherewhat.runs.results import StoredRun
 
 
 def bands(runs: Runs) -> dict[str, Any] | None:
-    """Scores of single planes and rise of the loss by band; None if it was not measured."""
+    """Return scores of single planes and loss increase by frequency band; None if not measured."""
     found = runs.request("frequencies")
     if found is None:
         return None
@@ -57,7 +57,7 @@ def bands(runs: Runs) -> dict[str, Any] | None:
 
 
 def _turns(run: StoredRun, count: int) -> list[list[float | None]]:
-    """Shortest and longest turn of each band in tokens, in the first layer that rotates; None for no turning."""
+    """Return the shortest and longest period of each band in tokens, in the first layer with RoPE; None for none."""
     profiles = run.directory.profiles()
     names = [name for name in profiles if name.startswith(f"{run.documents[0]}/") and name.endswith("/inv_freq")]
     inv_freq = profiles[min(names, key=lambda name: int(name.rsplit("/", 2)[1]))]
@@ -69,19 +69,19 @@ def _turns(run: StoredRun, count: int) -> list[list[float | None]]:
     return found
 
 
-_PLAIN = "none"
+_UNMODIFIED = "none"
 
 
 def lengths(runs: Runs) -> dict[str, Any] | None:
-    """Loss by position of each method, and what it costs beside the untouched model; None if it was not measured.
+    """Return loss by position of each length method, and its difference to the unmodified model; None if not measured.
 
-    The cost is taken on each document before the mean, so that differences between texts do not hide it.
+    The difference is taken on each document before the mean, so that differences between texts do not hide it.
     """
     found = runs.request("extend")
     if found is None:
         return None
     request, run = found
-    plain = run.curves(f"loss_by_position_{_PLAIN}")
+    plain = run.curves(f"loss_by_position_{_UNMODIFIED}")
     methods = []
     for name in request.options["methods"]:
         curves = run.curves(f"loss_by_position_{name}")
@@ -93,10 +93,10 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
             {
                 "name": name,
                 "rule": find_method(name).rule(),
-                "loss": [plain_interval([float(c[i, 1]) for c in curves]) for i in buckets],
-                "cost": [plain_interval([float(c[i, 1] - p[i, 1]) for c, p in pairs]) for i in buckets],
+                "loss": [interval_json(interval([float(c[i, 1]) for c in curves])) for i in buckets],
+                "cost": [interval_json(interval([float(c[i, 1] - p[i, 1]) for c, p in pairs])) for i in buckets],
                 "beyond": mean_of(run, f"loss_beyond_{name}"),
-                "beyond_cost": mean_of(run, f"loss_beyond_{name}", less=f"loss_beyond_{_PLAIN}"),
+                "beyond_cost": mean_of(run, f"loss_beyond_{name}", less=f"loss_beyond_{_UNMODIFIED}"),
                 "found": mean_of(run, f"found_beyond_{name}"),
             }
         )
@@ -114,7 +114,7 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
 
 
 def perturbation(runs: Runs) -> dict[str, Any] | None:
-    """Rise of the loss by kind and rate, on all targets and on untouched ones; None if it was not measured."""
+    """Return the loss increase by kind and rate, on all targets and on untouched ones; None if not measured."""
     found = runs.request("perturb")
     if found is None:
         return None
@@ -125,7 +125,7 @@ def perturbation(runs: Runs) -> dict[str, Any] | None:
         if not curves:
             continue
         rates = curves[0][:, 0].tolist()
-        # The shares were stored in single precision; their names tell what they are exactly.
+        # The rates were stored in single precision; rounding restores the names of their metrics.
         names = [percent(round(rate, 6)) for rate in rates]
         kinds.append(
             {
@@ -144,10 +144,10 @@ def perturbation(runs: Runs) -> dict[str, Any] | None:
     }
 
 
-def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dict[str, Any]]]:
-    """For each layer and head what its panel draws: logit map, curves a, b and c, planes.
+def head_records(runs: Runs, excerpt: Excerpt, layers: Sequence[int]) -> list[list[dict[str, Any]]]:
+    """Return for each layer and head the data of its panel: logit map, curves a, b and c, planes.
 
-    The map and the curves are of the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
+    The map and the curves belong to the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
     """
     names = ("axes", "heads", "planes", "frequencies")
     axes, heads, planes, frequencies = (runs.find(name) for name in names)
@@ -160,7 +160,7 @@ def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dic
             "plane_pos": _curve(frequencies, layer, "plane_s_pos"),
             "plane_sym": _curve(frequencies, layer, "plane_s_sym"),
         }
-        logits = look.logits[layer]
+        logits = excerpt.logits[layer]
         rows = int((2 * logits.shape[1]) ** 0.5)
         listed = []
         for head in range(logits.shape[0]):
@@ -178,7 +178,7 @@ def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dic
 
 
 def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None] | None]:
-    """Turns of each plane for each token by layer; None for layers that do not rotate."""
+    """Return the turns per token of each plane by layer; None for layers without RoPE."""
     planes = runs.find("planes")
     found = (_curve(planes, layer, "plane_turns_per_token") for layer in layers)
     return [None if turns is None else _list(turns) for turns in found]
@@ -193,7 +193,7 @@ _DISTANCE = {
 
 
 def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | None:
-    """Controlled distance over all heads: median and quartiles at each dummy distance; None if it was not measured."""
+    """Return median and quartiles over heads at each dummy distance; None if not measured."""
     distance = runs.find("distance")
     measured = [layer for layer in layers if _curve(distance, layer, "distances") is not None]
     if not measured:
@@ -203,7 +203,7 @@ def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | N
     curves = {}
     for name, title in _DISTANCE.items():
         found = [curve for layer in measured if (curve := _curve(distance, layer, name)) is not None]
-        # Sliding windows do not change the grid, but one of another length could not be put on the same axis.
+        # Curves with another number of distances cannot be drawn on the same axis.
         same = [curve.double() for curve in found if curve.shape[-1] == len(grid)]
         if same:
             quartiles = torch.cat(same).nanquantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
@@ -219,24 +219,24 @@ def _list(values: Tensor) -> list[float | None]:
     return [rounded(value) for value in values.tolist()]
 
 
-def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
-    """What a page shows of one model.
+def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
+    """Return everything that a page shows of one model.
 
     Args:
         runs: Finished runs.
-        look: Logits and tokens of the first document.
-        name: What the model is called on the page.
+        excerpt: Logits and tokens of the first document.
+        name: Name of the model on the page.
     """
     request, first = runs.first
-    layers = sorted(look.logits)
+    layers = sorted(excerpt.logits)
     return {
         "model": {
             "unmeasured": [],
-            **look.facts,
+            **excerpt.facts,
             "name": name,
             "layers": layers,
             "kinds": first.kinds,
-            "heads": [int(look.logits[layer].shape[0]) for layer in layers],
+            "heads": [int(excerpt.logits[layer].shape[0]) for layer in layers],
             "documents": len(first.documents),
             "tokens": request.tokens,
             "embedded": request.text is None,
@@ -244,9 +244,9 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
         "numbers": [_number(number) for number in headline(runs)],
         "metrics": metric_tables(runs, layers),
         "swaps": _swaps(runs, layers),
-        "records": head_records(runs, look, layers),
+        "records": head_records(runs, excerpt, layers),
         "turns": turns_per_token(runs, layers),
-        "text": {"document": first.documents[0], "tokens": look.tokens},
+        "text": {"document": first.documents[0], "tokens": excerpt.tokens},
         "distance": controlled_distance(runs, layers),
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),
@@ -262,11 +262,11 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
 
 
 _DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
-"""Measurements that have parts of the page to themselves."""
+"""Measurements with their own parts of the page."""
 
 
 def others(runs: Runs) -> list[dict[str, Any]]:
-    """Every other measurement: its metrics with intervals and controls, and its figure."""
+    """Return every other measurement: its metrics with intervals and controls, and its figure."""
     found = []
     for name in dict.fromkeys(request.measurement for request, _ in runs.finished if request.measurement not in _DRAWN):
         run = runs.find(name)
@@ -282,41 +282,39 @@ def others(runs: Runs) -> list[dict[str, Any]]:
                 "title": summary.metric.title,
                 "unit": summary.metric.unit,
                 "reading": summary.metric.reading,
-                "value": _plain(summary.overall),
+                "value": interval_json(summary.overall),
                 "control": rounded(summary.control),
                 "control_title": summary.metric.control_title,
-                "controls": {weights: _plain(named[metric]) for weights, named in beside.items() if metric in named},
+                "controls": {
+                    weights: interval_json(named[metric]) for weights, named in beside.items() if metric in named
+                },
             }
             for summary in run.summaries()
             for metric in [summary.metric.name]
         ]
         try:
             drawn = json.loads(figure(run).to_json())
-        except ConfigError:  # without scores of single heads there is no map of them
+        except ConfigError:  # no map without scores of single heads
             drawn = None
         found.append({"name": name, "summary": run.measurement.summary, "rows": rows, "figure": drawn})
     return found
 
 
-def _plain(value: Interval) -> dict[str, Any]:
-    return {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
-
-
 def _number(number: Number) -> dict[str, Any]:
-    def plain(given: Value) -> dict[str, Any]:
-        return {"name": given.name, **_plain(given.value)}
+    def listed(values: list[Value]) -> list[dict[str, Any]]:
+        return [{"name": value.name, **interval_json(value.value)} for value in values]
 
     return {
         "title": number.title,
-        "values": [plain(value) for value in number.values],
-        "controls": [plain(value) for value in number.controls],
-        "kinds": [plain(value) for value in number.kinds],
+        "values": listed(number.values),
+        "controls": listed(number.controls),
+        "kinds": listed(number.kinds),
         "reading": number.reading,
     }
 
 
 def _swaps(runs: Runs, layers: list[int]) -> Any:
-    """Scores, intervals and labels of every head; over all documents together where there are several."""
+    """Return scores, intervals and labels of every head; over all documents together where there are several."""
     run = runs.find("heads")
     if run is None or "s_pos" not in run.head_means:
         return None
@@ -327,9 +325,9 @@ def _swaps(runs: Runs, layers: list[int]) -> Any:
 
 
 def _run(directory: RunDirectory) -> dict[str, Any]:
-    """Configuration and provenance; of the path only the name, which is the same wherever the run is kept."""
+    """Return configuration and provenance; of the path only the name, which does not depend on the folder."""
     provenance = dict(directory.provenance())
     provenance.pop("parts", None)
-    # In the order in which it is read back from its file, whether it was made now or found.
+    # Key order as in the file, so that a new run and a stored one give the same page.
     config = json.loads(canonical_json(directory.config))
     return {"name": directory.path.name, "config": config, "provenance": provenance}

@@ -1,16 +1,17 @@
-"""Group means and trends over many runs, with intervals."""
+"""Comparison of many runs: group means and trends, with intervals."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.measures import statistics as intervals
+from wherewhat.measures import statistics
 from wherewhat.options import nearest
-from wherewhat.runs.index import FACTS, check_polars, open_index, paths_of
+from wherewhat.runs.index import FACTS, check_polars, open_index
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 
 
 UNITS = ("model", "run", "document")
-"""What an interval can be over, the coarsest first: documents of one model say nothing about other models."""
+"""Units that an interval can be over, the coarsest first."""
+SHOWN = 3
+"""Metrics of each measurement that are compared by default: the first ones it declares."""
+_ALONG = ("step", "size")
+"""Facts that a trend can be along."""
 
 
 def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Mean of every metric in every group, with a Student interval.
+    """Return the mean of every metric in every group, with a Student interval.
 
     Values are averaged within units before units are averaged: documents within a run, runs within a model. The
     interval is over the coarsest units of which the group has at least two; a group of one value has none.
@@ -38,87 +43,35 @@ def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
     import polars as pl
 
     keys = list(dict.fromkeys(["measurement", "metric", *by]))
-    # Numbers over all documents together have no document of their own; where there are others they would count twice.
+    # Scores of all documents together have no document; where single documents have scores too, they would count twice.
     single = values.with_columns(alone=pl.col("document").is_null().all().over("run", "metric"))
     single = single.filter(pl.col("document").is_not_null() | pl.col("alone"))
     runs = single.group_by(*keys, "model_", "run_").agg(pl.col("value").mean())
     models = runs.group_by(*keys, "model_").agg(pl.col("value").mean())
     documents = single.group_by(*keys, "document").agg(pl.col("value").mean())
-    frames = pl.collect_all([_moments(frame, keys) for frame in (models, runs, documents)])
-    return _chosen(dict(zip(UNITS, frames, strict=True)), keys)
-
-
-def with_units(values: pl.LazyFrame) -> pl.LazyFrame:
-    """Copies of the columns that intervals are over, which may also be grouped by."""
-    import polars as pl
-
-    return values.with_columns(model_=pl.col("model"), run_=pl.col("run"))
-
-
-def student(n: pl.Series) -> pl.Series:
-    """97.5 % quantile of Student's distribution for samples of ``n``; null where ``n`` is below 2."""
-    import polars as pl
-
-    quantiles = {k: intervals.student(k) if k > 1 else None for k in n.unique().to_list()}
-    return n.replace_strict(quantiles, return_dtype=pl.Float64) if len(n) else n.cast(pl.Float64)
-
-
-def _moments(units: pl.LazyFrame, keys: list[str]) -> pl.LazyFrame:
-    import polars as pl
-
-    value = pl.col("value")
-    return units.group_by(keys).agg(
-        mean=value.mean(), error=value.std() / pl.len().cast(pl.Float64).sqrt(), n=pl.len().cast(pl.Int64)
-    )
-
-
-def _chosen(by_unit: dict[str, pl.DataFrame], keys: list[str]) -> pl.DataFrame:
-    """Of each group the coarsest unit of which there are two."""
-    import polars as pl
-
-    joined = by_unit["model"].select(keys)
-    for unit, frame in by_unit.items():
-        joined = joined.join(
-            frame.rename({name: f"{name}_{unit}" for name in ("mean", "error", "n")}),
-            on=keys,
-            nulls_equal=True,
-            how="left",
-        )
-    several = {unit: pl.col(f"n_{unit}") >= 2 for unit in UNITS}
-
-    def pick(name: str) -> Any:
-        chain = pl.when(several["model"]).then(pl.col(f"{name}_model"))
-        return chain.when(several["run"]).then(pl.col(f"{name}_run")).otherwise(pl.col(f"{name}_document"))
-
-    over = pl.when(several["model"]).then(pl.lit("model")).when(several["run"]).then(pl.lit("run"))
-    # Numbers over all documents together stand under no document, and are then one value.
-    mean, error, n = pick("mean"), pick("error"), pick("n")
-    found = joined.select(
-        *keys, mean=mean, error=error, n=n, over=over.otherwise(pl.lit("document")), runs=pl.col("n_run")
-    )
-    reach = student(found["n"]) * found["error"]
-    return (
-        found.with_columns(low=found["mean"] - reach, high=found["mean"] + reach)
-        .select(*keys, "mean", "low", "high", "n", "over", "runs")
-        .sort(keys, nulls_last=True)
-    )
-
-
-ALONG = ("step", "size")
-"""What a trend can be along."""
+    frames = [
+        _moments(frame, keys, "value", over=unit).with_columns(rank=pl.lit(rank))
+        for rank, (unit, frame) in enumerate(zip(UNITS, (models, runs, documents), strict=True))
+    ]
+    # The first unit of which there are two; where there is none, the documents.
+    usable = pl.concat(pl.collect_all(frames)).filter((pl.col("n") >= 2) | (pl.col("over") == UNITS[-1]))
+    found = usable.sort("rank").unique(keys, keep="first", maintain_order=True)
+    counts = runs.group_by(keys).agg(runs=pl.len().cast(pl.Int64)).collect()
+    found = found.join(counts, on=keys, how="left", nulls_equal=True).rename({"value": "mean"})
+    return _bounded(found, "mean").select(*keys, "mean", "low", "high", "n", "over", "runs").sort(keys, nulls_last=True)
 
 
 def trends(values: pl.LazyFrame, along: str, by: Sequence[str]) -> pl.DataFrame:
-    """Least-squares rise of every metric for each tenfold of ``along``, by group.
+    """Return the least-squares slope of every metric per factor of ten of ``along``, by group.
 
-    Each document of a model (each model, along its size each document) has a slope of its own, so that what documents
-    differ in from the start does not blur the trend. The interval is Student's over models where a group has two or
-    more of them, else over documents. Step 0 counts as step 1.
+    Each document of a model (each document, along the size of models) has its own slope, so that constant differences
+    between documents do not affect the trend. The interval is Student's over models where a group has two or more of
+    them, else over documents. Step 0 counts as step 1.
 
     Args:
         values: Rows of the index.
         along: ``step`` or ``size``.
-        by: Facts to group by besides.
+        by: Further facts to group by.
 
     Returns:
         Columns ``measurement``, ``metric``, those of ``by``, ``along``, ``slope``, ``low``, ``high``, ``n``, ``over``,
@@ -141,50 +94,54 @@ def trends(values: pl.LazyFrame, along: str, by: Sequence[str]) -> pl.DataFrame:
         .agg(slope=(pl.col("dx") * pl.col("value")).sum() / (pl.col("dx") ** 2).sum(), points=pl.len())
         .filter(pl.col("points") >= 2)
     )
-    by_document = _slope_moments(slopes, keys, "document").collect()
-    found = by_document
+    found = _moments(slopes, keys, "slope", over="document").collect()
     if along != "size":
         models = slopes.group_by(*keys, "model_").agg(pl.col("slope").mean())
-        by_model = _slope_moments(models, keys, "model").filter(pl.col("n") >= 2).collect()
-        rest = by_document.join(by_model, on=keys, how="anti", nulls_equal=True)
-        found = pl.concat([by_model, rest])
+        by_model = _moments(models, keys, "slope", over="model").filter(pl.col("n") >= 2).collect()
+        found = pl.concat([by_model, found.join(by_model, on=keys, how="anti", nulls_equal=True)])
     means = rows.group_by(*keys, "x").agg(pl.col("value").mean()).sort("x")
     ends = means.group_by(keys, maintain_order=True).agg(
         points=pl.len().cast(pl.Int64), first=pl.col("value").first(), last=pl.col("value").last()
     )
-    reach = student(found["n"]) * found["error"]
     return (
-        found.with_columns(low=found["slope"] - reach, high=found["slope"] + reach, along=pl.lit(along))
+        _bounded(found, "slope")
+        .with_columns(along=pl.lit(along))
         .join(ends.collect(), on=keys, how="left", nulls_equal=True)
         .select(*keys, "along", "slope", "low", "high", "n", "over", "points", "first", "last")
         .sort(keys, nulls_last=True)
     )
 
 
-def _slope_moments(slopes: pl.LazyFrame, keys: list[str], over: str) -> pl.LazyFrame:
+def _moments(units: pl.LazyFrame, keys: list[str], column: str, *, over: str) -> pl.LazyFrame:
+    """Return mean, standard error and number of units of a column by group."""
     import polars as pl
 
-    error = pl.col("slope").std() / pl.len().cast(pl.Float64).sqrt()
-    return slopes.group_by(keys).agg(
-        slope=pl.col("slope").mean(), error=error, n=pl.len().cast(pl.Int64), over=pl.lit(over)
-    )
+    value = pl.col(column)
+    error = value.std() / pl.len().cast(pl.Float64).sqrt()
+    return units.group_by(keys).agg(value.mean(), error=error, n=pl.len().cast(pl.Int64), over=pl.lit(over))
 
 
-SHOWN = 3
-"""Metrics of each measurement that are compared unless others are asked for: those it lists first."""
+def _bounded(table: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return a table with the bounds of the 95 % Student interval around a column; null where ``n`` is below 2."""
+    import polars as pl
+
+    quantiles = {n: statistics.student(n) if n > 1 else None for n in table["n"].unique().to_list()}
+    student = table["n"].replace_strict(quantiles, return_dtype=pl.Float64) if len(table) else 0.0
+    reach = student * table["error"]
+    return table.with_columns(low=table[column] - reach, high=table[column] + reach)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Runs side by side.
+class RunComparison:
+    """Many runs, compared.
 
     Attributes:
-        groups: One row per metric and group, see :func:`~wherewhat.runs.comparison.group_means`.
-        trends: One row per metric and group, see :func:`~wherewhat.runs.comparison.trends`; empty if there are none.
-        by: What runs are grouped by.
-        runs: How many runs are compared.
-        stores: Where they are.
-        unreadable: Name and reason of finished runs that could not be read.
+        groups: One row per metric and group, see :func:`group_means`.
+        trends: One row per metric and group, see :func:`trends`; empty if there are none.
+        by: Facts that runs are grouped by.
+        runs: Number of runs.
+        stores: Addresses of the stores.
+        unreadable: Why a finished run could not be read, by name.
     """
 
     groups: pl.DataFrame
@@ -201,28 +158,29 @@ def compare(
     by: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
     where: Mapping[str, str] | None = None,
-) -> Comparison:
+) -> RunComparison:
     """Compare all finished runs of one or more stores.
 
     Args:
         stores: Folders of run directories, or addresses that fsspec opens.
         by: Facts to group by; model and weights by default, and the training step where it varies.
         metrics: Metrics to compare; by default the first few of each measurement.
-        where: Only runs with these facts.
+        where: Compare only runs with these facts.
     """
     check_polars()
     import polars as pl
 
-    addresses = paths_of([os.fspath(store) for store in stores])
+    named = [os.fspath(store) for store in stores]
+    addresses = list(dict.fromkeys(a.rstrip("/") if "://" in a else str(Path(a).expanduser()) for a in named))
     if not addresses:
         raise ConfigError("there is nothing to compare: give at least one folder of run directories")
     for name in [*(by or ()), *(where or {})]:
         if name not in FACTS:
-            raise ConfigError(f"runs cannot be told apart by '{name}': {nearest(name, FACTS)}")
+            raise ConfigError(f"runs cannot be grouped by '{name}': {nearest(name, FACTS)}")
     opened = [open_index(address) for address in addresses]
     values = opened[0].values
     if len(opened) > 1:
-        # The same run in two stores is one run: its name says what it is of.
+        # The same run in two stores is one run: its name holds the hash of its configuration.
         values = pl.concat([index.values for index in opened]).unique(["run", "metric", "document"], keep="first")
     values = _where(values, where or {})
     values = _with_metrics(values, metrics)
@@ -234,12 +192,12 @@ def compare(
         raise StoreError(f"there is no finished run{chosen} in {', '.join(addresses)}{some}")
     if by is None:
         by = ("model", "weights", "step") if listed["step"].drop_nulls().n_unique() > 1 else ("model", "weights")
-    values = with_units(values)
-    along = "step" if "step" in by else "size" if "size" in by else None
-    found = trends(values, along, by) if along in ALONG else pl.DataFrame()
-    return Comparison(
+    # Copies of the columns that intervals are over, which may also be grouped by.
+    values = values.with_columns(model_=pl.col("model"), run_=pl.col("run"))
+    along = next((name for name in _ALONG if name in by), None)
+    return RunComparison(
         groups=group_means(values, by),
-        trends=found,
+        trends=pl.DataFrame() if along is None else trends(values, along, by),
         by=tuple(by),
         runs=listed["run"].n_unique(),
         stores=tuple(addresses),
@@ -247,8 +205,8 @@ def compare(
     )
 
 
-def words(measurement: str) -> Sequence[Metric]:
-    """What is known of the metrics of a measurement, the most important first; nothing for those of other programs."""
+def known_metrics(measurement: str) -> Sequence[Metric]:
+    """Return the metrics that a measurement declares, most important first; none for an unknown measurement."""
     from wherewhat.measures.registry import measurements
 
     return measurements()[measurement].metrics if measurement in measurements() else ()
@@ -266,7 +224,7 @@ def _where(values: pl.LazyFrame, wanted: Mapping[str, str]) -> pl.LazyFrame:
 
 
 def _with_metrics(values: pl.LazyFrame, metrics: Sequence[str] | None) -> pl.LazyFrame:
-    """Rows of the metrics asked for, or of the first few of each measurement."""
+    """Return the rows of the requested metrics, or of the first few of each measurement."""
     import polars as pl
 
     there = values.select("measurement", "metric").unique().collect()
@@ -279,7 +237,7 @@ def _with_metrics(values: pl.LazyFrame, metrics: Sequence[str] | None) -> pl.Laz
     shown = []
     for measurement in sorted(set(there["measurement"].drop_nulls())):
         has = sorted(there.filter(pl.col("measurement") == measurement)["metric"])
-        listed = [metric.name for metric in words(measurement) if metric.name in has] or has
+        listed = [metric.name for metric in known_metrics(measurement) if metric.name in has] or has
         shown += [{"measurement": measurement, "metric": name} for name in listed[:SHOWN]]
     chosen = pl.LazyFrame(shown, schema={"measurement": pl.String, "metric": pl.String})
     return values.join(chosen, on=["measurement", "metric"], how="semi")

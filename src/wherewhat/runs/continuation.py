@@ -1,4 +1,4 @@
-"""How likely texts go on in given ways: the context is read once, for all continuations."""
+"""Log-probabilities of given continuations of a text, with one pass over the text for all of them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def continued(
     orders: Mapping[int, Tensor] | None = None,
     shared: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each continuation of a text.
+    """Return the log-probability of each continuation of a text.
 
-    The text is run once and its keys and values are kept for the continuations, which follow in one batch; those of a
-    single token need no second pass. Where a model keeps anything but all keys and values (windows, recurrent states),
-    each longer continuation is run with its text.
+    The text is run once and its keys and values are cached for the continuations, which follow in one batch; those of
+    a single token need no second pass. Where a model caches anything but all keys and values (windows, recurrent
+    states), each longer continuation is run with its text.
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof, which knows where its layers are.
+        proof: Its proof, which names its layers.
         ids: The text, ``(1, n)``.
         continuations: Token ids of each.
-        positions: Where tokens stand, ``(n + longest continuation - 1,)``; one after the other by default.
+        positions: Positions of the tokens, ``(n + longest continuation - 1,)``; consecutive by default.
         orders: Order in which the text's hidden states enter layers, ``(n,)`` by layer.
-        shared: False runs every continuation with its text, by itself: for models that depend on the length.
+        shared: Whether continuations share one pass; False for models that depend on the length of the text.
 
     Returns:
-        Log-probabilities ``(continuations,)`` float64 in nats, and whether each is what the model would say by itself,
-        token by token, ``(continuations,)`` bool.
+        Log-probabilities ``(continuations,)`` float64 in nats, and whether each is the model's greedy continuation,
+        ``(continuations,)`` bool.
     """
     if not ids.shape[1] or not continuations or not all(map(len, continuations)):
         raise MeasureError("a text and each of its continuations must have tokens: give at least one of each")
@@ -55,7 +55,7 @@ def continued(
 
 
 class _Run:
-    """A text that a model reads."""
+    """A text and how the model is run on it."""
 
     def __init__(
         self, model: Any, proof: Proof, ids: Tensor, positions: Tensor | None, orders: Mapping[int, Tensor]
@@ -75,9 +75,9 @@ class _Run:
         return [scored(torch.cat([first, next(after)]) if len(one) > 1 else first, one) for one in continuations]
 
     def _after(self, cache: Any, continuations: Sequence[Sequence[int]]) -> Tensor:
-        """Logits behind the tokens of continuations ``(continuations, longest - 1, vocabulary)``."""
+        """Return the logits after the tokens of continuations ``(continuations, longest - 1, vocabulary)``."""
         count = max(map(len, continuations)) - 1
-        # What fills up the shorter ones comes behind all that is scored, where causality hides it.
+        # Padding follows all tokens that are scored, so the causal mask hides it.
         rows = [[*one[:-1], *[0] * (count + 1 - len(one))] for one in continuations]
         tokens = torch.tensor(rows, device=self.ids.device)
         cache.batch_repeat_interleave(len(rows))
@@ -105,7 +105,7 @@ class _Run:
 
 
 def scored(logits: Tensor, continuation: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Log-probability and greediness of a continuation from logits, of which the first rows predict its tokens."""
+    """Return the log-probability of a continuation and whether it is greedy, from the logits of its tokens."""
     rows = logits[: len(continuation)].float()
     tokens = torch.tensor(continuation, device=rows.device)
     logprobs = rows.log_softmax(-1).gather(1, tokens[:, None])
@@ -113,7 +113,7 @@ def scored(logits: Tensor, continuation: Sequence[int]) -> tuple[Tensor, Tensor]
 
 
 def _keeps_all(cache: Any, n: int) -> bool:
-    """Whether a cache holds the keys and values of n tokens in every layer, and nothing else."""
+    """Return whether a cache holds the keys and values of n tokens in every layer, and nothing else."""
     from transformers.cache_utils import DynamicLayer
 
     layers: list[Any] = getattr(cache, "layers", None) or []

@@ -71,25 +71,25 @@ class RunDirectory:
     @classmethod
     @checked()
     def open(cls, parent: str | os.PathLike[str], *, name: str, config: Mapping[str, JSON]) -> RunDirectory:
-        """Finds the run of `config` under `parent`, finished, begun or new; writes nothing yet.
+        """Find the run of `config` under `parent`, finished, begun or new; write nothing yet.
 
         Args:
-            parent: The folder that holds run directories; made when the lock is taken.
+            parent: The folder of run directories; created when the lock is taken.
             name: Readable beginning of the directory's name.
-            config: The resolved configuration: all that the numbers depend on.
+            config: The resolved configuration: everything the numbers depend on.
         """
         plain = cast("dict[str, JSON]", plain_json(config))
         run = cls(Path(parent) / run_folder_name(name, config_hash(plain)), plain)
         check_place(run.path, config_hash=run.config_hash)
         run._keys, _ = verify(run.path, config_hash=run.config_hash)
-        if not run.is_complete:  # a finished run can be read from a place that cannot be written
+        if not run.is_complete:  # a finished run can be read from a read-only folder
             check_writable(run.path)
         return run
 
     @classmethod
     @checked()
     def load(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """Opens a finished run for reading; the folder may have been renamed or moved."""
+        """Open a finished run for reading; the folder may have been renamed or moved."""
         path = Path(path)
         config = read_object(path / CONFIG)
         if config is None or stored_config_hash(path) is None:
@@ -102,17 +102,17 @@ class RunDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run was finished and intact when last looked: at opening, locking, finishing."""
+        """Whether the run was finished and intact when last checked: on opening, locking and finishing."""
         return self._keys is not None
 
     @contextmanager
     def lock(self, *, timeout: float | None = None, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Makes this process the only writer; whatever others finished meanwhile is found afterwards.
+        """Make this process the only writer; parts that other processes finished meanwhile are found afterwards.
 
-        A run directory in which nothing was finished is taken away again when the lock is left.
+        A run directory without a finished part is removed when the lock is released.
 
         Args:
-            timeout: Seconds to wait for another process; None waits as long as it takes.
+            timeout: Seconds to wait for another process; None waits without limit.
             on_wait: Called once with one line before waiting.
         """
         if self._locked:
@@ -139,12 +139,12 @@ class RunDirectory:
 
     @checked()
     def save(self, key: str, result: PartResult, *, seconds: float) -> None:
-        """Keeps what computing the part `key` gave.
+        """Write the results of the part `key`.
 
         Args:
             key: Name of the part, such as its document's; any text.
             result: Scores and curves.
-            seconds: Wall time that computing took.
+            seconds: Wall time of the computation.
         """
         self._require_lock()
         if self.has(key):
@@ -153,22 +153,22 @@ class RunDirectory:
 
     @checked()
     def part(self, key: str) -> tuple[pa.Table, ProfileFile]:
-        """Scores and curves of the finished part `key`, before or after the run is finished."""
+        """Return scores and curves of the finished part `key`, before or after the run is finished."""
         profiles = self.part_profiles(key)
         return read_scores(self._parts.path(key) / SCORES), profiles
 
     @checked()
     def part_profiles(self, key: str) -> ProfileFile:
-        """Curves of the finished part `key`; unlike `part`, this needs no score table."""
+        """Return the curves of the finished part `key`; unlike `part`, this needs no score table."""
         self._checked_times(key)
         return ProfileFile(self._parts.path(key) / PROFILES)
 
     def finish(self, keys: Iterable[str], *, provenance: Provenance, files: Iterable[str] = ()) -> None:
-        """Joins the parts into the run's files; the bytes do not depend on when or in which order they came.
+        """Join the parts into the run's files; the bytes do not depend on the order in which parts were finished.
 
         Args:
             keys: Names of all parts.
-            provenance: What made the run.
+            provenance: Versions, hashes and device of the run.
             files: Other files in the directory that belong to the finished run, such as a trained model.
         """
         self._require_lock()
@@ -199,17 +199,17 @@ class RunDirectory:
         self._keys = frozenset(wanted)
 
     def scores(self) -> pa.Table:
-        """The score table of the finished run."""
+        """Return the score table of the finished run."""
         self._require_complete()
         return read_scores(self.path / SCORES)
 
     def profiles(self) -> ProfileFile:
-        """The curves of the finished run by name, each read when it is asked for."""
+        """Return the curves of the finished run by name, each read on access."""
         self._require_complete()
         return ProfileFile(self.path / PROFILES)
 
     def provenance(self) -> dict[str, JSON]:
-        """What made the finished run."""
+        """Return the content of `provenance.json` of the finished run."""
         self._require_complete()
         content = read_object(self.path / PROVENANCE)
         if content is None:
@@ -224,11 +224,11 @@ class RunDirectory:
             write_file(self.path / CONFIG, readable_json(self.config))
         self._keys, problem = verify(self.path, config_hash=self.config_hash)
         if problem is not None and os.path.lexists(self.path / COMPLETE):
-            _log.warning("%s: %s; it is joined again from its parts", self.path, problem)
+            _log.warning("%s: %s; its files are joined again from the parts", self.path, problem)
             remove(self.path / COMPLETE)
 
     def _checked_times(self, key: str) -> PartTimes:
-        # Read again and not trusted: a part may have been damaged since this process wrote or checked it.
+        # Read again: a part may have been damaged since this process wrote or checked it.
         times = self._parts.times(key, trust=False)
         if times is None:
             self._parts.discard_damaged(key)

@@ -1,4 +1,4 @@
-"""Run one request: load, capture, measure, store; with its control models and an estimate of time and memory."""
+"""Run one request: load the model, measure each document, store; with control models and an estimate of time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import WRAPPER_ASSIGNMENTS, wraps
+from functools import WRAPPER_ASSIGNMENTS, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
-from wherewhat.captures.proof import prove
+from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, WherewhatError
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
@@ -45,124 +45,70 @@ from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
-    from wherewhat.captures.proof import Proof
     from wherewhat.models.source import Weights
-    from wherewhat.runs.request import ModelRequest
+
+_TOGETHER = "\n"
+"""Key of the part with the scores of all documents together; no document has this name."""
+
+_Options = ParamSpec("_Options")
 
 
-_SHORT, _LONG = 64, 256
-_WORTH_SAYING = 2.0
+def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, LoadedModel]:
+    """Return ``load`` with the same options, followed by a proof."""
+
+    @wraps(load, assigned=[name for name in WRAPPER_ASSIGNMENTS if name not in ("__doc__", "__module__")])
+    def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
+        """Load a causal language model and prove its capture.
+
+        Options are those of :func:`wherewhat.models.loader.load`: ``smollm2`` (embedded), a Hugging Face id, a folder
+        or a ``.gguf`` file, and how to load it.
+        """
+        loaded = load(*args, **options)
+        prove(loaded.model)
+        return loaded
+
+    return proved
 
 
-def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text]) -> str:
-    """One line, or nothing if it is quick.
-
-    Two short pieces of the first text are measured (of the first few, where documents are measured together); the time
-    is taken to grow as n and n².
-
-    Args:
-        subject: The model.
-        measurement: What will be measured.
-        config: Its options.
-        texts: The documents.
-    """
-    lengths = [text.ids.shape[1] for text in texts]
-    if max(lengths) <= _LONG:
-        return ""
-    try:
-        _seconds(subject, measurement, config, texts, _SHORT)  # warms up allocators and kernels
-        short, long = (_seconds(subject, measurement, config, texts, n) for n in (_SHORT, _LONG))
-    except WherewhatError:  # options made for long texts need not suit short pieces
-        return ""
-    square = max(0.0, (long / _LONG - short / _SHORT) / (_LONG - _SHORT))
-    linear = max(0.0, long / _LONG - square * _LONG)
-    total = sum(linear * n + square * n**2 for n in lengths)
-    if total < _WORTH_SAYING:
-        return ""
-    return f"{len(texts)} documents of {lengths[0]} tokens: about {duration(total)}"
+load = _then_proved(loader.load)
 
 
-def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
-    """Bytes a forward pass needs, roughly: the weights and the activations of one block.
-
-    Nothing n × n is held, and no more than one layer's queries and keys unless the text is run in chunks, so this grows
-    with the length of the text.
-
-    Args:
-        model: The model.
-        tokens: Tokens of a text.
-        together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
-        chunk: Tokens of a chunk, if texts are run in chunks: queries, keys, values and outputs of all layers are held.
-    """
-    config = model.config.get_text_config()
-    hidden = config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    size = next(model.parameters()).element_size()
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
-    at_once = min(tokens, chunk or tokens)
-    held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
-    return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
-
-
-def duration(seconds: float) -> str:
-    """A time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text], n: int) -> float:
-    """Time that the first ``n`` tokens of one text take."""
-    pieces = [text.first(n) for text in texts[: measurement.least_documents]]
-    started = time.perf_counter()
-    if isinstance(measurement, DocumentsMeasurement):
-        measurement.measure(subject, pieces, config)
-        return (time.perf_counter() - started) / len(pieces)
-    measure_text(measurement, subject, pieces[0], config)
-    return time.perf_counter() - started
+def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
+    """Load the model of a request, without proving it."""
+    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    return loader.load(options.pop("model"), **options, progress=say)
 
 
 class LastModel:
-    """Loads and proves a model once for as long as requests ask for no other."""
+    """Keeps the model loaded last, with its proof, until another one is requested."""
 
     def __init__(self) -> None:
         self._request: ModelRequest | None = None
         self._loaded: LoadedModel | None = None
         self._proof: Proof | None = None
 
-    def loaded(self, request: ModelRequest, load: Callable[[], LoadedModel]) -> LoadedModel:
-        """The model a request names: the kept one, or what ``load`` gives."""
+    def loaded(self, request: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
+        """Return the model of a request: the kept one, or a newly loaded one."""
         if self._loaded is None or request != self._request:
-            self.forget()  # before the next one is loaded: there may be no room for both
-            self._loaded, self._request = load(), request
+            self.forget()  # first, since memory may not suffice for both
+            self._loaded, self._request = load_model(request, say=say), request
         return self._loaded
 
     def proof(self) -> Proof:
-        """The proof of the kept model, made once."""
-        from wherewhat.captures.proof import prove
-
+        """Return the proof of the kept model, made once."""
         assert self._loaded is not None, "nothing is loaded yet"
         if self._proof is None:
             self._proof = prove(self._loaded.model)
         return self._proof
 
     def forget(self) -> None:
-        """Let go of the model, and of the memory that it had on a GPU."""
+        """Release the model and its memory on a GPU."""
         if self._loaded is None:
             return
         self._request = self._loaded = self._proof = None
         gc.collect()
-        import torch
-
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-_TOGETHER = "\n"
-"""Key of the part that holds what is measured over all documents together; no document has this name."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +116,12 @@ class Prepared:
     """A request whose model is loaded and whose run directory is known; nothing is measured or written yet.
 
     Attributes:
-        request: What to measure.
+        request: The request.
         measurement: The measurement it names.
         config: The measurement's options.
         loaded: The model.
         inputs: The documents or prompts, by name.
-        directory: Where the numbers go, or are already.
+        directory: The run directory, finished or not.
     """
 
     request: Request
@@ -191,17 +137,14 @@ def run(
 ) -> RunDirectory:
     """Measure, store, and return the finished run directory.
 
-    What is finished is never computed again: an interrupted run goes on with the next document, a complete one
-    is returned as it is.
+    Finished parts are not computed again: an interrupted run continues with the next document, and a complete one is
+    returned as it is.
 
     Args:
         request: What to measure.
-        out: Folder that holds run directories.
-        progress: Where to tell how far it is; silent by default.
-        models: Keeps the model for the next request; by default it is let go.
-
-    Raises:
-        WherewhatError: If anything about the request, the model, the text or the disk is wrong.
+        out: Folder of run directories.
+        progress: Progress callback; silent by default.
+        models: Keeps the model for the next request; by default it is released.
     """
     progress, models = progress or Silent(), models or LastModel()
     return measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
@@ -214,88 +157,28 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
     config = build_config(measurement.config, request.options)
     texts = read_texts(request, measurement)
     progress.say(f"loading {request.model.model} ({request.model.weights})")
-    loaded = models.loaded(request.model, lambda: load_model(request.model, say=progress.say))
+    loaded = models.loaded(request.model, say=progress.say)
     inputs = {made.document.name: made for made in model_inputs(request, measurement, config, loaded, texts)}
     directory = RunDirectory.open(
         out,
         name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
-        config=resolved(request, measurement, config, loaded, inputs.values()),
+        config=_resolved(request, measurement, config, loaded, inputs.values()),
     )
     return Prepared(request, measurement, config, loaded, inputs, directory)
 
 
-def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
-    """Measure what is missing and return the finished run directory.
-
-    Args:
-        prepared: What to measure, as :func:`prepare` gave it.
-        progress: Where to tell how far it is.
-        models: Holds the model.
-
-    Raises:
-        WherewhatError: If the model cannot be captured or measured, or the disk cannot be written.
-    """
-    request, measurement, config = prepared.request, prepared.measurement, prepared.config
-    loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
-    if directory.is_complete:
-        progress.say(f"already measured: {directory.path}")
-        return directory
-
-    def source(key: str) -> ScoreSource:
-        return ScoreSource(
-            measurement=measurement.name,
-            model=loaded.name,
-            weights=loaded.weights,
-            seed=loaded.seed,
-            document=None if key == _TOGETHER else key,
-        )
-
-    with directory.lock(on_wait=progress.say), new_process_settings(weight_dtypes(loaded.model)):
-        keys = _keys(measurement, list(inputs))
-        missing = [key for key in keys if not directory.has(key)]
-        across = isinstance(measurement, DocumentsMeasurement)
-        with_model = missing if across else [key for key in missing if key != _TOGETHER]
-        subject = None
-        if with_model:
-            subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
-            # Measuring short pieces to know how long it takes is for somebody who waits, and for what can be cut.
-            if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
-                ahead = [made.text for name, made in inputs.items() if name in with_model or across]
-                line = estimate(subject, measurement, config, ahead)
-                size = memory(loaded.model, request.tokens, together=across, chunk=request.chunk)
-                progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
-            for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
-                started = time.perf_counter()
-                found = _found(measurement, subject, key, inputs, config)
-                part = _part(measurement.all_metrics(config), source(key), found)
-                directory.save(key, part, seconds=time.perf_counter() - started)
-        if _TOGETHER in missing and measurement.combines:
-            started = time.perf_counter()
-            found = measurement.combine([stored_document(*directory.part(name)) for name in inputs], config)
-            part = _part(measurement.all_metrics(config), source(_TOGETHER), found)
-            directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
-        texts = [made.document for made in inputs.values()]
-        subject = subject or ModelSubject(loaded, models.proof())
-        directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
-    return directory
-
-
-def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
-    """The model a request names, not yet proved."""
-    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return loader.load(options.pop("model"), **options, progress=say)
-
-
-def resolved(
+def _resolved(
     request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, inputs: Iterable[Input]
 ) -> dict[str, Any]:
-    """Everything the numbers depend on: what the run directory is keyed by."""
-    # Chunks and other implementations give the same numbers but for rounding, not the same bytes: each has its key.
+    """Return everything the numbers depend on; its hash names the run directory."""
+    # Chunks and other attention implementations change the numbers by rounding, so they are part of the key.
     given = {
         "chunk": request.chunk,
         "attn_implementation": request.model.attn_implementation,
         "revision": measurement.revision if measurement.revision > 1 else None,
     }
+    # Of a model on several devices, the device of the first layers that are not offloaded.
+    device = next((name for name in loaded.device.split("+") if name != "offloaded"), "cpu")
     return {
         **{name: value for name, value in given.items() if value is not None},
         "measurement": measurement.name,
@@ -306,19 +189,67 @@ def resolved(
         "tokenizer_hash": loaded.tokenizer_hash,
         "seed": loaded.seed,
         "dtype": loaded.dtype,
-        "device": _device_kind(loaded.device),
+        "device": torch.device(device).type,
         "tokens": request.tokens,
         "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
     }
 
 
-def _device_kind(device: str) -> str:
-    """``cpu``, ``cuda`` or ``mps``; of a spread model that of the first layers that are not offloaded."""
-    return torch.device(next((name for name in device.split("+") if name != "offloaded"), "cpu")).type
+def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
+    """Measure missing parts and return the finished run directory.
+
+    Args:
+        prepared: What :func:`prepare` returned.
+        progress: Progress callback.
+        models: Holds the model.
+    """
+    request, measurement, config = prepared.request, prepared.measurement, prepared.config
+    loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
+    if directory.is_complete:
+        progress.say(f"already measured: {directory.path}")
+        return directory
+
+    def save(key: str, compute: Callable[[], DocumentScores]) -> None:
+        started = time.perf_counter()
+        source = ScoreSource(
+            measurement=measurement.name,
+            model=loaded.name,
+            weights=loaded.weights,
+            seed=loaded.seed,
+            document=None if key == _TOGETHER else key,
+        )
+        part = _part(measurement.all_metrics(config), source, compute())
+        directory.save(key, part, seconds=time.perf_counter() - started)
+
+    with directory.lock(on_wait=progress.say), new_process_settings(weight_dtypes(loaded.model)):
+        keys = _keys(measurement, list(inputs))
+        missing = [key for key in keys if not directory.has(key)]
+        across = isinstance(measurement, DocumentsMeasurement)
+        with_model = missing if across else [key for key in missing if key != _TOGETHER]
+        subject = None
+        if with_model:
+            subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
+            # Short pieces are timed only where somebody sees the estimate, and only texts that can be cut.
+            if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
+                ahead = [made.text for name, made in inputs.items() if name in with_model or across]
+                line = estimate(subject, measurement, config, ahead)
+                size = memory(loaded.model, request.tokens, together=across, chunk=request.chunk)
+                progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
+            for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
+                save(key, partial(_found, measurement, subject, key, inputs, config))
+        if _TOGETHER in missing and measurement.combines:
+            save(
+                _TOGETHER,
+                lambda: measurement.combine([stored_document(*directory.part(name)) for name in inputs], config),
+            )
+        texts = [made.document for made in inputs.values()]
+        subject = subject or ModelSubject(loaded, models.proof())
+        directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
+    return directory
 
 
 def _keys(measurement: Measurement, names: list[str]) -> list[str]:
-    """Parts of a run: one per document, and one for all of them, as far as the measurement has numbers for them."""
+    """Return the parts of a run: one per document, and one for all of them, where the measurement has scores there."""
     if isinstance(measurement, DocumentsMeasurement):
         return [_TOGETHER]
     return [*names, _TOGETHER] if measurement.combines and len(names) > 1 else names
@@ -327,7 +258,7 @@ def _keys(measurement: Measurement, names: list[str]) -> list[str]:
 def _found(
     measurement: Measurement, subject: ModelSubject, key: str, inputs: Mapping[str, Input], config: Any
 ) -> DocumentScores:
-    """Run the model on one document, or on all of them."""
+    """Measure one document, or all of them."""
     if isinstance(measurement, DocumentsMeasurement):
         return measurement.measure(subject, [made.text for made in inputs.values()], config)
     made = inputs[key]
@@ -340,26 +271,102 @@ def _found(
     return measure_text(measurement, subject, made.text, config)
 
 
-def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
+def _part(metrics: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
+    """Return scores and curves of one part as they are stored."""
     document = source.document
-    units = {metric.name: metric.unit or None for metric in words}
+    units = {metric.name: metric.unit or None for metric in metrics}
     scores = []
     profiles = {}
-    for name, value in found.whole.items():
-        scores.append(source.score(name, value, unit=units.get(name)))
-    for name, curve in found.curves.items():
-        profiles[profile_name(document, None, name)] = Profile(curve.values, curve.axes)
+    for index, whole, curves in [
+        (None, found.whole, found.curves),
+        *((layer.layer, layer.whole, layer.curves) for layer in found.layers),
+    ]:
+        scores += [source.score(name, value, layer=index, unit=units.get(name)) for name, value in whole.items()]
+        for name, curve in curves.items():
+            profiles[profile_name(document, index, name)] = Profile(curve.values, curve.axes)
     for layer in found.layers:
         for name, values in layer.heads.items():
             defined = [None if math.isnan(value) else value for value in values.tolist()]
             scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
-        for name, value in layer.whole.items():
-            scores.append(source.score(name, value, layer=layer.layer, unit=units.get(name)))
-        for name, curve in layer.curves.items():
-            profiles[profile_name(document, layer.layer, name)] = Profile(curve.values, curve.axes)
     if not scores:
         raise TextError(f"{document or 'the documents together'} gave no scores")
     return PartResult(scores=scores, profiles=profiles)
+
+
+_SHORT, _LONG = 64, 256
+_SHORTEST_ESTIMATE = 2.0
+"""Seconds below which no estimate is shown."""
+
+
+def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text]) -> str:
+    """Return the estimated time in one line; empty if it is short.
+
+    Two short pieces of the first text are measured (of the first few, where documents are measured together), and a
+    time of ``a n + b n²`` is extrapolated from them.
+
+    Args:
+        subject: The model.
+        measurement: What will be measured.
+        config: Its options.
+        texts: The documents.
+    """
+    lengths = [text.ids.shape[1] for text in texts]
+    if max(lengths) <= _LONG:
+        return ""
+    try:
+        _seconds(subject, measurement, config, texts, _SHORT)  # warms up allocators and kernels
+        short, long = (_seconds(subject, measurement, config, texts, n) for n in (_SHORT, _LONG))
+    except WherewhatError:  # options for long texts need not suit short pieces
+        return ""
+    square = max(0.0, (long / _LONG - short / _SHORT) / (_LONG - _SHORT))
+    linear = max(0.0, long / _LONG - square * _LONG)
+    total = sum(linear * n + square * n**2 for n in lengths)
+    if total < _SHORTEST_ESTIMATE:
+        return ""
+    return f"{len(texts)} documents of {lengths[0]} tokens: about {duration(total)}"
+
+
+def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
+    """Return the approximate number of bytes of a forward pass: the weights and the activations of one block.
+
+    No n × n matrix is stored, and only one layer's queries and keys unless the text is run in chunks, so memory grows
+    linearly with the length of the text.
+
+    Args:
+        model: The model.
+        tokens: Tokens of a text.
+        together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
+        chunk: Tokens of a chunk, if texts are run in chunks: all layers' queries, keys, values and outputs are stored.
+    """
+    config = model.config.get_text_config()
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    size = next(model.parameters()).element_size()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
+    at_once = min(tokens, chunk or tokens)
+    held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
+    return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text], n: int) -> float:
+    """Return the time to measure the first ``n`` tokens of one text."""
+    pieces = [text.first(n) for text in texts[: measurement.least_documents]]
+    started = time.perf_counter()
+    if isinstance(measurement, DocumentsMeasurement):
+        measurement.measure(subject, pieces, config)
+        return (time.perf_counter() - started) / len(pieces)
+    measure_text(measurement, subject, pieces[0], config)
+    return time.perf_counter() - started
 
 
 def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | None) -> Provenance:
@@ -367,7 +374,7 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
     extra: dict[str, Any] = {
         "spec": loaded.spec,
         "revision": loaded.revision,
-        # The name that was asked for, such as step1000; the revision is the commit it stood for.
+        # The requested name, such as step1000; the revision is its commit.
         "checkpoint": checkpoint,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "encoding": subject.encoding,
@@ -388,11 +395,11 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
 
 @dataclass(frozen=True)
 class Controlled:
-    """Finished runs of a model and its controls.
+    """Finished runs of a model and its control models.
 
     Attributes:
         runs: Run directory by weights, the model itself first.
-        left_out: Why a control is missing, by its weights.
+        left_out: Why a control model is missing, by its weights.
     """
 
     runs: dict[str, RunDirectory]
@@ -407,8 +414,8 @@ def run_with_controls(
     Args:
         request: What to measure.
         controls: Weights of the controls, such as ``("random", "shuffled")``.
-        out: Folder that holds run directories.
-        progress: Where to tell how far it is; silent by default.
+        out: Folder of run directories.
+        progress: Progress callback; silent by default.
     """
     runs = {str(request.model.weights): run(request, out=out, progress=progress)}
     left_out: dict[str, str] = {}
@@ -424,34 +431,11 @@ def run_with_controls(
 def run_control(
     request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
 ) -> RunDirectory | str:
-    """The finished run of a control, or in one line why there is none.
+    """Return the finished run of a control model, or in one line why there is none.
 
-    Some models have no such control: the entries of quantised weights, for example, cannot be permuted.
+    Some models have no such control model: quantised weights, for example, cannot be permuted.
     """
     try:
         return run(request, out=out, progress=progress, models=models)
     except (LoadError, CaptureError, MeasureError) as error:
         return str(error)
-
-
-_Options = ParamSpec("_Options")
-
-
-def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, LoadedModel]:
-    """``load`` with the same options, and a proof at the end."""
-
-    @wraps(load, assigned=[name for name in WRAPPER_ASSIGNMENTS if name not in ("__doc__", "__module__")])
-    def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
-        """Load a causal language model and prove its capture.
-
-        Options are those of :func:`wherewhat.models.loader.load`: ``smollm2`` (embedded), a Hugging Face id, a folder
-        or a ``.gguf`` file, and how to load it.
-        """
-        loaded = load(*args, **options)
-        prove(loaded.model)
-        return loaded
-
-    return proved
-
-
-load = _then_proved(loader.load)

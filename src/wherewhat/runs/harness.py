@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,12 @@ from wherewhat.runs.words import with_spans
 from wherewhat.text.questions import lm_eval
 
 _AT_ONCE = 32
-"""Tokens written before looking for a place to stop; the text is read anew after so many."""
+"""Tokens generated before the stop strings are looked for."""
 
 
 @dataclass(frozen=True)
 class Until:
-    """When to stop: at the first of some strings, at the end of the text, or after so many tokens."""
+    """When generation stops: at the first of some strings, at the end token, or after ``most`` tokens."""
 
     strings: tuple[str, ...]
     end: int | None
@@ -41,9 +41,9 @@ class Until:
 
     @classmethod
     def of(cls, options: dict[str, Any], tokenizer: Any) -> Until:
-        """From the harness's options of generation."""
+        """Return it from the generation options of the harness."""
         if options.get("do_sample") or options.get("num_beams", 1) != 1:
-            raise ConfigError("texts are written greedily here: leave do_sample and num_beams out")
+            raise ConfigError("generation is greedy here: leave do_sample and num_beams out")
         given = options.get("until") or ()
         most = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
         if most < 1:
@@ -52,16 +52,16 @@ class Until:
         return cls(tuple(text for text in strings if text), tokenizer.eos_token_id, most)
 
     def cut(self, text: str) -> str | None:
-        """The text up to the first of the strings; None if there is none."""
+        """Return the text up to the first of the strings; None if it has none of them."""
         places = [text.find(string) for string in self.strings if string in text]
         return text[: min(places)] if places else None
 
 
 def write(loaded: LoadedModel, ids: Tensor, until: Until, method: LengthMethod | None, proof: Proof) -> str:
-    """What follows ``ids`` ``(n,)``, token by token the likeliest, up to where it shall stop."""
+    """Continue ``ids`` ``(n,)`` greedily until a stop criterion holds, and return the new text."""
     rule: LengthMethod = method or Untouched()
     if rule.is_open:
-        # Settled once, so that stopping to look does not change what is written.
+        # Fitted once, so that generating in several steps does not change the result.
         rule = rule.fitted(trained=trained_length(loaded.model), length=len(ids) + until.most)
     written = ids.new_empty(0)
     device = input_device(loaded.model)
@@ -86,14 +86,13 @@ _Base: Any = lm_eval("api.model").TemplateLM
 class HarnessModel(_Base):  # type: ignore[misc]
     """A loaded model as lm-evaluation-harness takes it: ``lm_eval.simple_evaluate(model=HarnessModel(loaded), …)``.
 
-    Texts are tokenised as everywhere in this package: with the tokens in front that the model expects. Texts longer
-    than the model was trained on lose their beginning, as in the harness's own models; under a length method they do
-    not.
+    Texts are tokenised as everywhere in this package, with the prefix tokens that the model expects. Texts longer than
+    the trained length lose their beginning, as in the harness's own models; under a length method they do not.
 
     Args:
         loaded: The model.
-        method: Length method to attend by; None for the model's own attention.
-        perturb: Kind, rate and seed of a perturbation of every context; answers are never disturbed.
+        method: Length method; None for the model's own attention.
+        perturb: Kind, rate and seed of a perturbation of every context; answers are not perturbed.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         self._config = PerturbConfig(kinds=(kind,), rates=(rate,), seed=seed)
         if method is not None and (kind.startswith("position_") or kind == "features"):
             raise ConfigError(
-                f"{kind} cannot be disturbed under {method.name}, which sets distances itself: choose one"
+                f"{kind} cannot be perturbed under {method.name}, which sets distances itself: choose one"
             )
         self.loaded, self.method, self.perturb = loaded, method, perturb
         self.tokenizer = loaded.tokenizer
@@ -117,25 +116,25 @@ class HarnessModel(_Base):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """The token at the end of a text, or the one at its beginning where there is none."""
+        """End-of-text token, or the prefix token where there is none."""
         eos = self.tokenizer.eos_token_id
         return self.prefix_token_id if eos is None else int(eos)
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands for an empty context."""
+        """Token that stands for an empty context."""
         if not self._blank:
             raise ConfigError(f"the tokenizer of {self.loaded.name} has neither BOS nor EOS to stand for an empty text")
         return int(self._blank[-1])
 
     @property
     def device(self) -> torch.device:
-        """Where texts go in."""
+        """Device of the model's input."""
         return input_device(self.loaded.model)
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of the longest text; None for any."""
+        """Tokens of the longest text; None for no limit."""
         if self.method is not None:
             return None
         try:
@@ -145,11 +144,11 @@ class HarnessModel(_Base):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Name under which the harness keeps requests."""
+        """Name under which the harness caches requests."""
         return self.loaded.name.replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A chat as one text."""
+        """Return a chat as one text."""
         text: str = self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
@@ -159,7 +158,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids, with what the model expects in front unless told otherwise or it is there already."""
+        """Return token ids, with the model's prefix unless it is switched off or present already."""
         body = list(self.tokenizer(string, add_special_tokens=False, verbose=False)["input_ids"])
         prefix = list(self.loaded.prefix)
         if add_special_tokens is False or (add_special_tokens is None and body[: len(prefix)] == prefix):
@@ -169,7 +168,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-probability of every continuation; those with the same context in front share it."""
+        """Return the log-probability of every continuation; those with the same context share its pass."""
         del disable_tqdm
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
@@ -183,10 +182,10 @@ class HarnessModel(_Base):  # type: ignore[misc]
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of whole texts, in windows of the trained length where no length method is given."""
+        """Return the log-probability of whole texts, in windows of the trained length without a length method."""
         del disable_tqdm
         if self.perturb is not None:
-            raise ConfigError("a whole text has no context to disturb: leave perturb out, or use wherewhat perturb")
+            raise ConfigError("a whole text has no context to perturb: leave perturb out, or use wherewhat perturb")
         utils = lm_eval("utils")
         found = []
         for (text,) in (request.args for request in requests):
@@ -204,16 +203,16 @@ class HarnessModel(_Base):  # type: ignore[misc]
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The likeliest continuation of each context, up to the first of the strings to stop at."""
+        """Return the greedy continuation of each context, up to the first stop string."""
         del disable_tqdm
         found = []
         for context, options in (request.args for request in requests):
             until = Until.of(options, self.loaded.tokenizer)
             change = self._disturbed(context, self.tok_encode(context))
             if change.positions is not None or change.orders:
-                raise ConfigError(f"{self._config.kinds[0]} cannot be disturbed while texts are written: choose words")
-            room = None if self.max_length is None else max(1, self.max_length - until.most)
-            ids = change.ids if room is None else change.ids[-room:]
+                raise ConfigError(f"{self._config.kinds[0]} cannot be perturbed during generation: choose words")
+            most = None if self.max_length is None else max(1, self.max_length - until.most)
+            ids = change.ids if most is None else change.ids[-most:]
             text = write(self.loaded, ids, until, self.method, self._proof)
             self.cache_hook.add_partial("generate_until", (context, options), text)
             found.append(text)
@@ -230,46 +229,35 @@ class HarnessModel(_Base):  # type: ignore[misc]
         return disturbed(spanned, kind, rate, seed + text_seed(context), self._config, layer=layer)
 
     def _scored(self, text: str, context: list[int], continuations: list[list[int]]) -> list[tuple[float, bool]]:
-        """Log-probability and greediness of each continuation of one context."""
+        """Return the log-probability of each continuation of one context, and whether it is the greedy one."""
         change = self._disturbed(text, context)
         most = self.max_length
         longest = max(map(len, continuations))
         if most is not None and len(change.ids) + longest - 1 > most:
             if change.positions is not None or change.orders:
                 raise ConfigError(
-                    f"a text of {len(change.ids) + longest} tokens is cut to {most}: disturb words instead"
+                    f"a text of {len(change.ids) + longest} tokens is cut to {most}: perturb words instead"
                 )
-            # Each loses only what its own length asks for, as in the harness.
-            return [self._pass(_cut(change.ids, most, one), [one], None, change)[0] for one in continuations]
+            # Each context is cut only as far as its own continuation requires, as in the harness.
+            return [self._pass(_cut(change.ids, most, one), [one])[0] for one in continuations]
         positions = with_behind(change.positions, longest - 1, kind=self._config.kinds[0])
-        return self._pass(change.ids, continuations, positions, change)
+        return self._pass(change.ids, continuations, positions, change.orders)
 
     def _pass(
-        self, ids: Tensor, continuations: list[list[int]], positions: Tensor | None, change: Change
-    ) -> list[tuple[float, bool]]:
-        method, model = self.method, self.loaded.model
-        if method is not None and method.is_open:
-            # What a method leaves open may depend on the length of the whole text, which differs by continuation.
-            answers = [
-                self._run(ids, [one], method.fitted(trained=trained_length(model), length=len(ids) + len(one)), False)
-                for one in continuations
-            ]
-            return [answer for (answer,) in answers]
-        shared = method is None or method.cacheable
-        return self._run(ids, continuations, method, shared, positions=positions, change=change)
-
-    def _run(
         self,
         ids: Tensor,
         continuations: list[list[int]],
-        method: LengthMethod | None,
-        shared: bool,
-        *,
         positions: Tensor | None = None,
-        change: Change | None = None,
+        orders: Mapping[int, Tensor] | None = None,
     ) -> list[tuple[float, bool]]:
-        model = self.loaded.model
-        orders = None if change is None else change.orders
+        method, model = self.method, self.loaded.model
+        shared = method is None or method.cacheable
+        if method is not None and method.is_open:
+            # Open parameters may depend on the length of the whole text, which differs by continuation.
+            if len(continuations) > 1:
+                return [self._pass(ids, [one])[0] for one in continuations]
+            length = len(ids) + len(continuations[0])
+            method, shared = method.fitted(trained=trained_length(model), length=length), False
         with (
             new_process_settings(weight_dtypes(model)),
             nullcontext() if method is None else extended(model, method, proof=self._proof),
@@ -281,8 +269,8 @@ class HarnessModel(_Base):  # type: ignore[misc]
 
 
 def _cut(ids: Tensor, most: int, continuation: Sequence[int]) -> Tensor:
-    """The end of a context for which there is room before a continuation, whose last token is not read."""
-    room = most - len(continuation) + 1
-    if room < 1:
-        raise ConfigError(f"a continuation of {len(continuation)} tokens leaves no room for context in {most}")
-    return ids[-room:]
+    """Return the end of a context that fits before a continuation, whose last token is not read."""
+    count = most - len(continuation) + 1
+    if count < 1:
+        raise ConfigError(f"a continuation of {len(continuation)} tokens leaves no token for the context within {most}")
+    return ids[-count:]

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import StoreError
@@ -19,6 +19,11 @@ from wherewhat.runs.storage import Folder, Place, open_place
 if TYPE_CHECKING:
     import polars as pl
 
+
+_log = logging.getLogger(__name__)
+
+INDEX = "index.parquet"
+_OPENED_TOGETHER = 512
 
 FACTS: dict[str, str] = {
     "run": "str",
@@ -34,7 +39,7 @@ FACTS: dict[str, str] = {
     "tokens": "int",
     "text": "str",
 }
-"""What runs can be grouped by, and the type of each."""
+"""Facts that runs can be grouped by, and the type of each."""
 
 _CHECKPOINT = re.compile(
     r"^(?:(?:global[-_]?)?step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)([km]?)(?:[-_.].*)?$", re.I
@@ -44,12 +49,12 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of one run.
+    """Return the facts of one run.
 
     Args:
         name: Name of its folder.
         config: Its configuration.
-        provenance: What made it.
+        provenance: Its provenance.
     """
     extra = provenance.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
@@ -73,19 +78,19 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
 
 
 def training_step(checkpoint: str) -> int | None:
-    """The step in the name of a checkpoint: 1000 in ``step1000``, ``checkpoint-1000`` or ``global_step1k``."""
+    """Return the step in the name of a checkpoint: 1000 in ``step1000``, ``checkpoint-1000`` or ``global_step1k``."""
     found = _CHECKPOINT.match(PurePosixPath(checkpoint).name)
     return None if found is None else int(found[1]) * _FACTORS[found[2].lower()]
 
 
 def stated_size(model: str) -> int | None:
-    """Parameters that a model's name states: 160,000,000 in ``pythia-160m``."""
+    """Return the number of parameters in a model's name: 160,000,000 in ``pythia-160m``."""
     found = _SIZE.search(model)
     return None if found is None else round(float(found[1]) * _FACTORS[found[2].lower()])
 
 
 def _model(config: Mapping[str, Any], extra: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Model and checkpoint. A folder that is called after a step belongs to the model of the folder around it."""
+    """Return model and checkpoint. A folder named after a step belongs to the model of its parent folder."""
     name = _text(config.get("model"))
     asked = _text(extra.get("checkpoint"))
     if asked is not None:
@@ -104,20 +109,14 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-_log = logging.getLogger(__name__)
-
-INDEX = "index.parquet"
-_OPENED_TOGETHER = 512
-
-
 @dataclass
 class Indexed:
-    """The numbers of a store.
+    """The scores of a store.
 
     Attributes:
-        values: One row per run, metric and document, read when it is collected.
-        runs: How many runs there are.
-        unreadable: Name and reason of finished runs that cannot be read.
+        values: One row per run, metric and document, read on collection.
+        runs: Number of runs.
+        unreadable: Why a finished run cannot be read, by name.
     """
 
     values: pl.LazyFrame
@@ -126,7 +125,7 @@ class Indexed:
 
 
 def open_index(address: str) -> Indexed:
-    """The numbers of the store at an address, with its index brought up to date."""
+    """Return the scores of the store at an address, after updating its index."""
     check_polars()
     import polars as pl
 
@@ -153,12 +152,12 @@ def open_index(address: str) -> Indexed:
 
 
 def check_polars() -> None:
-    """Refuse early what cannot be computed."""
+    """Raise if polars is not installed."""
     require("polars", why="comparing runs", install="'wherewhat[compare]'")
 
 
 def schema() -> dict[str, Any]:
-    """Columns of the index."""
+    """Return the columns of the index."""
     import polars as pl
 
     types = {"str": pl.String, "int": pl.Int64}
@@ -167,7 +166,7 @@ def schema() -> dict[str, Any]:
 
 
 def _finished(place: Place) -> dict[str, str]:
-    """Finished runs by name, with a mark that changes when one is written anew."""
+    """Return finished runs by name, with a stamp that changes when one is written again."""
     if isinstance(place, Folder):
         found = {}
         for name in place.names(""):
@@ -178,12 +177,12 @@ def _finished(place: Place) -> dict[str, str]:
             found[name] = f"{seal.st_mtime_ns}-{seal.st_size}"
         return found
     names = [name for name in place.names("") if name not in (INDEX, "sweeps")]
-    # The name ends in the hash of the configuration: what is finished under it stays the same.
+    # The name ends in the hash of the configuration, so a finished run does not change.
     return {path.rpartition("/")[0]: "" for path in place.read_many(f"{name}/{COMPLETE}" for name in names)}
 
 
 def _read(place: Place) -> pl.LazyFrame | None:
-    """The index as it lies there; None if there is none that can be used."""
+    """Return the stored index; None if there is none or it cannot be used."""
     import polars as pl
 
     try:
@@ -195,7 +194,7 @@ def _read(place: Place) -> pl.LazyFrame | None:
             table = None if content is None else pl.read_parquet(io.BytesIO(content)).lazy()
         return table if table is not None and dict(table.collect_schema()) == schema() else None
     except (pl.exceptions.PolarsError, OSError):
-        return None  # damaged or foreign: it is made again
+        return None  # damaged or another format: it is made again
 
 
 def _write(place: Place, table: pl.DataFrame) -> None:
@@ -204,11 +203,11 @@ def _write(place: Place, table: pl.DataFrame) -> None:
     try:
         place.write(INDEX, buffer.getvalue())
     except StoreError as error:
-        _log.info("the index is not kept: %s", error)  # a store that can only be read is compared all the same
+        _log.info("the index is not stored: %s", error)  # a read-only store can be compared too
 
 
 def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tuple[pl.DataFrame, dict[str, str]]:
-    """Rows of the index for some runs, and which of them cannot be read."""
+    """Return rows of the index for some runs, and add those that cannot be read to the second value."""
     import polars as pl
 
     tables = [pl.DataFrame(schema=schema())]
@@ -217,9 +216,8 @@ def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tup
         some = names[start : start + _OPENED_TOGETHER]
         facts = _facts(place, some, unreadable)
         values = _values(place, list(facts), unreadable)
-        described = pl.DataFrame(list(facts.values()), schema={name: schema()[name] for name in FACTS})
-        marks = pl.Series("stamp", [stamps[name] for name in described["run"]], dtype=pl.String)
-        described = described.with_columns(marks)
+        rows = [{**found, "stamp": stamps[name]} for name, found in facts.items()]
+        described = pl.DataFrame(rows, schema={name: schema()[name] for name in (*FACTS, "stamp")})
         tables.append(described.join(values, on="run").select(list(schema())))
     return pl.concat(tables), unreadable
 
@@ -238,13 +236,13 @@ def _facts(place: Place, names: Iterable[str], unreadable: dict[str, str]) -> di
 
 
 def _values(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> pl.DataFrame:
-    """Mean over heads and layers by run, metric and document."""
+    """Return the mean over heads and layers by run, metric and document."""
     import polars as pl
 
     if isinstance(place, Folder) and names:
         paths = {str(place.path / name / SCORES): name for name in names}
         try:
-            # All files at once, in parallel; one that is damaged spoils this, and is then looked for.
+            # All files at once, in parallel; if that fails, one by one, to find the damaged ones.
             table = _means(pl.scan_parquet(list(paths), include_file_paths="run", glob=False)).collect()
             return table.with_columns(pl.col("run").replace_strict(paths, return_dtype=pl.String))
         except (pl.exceptions.PolarsError, OSError):
@@ -268,8 +266,3 @@ def _means(rows: pl.LazyFrame) -> pl.LazyFrame:
     strings = [pl.col(name).cast(pl.String) for name in ("run", "metric", "document")]
     defined = rows.select(*strings, "value").filter(pl.col("value").is_not_null())
     return defined.group_by("run", "metric", "document").agg(pl.col("value").mean())
-
-
-def paths_of(addresses: Sequence[str]) -> list[str]:
-    """Addresses without repetitions, in order."""
-    return list(dict.fromkeys(str(Path(a).expanduser()) if "://" not in a else a.rstrip("/") for a in addresses))

@@ -1,4 +1,4 @@
-"""What a run measures: documents cut to size, prompts for the tokenizer, or questions."""
+"""Inputs of a run: documents, prompts and questions in the tokens of a model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from wherewhat.text.questions import ChoiceItem, read_items
 
 
 def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False) -> Choices:
-    """An item in tokens, cut between context and alternatives as lm-evaluation-harness does.
+    """Return an item in tokens, split between context and alternatives as lm-evaluation-harness does.
 
-    Each alternative is tokenised with its context and is what comes behind as many tokens as the context has by
-    itself; white space at the end of the context counts to the alternatives.
+    Each alternative is tokenised with its context; its tokens are those after as many tokens as the context alone has.
+    White space at the end of the context belongs to the alternatives.
     """
     context = item.context.rstrip()
     space = item.context[len(context) :]
@@ -52,29 +52,29 @@ def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False)
 
 
 def blank(loaded: LoadedModel) -> tuple[int, ...]:
-    """Tokens that stand for no text: what the model puts in front of one, else BOS or EOS; empty if it has none."""
+    """Return the tokens of an empty text: the model's prefix, else BOS or EOS; none if it has neither."""
     named = (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id)
     return loaded.prefix or tuple(token for token in named if token is not None)[:1]
 
 
 def text_seed(text: str) -> int:
-    """A number for a text, the same on every machine."""
+    """Return a seed that depends on the text only."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:5], "big")
 
 
 DEFAULT_DOCUMENTS = 4
-"""Embedded documents or prompts used by default: enough for an interval, few enough for a laptop."""
+"""Number of embedded documents or prompts by default."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One text as a model sees it.
+    """One text in the tokens of a model.
 
     Attributes:
         document: Its name and text.
         text: The text in tokens.
-        question: What is asked at its end, for measurements of answers.
-        choices: The question and its alternatives, for measurements of items; the text is then the question's.
+        question: The question at its end, for question measurements.
+        choices: The question and its alternatives, for choices measurements; the text is then the question's.
     """
 
     document: Document
@@ -84,7 +84,7 @@ class Input:
 
 
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
-    """The documents a request names; none where prompts are made for the model, or items are read for it."""
+    """Return the documents of a request; none where the run is on prompts or items."""
     makes_own, on_items = (isinstance(measurement, kind) for kind in (QuestionMeasurement, ChoicesMeasurement))
     if makes_own and (request.text is not None or request.prompts is not None):
         raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
@@ -103,7 +103,7 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
     if len(texts) < (least := measurement.least_documents):
         raise TextError(
             f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "
-            f"{len(texts)} is all there is; give more with --text or --documents"
+            f"there are {len(texts)}; give more with --text or --documents"
         )
     return texts
 
@@ -111,7 +111,7 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
 def model_inputs(
     request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
 ) -> list[Input]:
-    """The texts in the model's tokens, or the prompts that the request or the measurement asks for."""
+    """Return the texts in the model's tokens, or the prompts of the request or the measurement."""
     if isinstance(measurement, ChoicesMeasurement):
         assert request.items is not None
         return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]
@@ -146,7 +146,7 @@ def _input(loaded: LoadedModel, name: str, prompt: Prompt) -> Input:
     if not prompt.asks:
         return Input(document, text)
     role = prompt.items[prompt.answer_item].role
-    # Items of solved examples are not among the alternatives: those come with the answer's own role, once a group.
+    # Only items with the answer's role are alternatives; items of solved examples have another role.
     alternatives = [item for item in prompt.items if item.role == role]
     place = alternatives.index(prompt.items[prompt.answer_item])
     question = Question(
@@ -162,7 +162,7 @@ def _input(loaded: LoadedModel, name: str, prompt: Prompt) -> Input:
 
 def _chosen(loaded: LoadedModel, item: ChoiceItem, request: Request) -> Input:
     choices = item_choices(loaded, item, beyond=request.beyond)
-    # Alternatives and which is right are part of what the numbers depend on.
+    # The document's text holds the alternatives and the right one, so that its hash depends on them.
     return Input(Document(item.name, item.text, item.source), choices.context, choices=choices)
 
 

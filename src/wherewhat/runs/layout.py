@@ -36,7 +36,7 @@ from wherewhat.hashes import (
 )
 from wherewhat.runs.profiles import Profile, write_profiles
 from wherewhat.runs.provenance import PartTimes, package_version
-from wherewhat.runs.schema import SCHEMA_VERSION, Score, check_version, encode_scores, score_table
+from wherewhat.runs.schema import SCHEMA_VERSION, Score, encode_scores, is_current, score_table
 
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
@@ -50,7 +50,7 @@ _OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
 
 
 def read_object(path: Path) -> dict[str, JSON] | None:
-    """The JSON object in a file; None when the file is missing or holds anything else."""
+    """Return the JSON object in a file; None when the file is missing or holds anything else."""
     try:
         return parse_object(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -60,7 +60,7 @@ def read_object(path: Path) -> dict[str, JSON] | None:
 
 
 def stored_config_hash(path: Path) -> str | None:
-    """The hash of the configuration in the run directory `path`; None when there is no valid one."""
+    """Return the hash of the configuration in the run directory `path`; None when there is no valid one."""
     config = read_object(path / CONFIG)
     with suppress(ConfigError):  # an altered byte can make a number infinite or a string invalid
         return None if config is None else config_hash(config)
@@ -68,11 +68,11 @@ def stored_config_hash(path: Path) -> str | None:
 
 
 def check_place(path: Path, *, config_hash: str) -> None:
-    """Checks that `path` is, or can become, the run directory of a configuration; writes nothing."""
+    """Check that `path` is, or can become, the run directory of a configuration; writes nothing."""
     if _nearest_folder(path) != path:
         return
     stored = stored_config_hash(path)
-    # A valid configuration that earns the same folder name is another run, not damage to this one.
+    # A valid configuration with the same folder name is another run, not damage to this one.
     if stored not in (None, config_hash) and stored[:HASH_DIGITS] == config_hash[:HASH_DIGITS]:
         raise StoreError(f"{path} belongs to the configuration {stored}, not {config_hash}: choose another folder")
     if os.path.lexists(path / CONFIG):
@@ -80,7 +80,7 @@ def check_place(path: Path, *, config_hash: str) -> None:
     try:
         foreign = sorted(p.name for p in path.iterdir() if p.name not in _OWN_NAMES and not is_temporary(p))
     except FileNotFoundError:
-        return  # another process took its empty run directory away just now
+        return  # another process just removed its empty run directory
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
     if foreign:
@@ -88,7 +88,7 @@ def check_place(path: Path, *, config_hash: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Checks, without trying, that `path` can be made or written."""
+    """Check, without writing, that `path` can be made or written."""
     existing = _nearest_folder(path)
     if not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(f"cannot write to {existing}: permission denied; choose another folder")
@@ -106,7 +106,7 @@ def _nearest_folder(path: Path) -> Path:
 
 
 def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str | None]:
-    """Checks every file of a finished run against its checksum.
+    """Check every file of a finished run against its checksum.
 
     Returns:
         The names of the run's parts and None; or None and what is wrong.
@@ -116,7 +116,8 @@ def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str 
     seal = read_sealed(path / COMPLETE)
     if seal is None:
         return None, f"{COMPLETE} is damaged"
-    check_version(seal.get("schema"), path / COMPLETE)
+    if not is_current(seal.get("schema"), path / COMPLETE):
+        return None, f"the run has schema version {seal['schema']}, older than {SCHEMA_VERSION}"
     if seal.get("config_hash") != config_hash:
         return None, f"{COMPLETE} belongs to the configuration {seal.get('config_hash')}, not {config_hash}"
     damaged = first_damaged(path, seal.get("files"))
@@ -127,8 +128,8 @@ def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str 
 
 
 def take_away_if_empty(path: Path) -> None:
-    """Removes a run directory in which nothing was finished. Only for the holder of the run's lock."""
-    with suppress(OSError):  # whatever cannot be removed stays; it is a valid, empty run
+    """Remove a run directory without a finished part. Only for the holder of the run's lock."""
+    with suppress(OSError):  # what cannot be removed stays; it is a valid, empty run
         if (path / PARTS).is_dir():
             (path / PARTS).rmdir()
         if {entry.name for entry in path.iterdir()} <= {CONFIG, LOCK}:
@@ -144,11 +145,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PartResult:
-    """What computing one part gave.
+    """Scores and curves of one part.
 
     Attributes:
-        scores: Score rows; None for a part that has no score table.
-        profiles: Curves under the names that `profile_name` makes.
+        scores: Score rows; None for a part without a score table.
+        profiles: Curves by the names that `profile_name` returns.
     """
 
     scores: Iterable[Score] | None = ()
@@ -159,21 +160,21 @@ class Parts:
     """The finished parts of one run, in the folder `parts` of its directory."""
 
     def __init__(self, folder: Path, *, config_hash: str) -> None:
-        """Looks at `folder`, which need not exist yet, for parts of the configuration `config_hash`."""
+        """Use `folder`, which need not exist yet, for parts of the configuration `config_hash`."""
         self.folder = folder
         self._config_hash = config_hash
         self._known: dict[str, PartTimes] = {}
 
     def path(self, key: str) -> Path:
-        """The folder of the part `key`."""
+        """Return the folder of the part `key`."""
         return self.folder / part_folder_name(key)
 
     def times(self, key: str, *, trust: bool = True) -> PartTimes | None:
-        """Times of the part `key` if it is finished and undamaged, else None.
+        """Return the times of the part `key` if it is finished and undamaged, else None.
 
         Args:
             key: Name of the part.
-            trust: Believe what this process checked or wrote before, instead of reading again.
+            trust: Use what this process checked or wrote before, instead of reading again.
         """
         if trust and key in self._known:
             return self._known[key]
@@ -182,7 +183,8 @@ class Parts:
         content = read_sealed(path / _PART)
         if content is None:
             return None
-        check_version(content.get("schema"), path / _PART)
+        if not is_current(content.get("schema"), path / _PART):
+            return None
         if (content.get("key"), content.get("config_hash")) != (key, self._config_hash):
             return None
         if first_damaged(path, content.get("files")) is not None:
@@ -191,23 +193,23 @@ class Parts:
         return self._known[key]
 
     def forget(self) -> None:
-        """Forgets what was checked, since another process may have been at work."""
+        """Discard what was checked, since another process may have changed files."""
         self._known.clear()
 
     def discard_damaged(self, key: str) -> None:
-        """Removes what stands in the place of the part `key`. Only for the holder of the run's lock."""
+        """Remove the damaged part `key`. Only for the holder of the run's lock."""
         path = self.path(key)
         if path.exists() or path.is_symlink():
-            _log.warning("the part %r in %s is damaged: it is computed again", key, path)
+            _log.warning("the part %r in %s is damaged or of an older version: it is computed again", key, path)
             remove(path)
 
     def remove_leftovers(self) -> None:
-        """Removes unfinished writes of dead processes. Only for the holder of the run's lock."""
+        """Remove unfinished writes of dead processes. Only for the holder of the run's lock."""
         if self.folder.is_dir():
             remove_temporaries(self.folder)
 
     def save(self, key: str, result: PartResult, *, seconds: float) -> None:
-        """Keeps a finished part. Only for the holder of the run's lock."""
+        """Write a finished part. Only for the holder of the run's lock."""
         table = None if result.scores is None else score_table(result.scores)
         now = time.time()
         times = PartTimes(

@@ -20,10 +20,10 @@ _PROBE_TOKENS = 8
 
 
 def placed(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """Arguments of a forward pass over ``ids`` ``(batch, n)`` that put the tokens at ``positions`` ``(n,)``.
+    """Return the arguments of a forward pass over ``ids`` ``(batch, n)`` that put the tokens at ``positions`` ``(n,)``.
 
-    Without a mask, transformers takes every step other than 1 for the start of another text and hides what is before.
-    A mask of ones says that it is one text; windows and causality stay those of the tokens' order.
+    Without a mask, transformers takes every step other than 1 for the start of another text and masks what is before.
+    A mask of ones marks it as one text; windows and the causal mask follow the order of the tokens.
     """
     if positions.shape != ids.shape[1:]:
         raise ConfigError(f"{positions.shape[-1]} positions were given for {ids.shape[1]} tokens: give one for each")
@@ -41,7 +41,7 @@ def placed(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
 
 @contextmanager
 def computing(model: Any, positions: Tensor | None) -> Iterator[None]:
-    """Say in one line that a model breaks at positions it was not made for, such as with gaps among them."""
+    """Turn the error of a model that cannot run at given positions into a CaptureError of one line."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -56,7 +56,7 @@ def computing(model: Any, positions: Tensor | None) -> Iterator[None]:
 
 
 def positions_refused(model: Any) -> str:
-    """Why the positions of tokens cannot be set in a model, in one line; empty if they can.
+    """Return in one line why the positions of tokens cannot be set in a model; empty if they can.
 
     A short pass with reversed positions must differ from a plain one, and one with the usual positions must not.
     """
@@ -72,7 +72,7 @@ def positions_refused(model: Any) -> str:
     size = float(plain.abs().max().clamp_min(1e-30))
     rounding = 1e-4 if next(model.parameters()).element_size() >= 4 else 2e-2
     if float((same - plain).abs().max()) > rounding * size:
-        return f"{kind} changes when it is told the positions it has anyway: positions cannot be perturbed"
+        return f"{kind} changes its output when it is given its default positions: positions cannot be perturbed"
     if float((other - plain).abs().max()) <= 1e-6 * size:
         return f"{kind} ignores position_ids (ALiBi or no positions): leave kinds of positions out"
     return ""
@@ -84,10 +84,10 @@ def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> I
 
     Args:
         model: The model.
-        proof: Its proof, which knows where its blocks are.
-        orders: By index of the block, ``(n,)``: place i takes the hidden state of token ``order[i]``.
+        proof: Its proof, which names its blocks.
+        orders: Order ``(n,)`` by index of the block: position i takes the hidden state of token ``order[i]``.
     """
-    # All found before the first is hooked: a refusal leaves the model as it was.
+    # All blocks are looked up before the first hook, so that an error leaves the model unchanged.
     blocks = {layer: _block(model, proof, layer) for layer in orders}
     with ExitStack() as stack:
         for layer, block in blocks.items():
@@ -97,15 +97,15 @@ def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> I
 
 
 def _block(model: nn.Module, proof: Proof, layer: int) -> nn.Module:
-    """The block around a layer's attention: the numbered module it is in."""
+    """Return the block of a layer's attention: the numbered module that contains it."""
     plans = [plan for plan in proof.plan.layers if plan.layer == layer]
     if not plans:
         known = sorted(plan.layer for plan in proof.plan.layers)
-        raise ConfigError(f"there is no layer {layer} with attention: choose of {known[0]} to {known[-1]}")
+        raise ConfigError(f"there is no layer {layer} with attention: choose one from {known[0]} to {known[-1]}")
     name = plans[0].name
     found = re.match(r"(.*\.\d+)\.", name)
     if found is None or sum(plan.name == name for plan in proof.plan.layers) > 1:
-        raise CaptureError(f"{name} is not in a block of its own: what enters it cannot be reordered")
+        raise CaptureError(f"{name} is not in its own block: its input cannot be reordered")
     return model.get_submodule(found[1])
 
 

@@ -1,4 +1,4 @@
-"""Curves, and the safetensors file they are kept in."""
+"""Curves, and the safetensors file that stores them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.errors import StoreError
 from wherewhat.files import explain, write_file
 from wherewhat.hashes import canonical_json
-from wherewhat.runs.schema import SCHEMA_VERSION, VERSION_KEY, check_version
+from wherewhat.runs.schema import SCHEMA_VERSION, VERSION_KEY, is_current
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-# One entry holds everything: the package writes several in no fixed order, and bytes must repeat.
+# One metadata entry for everything: safetensors writes several in no fixed order, and bytes must be reproducible.
 _METADATA_KEY = "wherewhat"
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A curve, or a bundle of curves, of one layer.
+    """A curve, or several curves, of one layer.
 
     Attributes:
-        values: Tensor with one dimension per axis. NaN marks a bin that nothing fell into.
+        values: Tensor with one dimension per axis. NaN marks an empty bin.
         axes: What each dimension is, such as `("head", "distance")`.
     """
 
@@ -40,14 +40,14 @@ class Profile:
 
 
 def profile_name(document: str | None, layer: int | None, curve: str) -> str:
-    """The name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for no layer."""
+    """Return the name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for no layer."""
     if not curve or "/" in curve:
         raise StoreError(f"the curve name {curve!r} is empty or holds a slash: choose another")
     return f"{'-' if document is None else document}/{'-' if layer is None else layer}/{curve}"
 
 
 def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
-    """Writes curves atomically; the bytes depend on names, axes and values alone."""
+    """Write curves atomically; the bytes depend on names, axes and values alone."""
     from safetensors.torch import save
 
     tensors = {}
@@ -57,7 +57,7 @@ def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise StoreError(f"the curve {name!r} has type {dtype}: use one of {', '.join(_DTYPES)}")
-        # A copy where two curves share memory, which the package refuses.
+        # A copy where two curves may share memory, which safetensors refuses.
         tensors[name] = tensor.clone() if tensor is profiles[name].values else tensor
     axes = {name: list(profiles[name].axes) for name in tensors}
     metadata = {_METADATA_KEY: canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})}
@@ -65,7 +65,7 @@ def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
 
 
 def join_profiles(path: Path, sources: Sequence[Path]) -> None:
-    """Joins curve files into one, atomically."""
+    """Join curve files into one, atomically."""
     joined: dict[str, Profile] = {}
     for source in sources:
         file = ProfileFile(source)
@@ -85,10 +85,10 @@ def _check_name(name: str) -> None:
 
 
 class ProfileFile(Mapping[str, "Tensor"]):
-    """The curves of a run by name, each read from the file when it is asked for."""
+    """The curves of a run by name, each read from the file on access."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a file that `write_profiles` or `join_profiles` wrote."""
+        """Open a file that `write_profiles` or `join_profiles` wrote."""
         self.path = path
         with self._open() as file:
             try:
@@ -96,7 +96,7 @@ class ProfileFile(Mapping[str, "Tensor"]):
                 self._axes = {name: tuple(details["axes"][name]) for name in sorted(file.keys())}
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"cannot read {path}: it is not a file of wherewhat profiles") from error
-        check_version(details.get(VERSION_KEY), path)
+        is_current(details.get(VERSION_KEY), path)  # curves are the same in older versions
 
     def __getitem__(self, name: str) -> Tensor:
         """The curve `name`; its dimensions are `axes(name)`."""

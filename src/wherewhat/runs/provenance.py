@@ -1,10 +1,10 @@
-"""What made a run: versions, hashes, machine and times."""
+"""Provenance of a run: versions, hashes, device and times."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
 from wherewhat.hashes import JSON
@@ -13,7 +13,7 @@ _PACKAGES = ("wherewhat", "torch", "transformers", "safetensors", "numpy", "pyar
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed package, without importing it; None when it is not installed."""
+    """Return the version of an installed package, without importing it; None when it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -21,7 +21,7 @@ def package_version(name: str) -> str | None:
 
 
 def collect_versions() -> dict[str, str | None]:
-    """Versions of Python, the platform and the packages that numbers can depend on."""
+    """Return the versions of Python, the platform and the packages that numbers can depend on."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -31,17 +31,17 @@ def collect_versions() -> dict[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What the caller knows about a run; the store adds times and the schema version.
+    """What the caller knows about a run; the run directory adds times and the schema version.
 
     Attributes:
         model_hash: Hash of the model's weights.
         tokenizer_hash: Hash of the tokenizer; None when no text was tokenised.
         text_hash: Hash of the text; None when no text was read.
-        dtype: Type the model ran in, such as `float32`.
-        device: Device the model ran on, such as `cpu` or `cuda:0`.
+        dtype: Type of the model's weights, such as `float32`.
+        device: Device of the model, such as `cpu` or `cuda:0`.
         seed: Seed of the run.
-        versions: Versions of what ran.
-        extra: Anything else worth keeping, such as the name of the GPU.
+        versions: Versions of Python, the platform and packages.
+        extra: Further facts, such as the name of the GPU.
     """
 
     model_hash: str | None
@@ -74,31 +74,19 @@ class PartTimes:
 
 
 def provenance_json(provenance: Provenance, times: Sequence[PartTimes], *, config_hash: str) -> dict[str, JSON]:
-    """The content of `provenance.json`.
+    """Return the content of `provenance.json`.
 
-    Times come from the parts, so that a run that was interrupted tells the time that computing really took.
+    Times are those of the parts, so that an interrupted run states the time that was spent on computing.
     """
+    parts = {part.key: asdict(part) for part in times}
+    for part in parts.values():
+        del part["key"]
     return {
         "config_hash": config_hash,
-        "model_hash": provenance.model_hash,
-        "tokenizer_hash": provenance.tokenizer_hash,
-        "text_hash": provenance.text_hash,
-        "dtype": provenance.dtype,
-        "device": provenance.device,
-        "seed": provenance.seed,
-        "versions": dict(provenance.versions),
-        "extra": dict(provenance.extra),
+        **asdict(provenance),
         # All times are UTC in one format, so that their order as text is their order in time.
         "created": min(part.started for part in times),
         "finished": max(part.finished for part in times),
         "seconds": sum(part.seconds for part in times),
-        "parts": {
-            part.key: {
-                "started": part.started,
-                "finished": part.finished,
-                "seconds": part.seconds,
-                "wherewhat": part.wherewhat,
-            }
-            for part in times
-        },
+        "parts": parts,
     }

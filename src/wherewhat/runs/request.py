@@ -1,4 +1,4 @@
-"""What a user asks for: one measurement of one model on some texts."""
+"""Requests: one measurement of one model on some texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wherewhat.text.prompts.kinds import KINDS
 @checked(model=not_loaded, device=torch_name, dtype=torch_name)
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """Which model, in which form and where; the fields are those of :func:`wherewhat.load`.
+    """A model and how to load it; the fields are those of :func:`wherewhat.load`.
 
     The help of each field is that of its command-line option. A new loader option is a field here and its use in
     :mod:`wherewhat.models.loader`.
@@ -33,7 +33,7 @@ class ModelRequest:
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
     dtype: str = option("float32", "float32, bfloat16, float16 or float64.")
     device_map: str | None = option(None, "auto distributes a model over several GPUs (needs accelerate).")
-    offline: bool = option(False, "Never open a connection.")
+    offline: bool = option(False, "Do not access the network.")
     trust_remote_code: bool = option(False, "Run the model's own Python code.")
     revision: str | None = option(None, "Branch, tag or commit of a Hugging Face model.")
     attn_implementation: str | None = option(
@@ -41,17 +41,17 @@ class ModelRequest:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a seed that makes no sense."""
+        """Check the seed."""
         check_seed(self.seed, "--seed")
 
 
 def model_request(model: Any) -> Any:
-    """A model's name, folder or file as a request with everything else by default; anything else as it is."""
+    """Return a model's name, folder or file as a request with defaults; anything else unchanged."""
     return ModelRequest(model=model) if isinstance(model, str | os.PathLike) else model
 
 
 def _names(text: Any) -> Any:
-    """One file, or a list of them, as a tuple of names."""
+    """Return one file, or a list of them, as a tuple of names."""
     listed = (text,) if isinstance(text, str | os.PathLike) else tuple(text) if isinstance(text, list) else text
     if not isinstance(listed, tuple):
         return listed
@@ -79,7 +79,7 @@ class Request:
         metavar="FILE",
     )
     prompts: str | None = option(
-        None, "Prompts made for the model instead of texts: binding, numbers, letters, random.", metavar="KIND"
+        None, "Generated prompts instead of texts: binding, numbers, letters, random.", metavar="KIND"
     )
     items: str | None = option(
         None,
@@ -90,15 +90,15 @@ class Request:
         None, "Number of documents or items (default: all given; embedded text and prompts: 4, tasks: 100)."
     )
     tokens: int = option(512, "Tokens of each document.")
-    beyond: bool = option(False, "Go beyond the positions the model was made for.")
+    beyond: bool = option(False, "Allow texts longer than the model's trained length.")
     chunk: int | None = option(
         None, "Run longer documents in chunks of this many tokens through the key-value cache, such as 512."
     )
-    offload: bool = option(False, "With --chunk: keep queries and outputs in main memory meanwhile.")
+    offload: bool = option(False, "With --chunk: keep queries and outputs in main memory instead of GPU memory.")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the values."""
         if self.tokens < 2:
             raise ConfigError(
                 f"--tokens is {self.tokens}: attention needs at least 2 tokens, and most measurements more, such as 16"
@@ -110,9 +110,9 @@ class Request:
 
             check_chunk(self.chunk)
         if self.offload and self.chunk is None:
-            raise ConfigError("--offload is about what chunks leave: give --chunk as well, such as --chunk 512")
+            raise ConfigError("--offload needs --chunk: give it as well, such as --chunk 512")
         if self.prompts is not None and self.text is not None:
-            raise ConfigError("--text and --prompts both say what to read: give one of them")
+            raise ConfigError("--text and --prompts exclude each other: give one of them")
         if self.prompts is not None and self.prompts not in KINDS:
             raise ConfigError(f"there is no kind of prompt '{self.prompts}': {nearest(self.prompts, KINDS)}")
 

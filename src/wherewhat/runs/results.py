@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> DocumentScores:
-    """The numbers of one document, from its score table and, where they are wanted, its curves.
+    """Return the scores of one document, from its score table and, if given, its curves.
 
-    Undefined values come back as NaN.
+    Undefined values are NaN.
     """
     columns = table.select(["layer", "head", "metric", "value"]).to_pydict()
     heads: dict[int, dict[str, dict[int, float]]] = {}
@@ -62,11 +62,11 @@ def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> Doc
 
 
 Kinds = dict[str, list[int]]
-"""Layers by the name of their kind, in the order of the first layer; empty where all are of one kind."""
+"""Layers by the name of their kind, in the order of the first layer; empty where all layers are alike."""
 
 
 def layer_kinds(layers: Sequence[LayerProof]) -> Kinds:
-    """Group layers by attention window and rotation, and name each group by what differs."""
+    """Group layers by attention window and rotation; the name of each group states what differs."""
     windows, ropes = [_window(layer) for layer in layers], [_rope(layer.plan.rotation) for layer in layers]
     differing = [names for names in (windows, ropes) if len(set(names)) > 1]
     kinds: Kinds = {}
@@ -84,7 +84,7 @@ def _window(layer: LayerProof) -> str:
 
 
 def _rope(rotation: Rotation | None) -> str:
-    """RoPE base, from the ratio of neighbouring frequencies; ``÷ s`` where the fastest plane is slowed down s times."""
+    """Return the RoPE base, from the ratio of frequencies; ``÷ s`` where the fastest plane is s times slower."""
     turning = [] if rotation is None else sorted((abs(x) for x in rotation.inv_freq.tolist() if x), reverse=True)
     if rotation is None or not turning:
         return "no RoPE"
@@ -121,7 +121,7 @@ Heads = dict[int, list[float | None]]
 
 
 class StoredRun:
-    """A finished run, read: the one place that unpacks stored scores and curves.
+    """Scores and curves of a finished run.
 
     Attributes:
         directory: The run directory.
@@ -142,7 +142,7 @@ class StoredRun:
 
     @cached_property
     def config(self) -> Any:
-        """The measurement's config; options that were dropped since the run was made are left out."""
+        """The measurement's config; options that no longer exist are left out."""
         known = {option.name for option in dataclasses.fields(self.measurement.config)}
         return build_config(self.measurement.config, {k: v for k, v in self.options.items() if k in known})
 
@@ -289,7 +289,7 @@ def _summary(
     low, high = (together.get(name, {}) for name in metric.bounds or ("", ""))
 
     def between(values: Sequence[float], layer: int | None) -> Interval:
-        """Interval over documents, or what was stored for it where the documents were measured together."""
+        """Return the interval over documents, or the stored one where documents were measured together."""
         if layer in low and layer in high:
             return Interval(values[0], low[layer], high[layer], count)
         if layer in errors:

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the files in a run directory: score columns, profile names and part layout together."""
 
 VERSION_KEY = "wherewhat.schema"
-"""Key under which the version stands in the metadata of Parquet and safetensors files."""
+"""Key of the version in the metadata of Parquet and safetensors files."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """One column of `scores.parquet`.
 
     Attributes:
         name: Column name.
         type: Logical type; strings are stored dictionary-encoded.
-        nullable: Whether null may stand in the column.
+        nullable: Whether the column may hold null.
         key: Whether the column belongs to the key; no two rows share all key columns.
         meaning: One sentence for the documentation.
     """
@@ -41,28 +41,17 @@ class Column:
     meaning: str
 
 
-def _key(name: str, type_: Literal["string", "int32", "int64"], nullable: bool, meaning: str) -> Column:
-    return Column(name=name, type=type_, nullable=nullable, key=True, meaning=meaning)
-
-
-def _field(name: str, type_: Literal["string", "int64", "float64"], meaning: str) -> Column:
-    return Column(name=name, type=type_, nullable=True, key=False, meaning=meaning)
-
-
 COLUMNS: tuple[Column, ...] = (
-    _key("measurement", "string", False, "Name of the measurement that made the row."),
-    _key("model", "string", False, "The model as it was asked for."),
-    _key("weights", "string", False, "Which weights: `trained`, `random` or `shuffled`."),
-    _key("seed", "int64", False, "Seed of the run, which also made random and shuffled weights."),
-    _key("document", "string", True, "Name of the document; null when no single document is behind the row."),
-    _key("layer", "int32", True, "Layer, from 0; null for the model as a whole."),
-    _key("head", "int32", True, "Query head, from 0; null for the layer or the model as a whole."),
-    _key("metric", "string", False, "Which number of the measurement this is."),
-    _field("value", "float64", "The number; null when it is undefined here, never NaN."),
-    _field("low", "float64", "Lower end of the interval around the value; null when there is none."),
-    _field("high", "float64", "Upper end of the interval around the value; null when there is none."),
-    _field("n", "int64", "Number of observations behind the value; null when counting makes no sense."),
-    _field("unit", "string", "Unit of value, low and high, such as `nat` or `token`; null for a pure number."),
+    Column("measurement", "string", False, True, "Name of the measurement."),
+    Column("model", "string", False, True, "Name of the model, as requested."),
+    Column("weights", "string", False, True, "Which weights: `trained`, `random` or `shuffled`."),
+    Column("seed", "int64", False, True, "Seed of the run, also of random and shuffled weights."),
+    Column("document", "string", True, True, "Name of the document; null for all documents together."),
+    Column("layer", "int32", True, True, "Layer, from 0; null for the model as a whole."),
+    Column("head", "int32", True, True, "Query head, from 0; null for the layer or the model as a whole."),
+    Column("metric", "string", False, True, "Name of the metric."),
+    Column("value", "float64", True, False, "The number; null where it is undefined, never NaN."),
+    Column("unit", "string", True, False, "Unit of the value, such as `nat` or `token`; null for a pure number."),
 )
 
 KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.key)
@@ -70,10 +59,10 @@ KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.k
 
 
 def arrow_schema(*, encoded: bool = True) -> pa.Schema:
-    """The Arrow schema of the score table.
+    """Return the Arrow schema of the score table.
 
     Args:
-        encoded: Strings as dictionaries, the way they are stored, or plain, the way they sort and join.
+        encoded: Whether strings are dictionary-encoded, as they are stored, or plain, as they sort and join.
     """
     import pyarrow as pa
 
@@ -83,38 +72,20 @@ def arrow_schema(*, encoded: bool = True) -> pa.Schema:
     return pa.schema(fields, metadata={VERSION_KEY: str(SCHEMA_VERSION)})
 
 
-def check_version(version: object, path: Path) -> None:
-    """Refuses what this version cannot read."""
+def is_current(version: object, path: Path) -> bool:
+    """Return whether a file has the schema version of this package, or an older one; raise for a newer one."""
     if not isinstance(version, int) or version < 1:
         raise StoreError(f"cannot read {path}: it has no wherewhat schema version")
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"{path} has schema version {version}, newer than {SCHEMA_VERSION} known here: upgrade wherewhat"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """One row of `scores.parquet`; `schema.COLUMNS` says what each field means."""
-
-    measurement: str
-    model: str
-    weights: str
-    seed: int
-    metric: str
-    value: float | None
-    document: str | None = None
-    layer: int | None = None
-    head: int | None = None
-    low: float | None = None
-    high: float | None = None
-    n: int | None = None
-    unit: str | None = None
+    return version == SCHEMA_VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSource:
-    """What all rows of one part have in common, and a short way to write them.
+    """The columns that all rows of one part share.
 
     Examples:
         >>> source = ScoreSource(measurement="entropy", model="smollm2", weights="trained", seed=0)
@@ -135,104 +106,59 @@ class ScoreSource:
         *,
         layer: int | None = None,
         head: int | None = None,
-        low: SupportsFloat | None = None,
-        high: SupportsFloat | None = None,
-        n: int | None = None,
         unit: str | None = None,
     ) -> Score:
-        """One row; numbers may be Python, numpy or zero-dimensional torch numbers."""
-        return Score(
-            measurement=self.measurement,
-            model=self.model,
-            weights=self.weights,
-            seed=self.seed,
-            document=self.document,
-            layer=layer,
-            head=head,
-            metric=metric,
-            value=None if value is None else float(value),
-            low=None if low is None else float(low),
-            high=None if high is None else float(high),
-            n=n,
-            unit=unit,
-        )
+        """Return one row; the value may be a Python, NumPy or zero-dimensional torch number."""
+        number = None if value is None else float(value)
+        return Score(**vars(self), metric=metric, value=number, layer=layer, head=head, unit=unit)
 
     def heads(
-        self,
-        metric: str,
-        values: Sequence[float | None] | Tensor,
-        *,
-        layer: int,
-        low: Sequence[float] | Tensor | None = None,
-        high: Sequence[float] | Tensor | None = None,
-        n: int | None = None,
-        unit: str | None = None,
+        self, metric: str, values: Sequence[float | None] | Tensor, *, layer: int, unit: str | None = None
     ) -> list[Score]:
-        """One row per head of a layer.
-
-        Args:
-            metric: Name of the number.
-            values: One number per query head, shape `(heads,)`; None where it is undefined.
-            layer: The layer, from 0.
-            low: Lower ends of the intervals, shape `(heads,)`.
-            high: Upper ends of the intervals, shape `(heads,)`.
-            n: Number of observations behind each value.
-            unit: Unit of the values.
-        """
-        given, lower, upper = _numbers(values), _numbers(low), _numbers(high)
-        lower, upper = (ends or [None] * len(given) for ends in (lower, upper))
-        if not len(given) == len(lower) == len(upper):
-            raise ValueError(f"{metric}: lengths {len(given)}, {len(lower)}, {len(upper)} of values, low, high")
-        return [
-            self.score(metric, value, layer=layer, head=head, low=least, high=most, n=n, unit=unit)
-            for head, (value, least, most) in enumerate(zip(given, lower, upper, strict=True))
-        ]
+        """Return one row per query head of a layer, from values of shape ``(heads,)``; None where undefined."""
+        # One transfer from the device for all heads instead of one per head.
+        given = values if isinstance(values, Sequence) else values.detach().tolist()
+        return [self.score(metric, value, layer=layer, head=head, unit=unit) for head, value in enumerate(given)]
 
 
-def _numbers(values: Sequence[float | None] | Tensor | None) -> list[float | None]:
-    if values is None:
-        return []
-    # One transfer from the device for all heads instead of one per head.
-    return list(values) if isinstance(values, Sequence) else values.detach().tolist()
+@dataclass(frozen=True, kw_only=True)
+class Score(ScoreSource):
+    """One row of `scores.parquet`; :data:`COLUMNS` says what each field means."""
 
-
-def check_score(row: Score) -> None:
-    """Checks what the column types cannot: empty names, NaN, negative places, half intervals."""
-    if problem := _problem(row):
-        key = ", ".join(f"{name}={getattr(row, name)!r}" for name in KEY_NAMES)
-        raise StoreError(f"score row with {key}: {problem}")
+    metric: str
+    value: float | None
+    layer: int | None = None
+    head: int | None = None
+    unit: str | None = None
 
 
 def _problem(row: Score) -> str | None:
+    """Return what is wrong with a row that the column types cannot express: empty names, NaN, negative indices."""
     for name in ("measurement", "model", "weights", "metric"):
         if not getattr(row, name):
             return f"{name} is empty"
     if row.document == "":
-        return "document is empty; use None when no single document is behind the row"
-    for name in ("layer", "head", "n"):
+        return "document is empty; use None for all documents together"
+    for name in ("layer", "head"):
         number = getattr(row, name)
         if number is not None and number < 0:
             return f"{name} is negative"
     if row.head is not None and row.layer is None:
         return "a head needs a layer"
-    for name in ("value", "low", "high"):
-        number = getattr(row, name)
-        if number is not None and math.isnan(number):
-            return f"{name} is NaN; use None where a number is undefined"
-    if (row.low is None) != (row.high is None):
-        return "low and high come together or not at all"
-    if row.low is not None and row.high is not None and row.low > row.high:
-        return "low is above high"
+    if row.value is not None and math.isnan(row.value):
+        return "value is NaN; use None where a number is undefined"
     return None
 
 
 def score_table(scores: Iterable[Score]) -> pa.Table:
-    """Checks rows and makes the sorted, dictionary-encoded table of them."""
+    """Check rows and return them as a sorted, dictionary-encoded table."""
     import pyarrow as pa
 
     rows = list(scores)
     for row in rows:
-        check_score(row)
+        if problem := _problem(row):
+            key = ", ".join(f"{name}={getattr(row, name)!r}" for name in KEY_NAMES)
+            raise StoreError(f"score row with {key}: {problem}")
     plain = arrow_schema(encoded=False)
     columns = []
     for field in plain:
@@ -248,7 +174,7 @@ def score_table(scores: Iterable[Score]) -> pa.Table:
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Joins score tables into one that depends only on the set of rows, not on their order."""
+    """Join score tables into one that depends only on the set of rows, not on their order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -266,7 +192,7 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def encode_scores(table: pa.Table) -> bytes:
-    """The Parquet file of a score table; equal tables give equal bytes with one version of pyarrow."""
+    """Return a score table as a Parquet file; equal tables give equal bytes with one version of pyarrow."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -285,19 +211,20 @@ def encode_scores(table: pa.Table) -> bytes:
 
 
 def read_scores(path: Path) -> pa.Table:
-    """Reads a score table."""
+    """Read a score table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Opened as one file, so that names like `a=b` on the way to it are not taken for partitions.
+        # Opened as one file, so that folders named like `a=b` are not taken for partitions.
         with path.open("rb") as file:
             table = pq.ParquetFile(file).read()
     except (OSError, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
         raise StoreError(f"cannot read {path}: {reason}") from error
     version = (table.schema.metadata or {}).get(VERSION_KEY.encode(), b"").decode()
-    check_version(int(version) if version.isdecimal() else None, path)
+    if not is_current(int(version) if version.isdecimal() else None, path):
+        raise StoreError(f"{path} has schema version {version}, older than {SCHEMA_VERSION}: run its command again")
     if not table.schema.equals(arrow_schema()):
         raise StoreError(f"cannot read {path}: its columns are not those of schema {SCHEMA_VERSION}")
     return table

@@ -1,4 +1,4 @@
-"""Where a store is: a folder, or any address that fsspec opens (``s3://``, ``gs://``, ``memory://``, …)."""
+"""Stores of run directories: a folder, or any address that fsspec opens (``s3://``, ``gs://``, ``memory://``, …)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Folder:
 
     @property
     def address(self) -> str:
-        """What opens it again, from anywhere on the machine."""
+        """Absolute path of the folder."""
         return str(self.path.absolute())
 
     def check(self) -> None:
-        """Make the folder if need be."""
+        """Create the folder if it does not exist, and raise if it cannot be written."""
         make_folder(self.path)
         probe = self.path / f"{_PREFIX}{secrets.token_hex(8)}"
         try:
@@ -38,7 +38,7 @@ class Folder:
             raise StoreError(f"cannot write to the store {self.path}: {explain(error)}") from error
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder; none where there is no such folder."""
+        """Return the names in a folder; none where there is no such folder."""
         try:
             return sorted(entry.name for entry in (self.path / folder).iterdir() if not entry.name.startswith(_PREFIX))
         except (FileNotFoundError, NotADirectoryError):
@@ -47,7 +47,7 @@ class Folder:
             raise StoreError(f"cannot read the store {self.path}: {explain(error)}") from error
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is no such file."""
+        """Return a file's content; None where there is no such file."""
         try:
             return (self.path / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -56,11 +56,11 @@ class Folder:
             raise StoreError(f"cannot read {self.path / name}: {explain(error)}") from error
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Contents of those of the files that exist."""
+        """Return the contents of the files that exist."""
         return {name: content for name in names if (content := self.read(name)) is not None}
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file that appears whole."""
+        """Write a file atomically."""
         path = self.path / name
         make_folder(path.parent)
         write_file(path, content)
@@ -72,21 +72,21 @@ class Remote:
     def __init__(self, address: str) -> None:
         fsspec = require("fsspec", why=f"the store {address}")
         self.address = address
-        with _told(address):
+        with _as_store_error(address):
             self._system, root = fsspec.core.url_to_fs(address, skip_instance_cache=False)
         self._root = root.rstrip("/")
 
     def check(self) -> None:
-        """Write a small file and take it away again."""
+        """Raise if a small file cannot be written and removed."""
         name = f"{_PREFIX}{secrets.token_hex(8)}"
-        with _told(self.address):
+        with _as_store_error(self.address):
             self._system.makedirs(self._root, exist_ok=True)
             self._system.pipe_file(self._path(name), b"wherewhat")
             self._system.rm_file(self._path(name))
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder; none where there is no such folder."""
-        with _told(self.address):
+        """Return the names in a folder; none where there is no such folder."""
+        with _as_store_error(self.address):
             self._system.invalidate_cache(self._path(folder))
             try:
                 found = self._system.ls(self._path(folder), detail=False)
@@ -96,15 +96,15 @@ class Remote:
         return sorted(name for name in names if not name.startswith(_PREFIX))
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is no such file."""
+        """Return a file's content; None where there is no such file."""
         return self.read_many([name]).get(name)
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Contents of those of the files that exist, asked for together."""
+        """Return the contents of the files that exist, in one request."""
         paths = {self._path(name): name for name in names}
         if not paths:
             return {}
-        with _told(self.address):
+        with _as_store_error(self.address):
             found = self._system.cat(list(paths), on_error="return", recursive=False)
             contents = found if isinstance(found, dict) else {next(iter(paths)): found}
             by_name = {paths[self._own(path)]: content for path, content in contents.items()}
@@ -114,20 +114,20 @@ class Remote:
         return {name: content for name, content in by_name.items() if not isinstance(content, Exception)}
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file that appears whole: under another name first, for systems that write in pieces."""
+        """Write a file under a temporary name and rename it, for file systems that write in pieces."""
         path = self._path(name)
         parent = path.rpartition("/")[0]
         temporary = f"{parent}/{_PREFIX}{secrets.token_hex(8)}"
-        with _told(self.address):
+        with _as_store_error(self.address):
             self._system.makedirs(parent, exist_ok=True)
             self._system.pipe_file(temporary, content)
             self._system.mv(temporary, path)
 
     def upload(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy files of a finished run directory, in this order: the last one says that all are there.
+        """Copy files of a finished run directory, in this order: the last one marks it complete.
 
-        Another worker may upload the same run with other times at the same moment. What is there in the end must be
-        of one of them, so it is looked at again.
+        Another worker may upload the same run with other times at the same moment. The files must all come from one
+        of them, so they are read back and compared.
         """
         listed = list(names)
         contents = {f"{folder.name}/{name}": (folder / name).read_bytes() for name in listed}
@@ -137,13 +137,13 @@ class Remote:
             if self.read_many(contents) == contents:
                 return
             time.sleep(secrets.randbelow(1000) / 1000 * (attempt + 1))
-        raise StoreError(f"{folder.name} in {self.address} is not what was uploaded, {_ATTEMPTS} times: start again")
+        raise StoreError(f"{folder.name} in {self.address} differs from what was uploaded: start again")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
     def _own(self, path: str) -> str:
-        # Some systems answer with their protocol or a leading slash that was not asked for.
+        # Some file systems return paths with their protocol or a leading slash.
         return str(self._system._strip_protocol(path))
 
 
@@ -151,16 +151,16 @@ Place = Folder | Remote
 
 
 def open_place(address: str) -> Place:
-    """The store at an address."""
+    """Return the store at an address."""
     return Remote(address) if "://" in address else Folder(Path(address).expanduser())
 
 
 @contextmanager
-def _told(address: str) -> Iterator[None]:
-    """Turn whatever a file system raises into one line that names the store."""
+def _as_store_error(address: str) -> Iterator[None]:
+    """Turn any error of a file system into one line that names the store."""
     try:
         yield
     except StoreError:
         raise
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system raises its own errors
         raise StoreError(f"the store {address} cannot be reached: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""A loaded model as measurements see it."""
+"""A loaded, proved model as measurements use it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from wherewhat.runs.placement import computing, placed, positions_refused, reord
 
 
 class ModelSubject:
-    """Runs a loaded, proved model and shows its layers.
+    """Runs a loaded, proved model and passes its layers on.
 
     Args:
         loaded: The model.
-        proof: Its proof; by default it is proved now.
-        chunk: Longer texts are run in chunks of at most so many tokens through the key-value cache.
-        offload: Keep what chunks leave in main memory until a layer's turn comes.
+        proof: Its proof; by default it is made now.
+        chunk: Tokens of a chunk; longer texts are run in chunks through the key-value cache.
+        offload: Keep queries and outputs of chunks in main memory until their layer is measured.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ModelSubject:
         self._proved_chunks = 0
         self._open_orders = 0
         self.proof = proof or prove(loaded.model)
-        # The head's output is (n, vocabulary): often larger than everything measured. Most families can skip it.
+        # The logits (n, vocabulary) are often larger than everything measured. Most model families can skip them.
         accepts = inspect.signature(type(loaded.model).forward).parameters
         self._without_head = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
 
@@ -53,16 +53,16 @@ class ModelSubject:
         logits: bool = False,
         positions: Tensor | None = None,
     ) -> Tensor | None:
-        """Run on ``ids`` ``(batch, n)`` and hand each layer to ``reducer``.
+        """Run on ``ids`` ``(batch, n)`` and call ``reducer`` with each layer.
 
         Args:
             ids: Tokens.
             reducer: Called with each layer.
-            logits: Whether logits are wanted.
-            positions: Where the tokens stand, ``(n,)``; one after the other by default.
+            logits: Whether to return logits.
+            positions: Positions of the tokens, ``(n,)``; consecutive by default.
 
         Returns:
-            Logits ``(batch, n, vocabulary)`` if asked for, else None.
+            Logits ``(batch, n, vocabulary)`` or None.
         """
         model = self.loaded.model
         ids = ids.to(input_device(model))
@@ -94,20 +94,20 @@ class ModelSubject:
         positions: Tensor | None = None,
         orders: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of each continuation of a text, and whether the model would say it; see `continuing`."""
+        """Return log-probabilities of continuations; see :func:`wherewhat.runs.continuation.continued`."""
         if positions is not None and self._refusal:
             raise CaptureError(self._refusal)
         return continued(self.loaded.model, self.proof, ids, continuations, positions=positions, orders=orders)
 
     def _prove_chunks(self, tokens: int) -> None:
-        """Prove chunks once, and again for texts that are longer than windows the last proof did not reach."""
+        """Prove chunks once, and again for longer texts, which may exceed windows that the last proof did not reach."""
         if tokens > self._proved_chunks:
             prove_chunks(self.loaded.model, self.proof, tokens=tokens)
             self._proved_chunks = tokens
 
     @contextmanager
     def reordered(self, orders: Mapping[int, Tensor]) -> Iterator[None]:
-        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``."""
+        """Permute the hidden states that enter layers until the context ends: position i takes that of ``order[i]``."""
         self._open_orders += 1
         try:
             with reordered(self.loaded.model, self.proof, orders):
@@ -117,7 +117,7 @@ class ModelSubject:
 
     @property
     def encoding(self) -> str:
-        """How the model tells positions, as far as it was seen: ``rope``, ``bias``, ``learned`` or ``none``."""
+        """Position encoding found by the proof: ``rope``, ``bias``, ``learned`` or ``none``."""
         rotations = [layer.plan.rotation for layer in self.proof.layers]
         if any(rotation is not None and bool(rotation.inv_freq.any()) for rotation in rotations):
             return "rope"
@@ -130,7 +130,7 @@ class ModelSubject:
         return positions_refused(self.loaded.model)
 
     def _placed(self, ids: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Arguments that put tokens at positions; none by default."""
+        """Return the arguments that set positions; none by default."""
         if positions is None:
             return {}
         if self._refusal:
@@ -142,22 +142,22 @@ class ModelSubject:
         return key_mixing(self.loaded.model, self.proof)
 
     def trained_length(self) -> int:
-        """Tokens of the texts it was trained on, as its configuration says."""
+        """Return the trained length in tokens, from the model's configuration."""
         return trained_length(self.loaded.model)
 
     def key_mixing(self) -> Mapping[int, float]:
-        """How far swapping two inputs of a layer is from swapping its keys, by layer; see `capturing.blocks`."""
+        """Return how far swapping two inputs of a layer is from swapping its keys, by layer."""
         return self._mixing
 
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
-        """The attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+        """Return the attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
         model = self.loaded.model
         return blocks(model, ids.to(input_device(model)), self.proof)
 
     def edited(
         self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None], *, positions: Tensor | None = None
     ) -> Tensor:
-        """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+        """Return logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by those of ``editor``."""
         model = self.loaded.model
         ids = ids.to(input_device(model))
         arguments = self._placed(ids, positions)

@@ -1,4 +1,4 @@
-"""Where the words and sentences of a text are in its tokens, and what words are with two letters transposed."""
+"""Words and sentences of a text as ranges of tokens, and respellings of words with two letters transposed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def with_spans(loaded: LoadedModel, text: str, ids: Tensor) -> Text:
-    """Token ids ``(n,)`` of a text, with its words and sentences, which are found when they are needed.
+    """Return token ids ``(n,)`` of a text with its words and sentences, which are found on first use.
 
-    A word is what stands between white space; tokens of white space alone are in no word. A sentence is a run of whole
-    words up to one that ends in ``.``, ``!`` or ``?``, closing marks after it allowed; abbreviated titles do not end
-    one, and what is cut off at the end of the text is none. Both are None where the tokenizer does not say which
-    characters a token holds, or other tokens than ``ids`` come of the text.
+    Words are separated by white space; tokens of white space only belong to no word. A sentence is a sequence of whole
+    words up to one that ends in ``.``, ``!`` or ``?``, with closing marks after it allowed; abbreviated titles do not
+    end one, and an incomplete sentence at the end of the text is left out. Both are None where the tokenizer has no
+    character offsets, or where it tokenises the text differently from ``ids``.
     """
     return Text(ids[None], len(loaded.prefix), lambda: _spans(loaded, text, ids))
 
@@ -37,7 +37,7 @@ def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
     if list(made["input_ids"][:count]) != ids[prefix:].tolist():
         return Spans()
     tokens, characters = find_words(text, made["offset_mapping"][:count])
-    # A word cut off by the end of the text is no word.
+    # A word cut off by the end of the text is left out.
     if tokens and tokens[-1][1] == count and text[characters[-1][1] :][:1].strip():
         tokens, characters = tokens[:-1], characters[:-1]
     words = tuple((start + prefix, end + prefix) for start, end in tokens)
@@ -46,11 +46,11 @@ def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
 
 
 def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Words as spans of tokens, and as spans of characters.
+    """Return words as spans of tokens, and as spans of characters.
 
     Args:
         text: The text.
-        offsets: First character of each token and one past its last; white space in front may or may not be counted.
+        offsets: First character of each token and one past its last, with or without leading white space.
     """
     tokens: list[tuple[int, int]] = []
     characters: list[tuple[int, int]] = []
@@ -59,7 +59,7 @@ def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[in
         if not piece.strip():
             continue
         first, last = start + len(piece) - len(piece.lstrip()), end - (len(piece) - len(piece.rstrip()))
-        # Tokens that share a character, such as the bytes of an accented letter, are of one word.
+        # Tokens that share a character, such as the bytes of an accented letter, belong to one word.
         begins = (first == 0 or text[first - 1].isspace()) and (not characters or first >= characters[-1][1])
         if begins or not tokens:
             tokens.append((index, index + 1))
@@ -71,7 +71,7 @@ def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[in
 
 
 def find_sentences(words: Ranges, texts: list[str]) -> Ranges:
-    """Whole sentences as spans of tokens, from those of words ``(start, end)`` and what they say."""
+    """Return whole sentences as spans of tokens, from the spans ``(start, end)`` and texts of words."""
     found = []
     start: int | None = None
     for (first, end), word in zip(words, texts, strict=True):
@@ -83,21 +83,21 @@ def find_sentences(words: Ranges, texts: list[str]) -> Ranges:
 
 
 def transpose_letters(word: str, chooser: random.Random) -> str | None:
-    """The word with two adjacent inner letters that differ transposed; None if there are none."""
+    """Return the word with two adjacent, different inner letters transposed; None if there are none."""
     run = max(_LETTERS.finditer(word), key=lambda match: match.end() - match.start(), default=None)
     if run is None:
         return None
-    places = [i for i in range(run.start() + 1, run.end() - 2) if word[i] != word[i + 1]]
-    if not places:
+    indices = [i for i in range(run.start() + 1, run.end() - 2) if word[i] != word[i + 1]]
+    if not indices:
         return None
-    i = chooser.choice(places)
+    i = chooser.choice(indices)
     return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
 
 
 def _respellings(
     loaded: LoadedModel, text: str, ids: Tensor, words: Ranges, characters: list[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word with two letters transposed; empty where that cannot be spelled in its place."""
+    """Return the token ids of each word with two letters transposed; empty where it has no such spelling."""
     chooser = random.Random(0)  # noqa: S311 - a choice of letters, reproducible
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     unknown = loaded.tokenizer.unk_token_id
@@ -109,7 +109,7 @@ def _respellings(
     for (first, end), (start, stop) in zip(words, characters, strict=True):
         changed = transpose_letters(text[start:stop], chooser)
         spelled: tuple[int, ...] = ()
-        # Tokens of a word by itself are those it has in the text only if the unchanged word shows that they are.
+        # A word is respelled only where its unchanged form has the same tokens alone as in the text.
         for lead in dict.fromkeys((text[start - 1 : start], "")):
             if changed is not None and encode(lead + text[start:stop]) == tuple(ids[first:end].tolist()):
                 spelled = encode(lead + changed)

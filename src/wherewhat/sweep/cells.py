@@ -1,4 +1,4 @@
-"""Expand a sweep file into cells: one request each, checked before the first one runs."""
+"""Expansion of a sweep file into cells: one request each, checked before the first one runs."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Cell:
     """One measurement of one model on one text.
 
     Attributes:
-        request: What is measured; paths are as they were written.
-        text: Name of the text for people; None where the measurement makes its own or is measured on items.
+        request: The request; paths are as in the file.
+        text: Display name of the text; None where the measurement makes its own or is measured on items.
         checkpoint: Revision or checkpoint folder; None where there is only one.
-        inputs: What identifies the texts or items and a local model's files, so that a changed one is another cell.
+        inputs: Hashes of texts or items and state of a local model's files, so that a changed input is another cell.
     """
 
     request: Request
@@ -65,10 +65,10 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """Name of the cell's record: readable, then a hash of everything it depends on."""
+        """Name of the cell's record: a readable part, then a hash of everything it depends on."""
         key = request_json(self.request)
-        del key["text"]  # a text is known by its content, wherever it lies
-        key["items"] = None  # so are items; the key stays, as names of other cells hold it
+        del key["text"]  # a text is identified by its content, not its path
+        key["items"] = None  # so are items; the key stays, since names of other cells depend on it
         digest = text_sha256(canonical_json({"request": key, "inputs": self.inputs}))
         model = Path(str(self.request.model.model)).name
         readable = slug(f"{self.request.measurement}-{model}-{self.request.model.weights}", fallback="cell")
@@ -84,7 +84,7 @@ class Cell:
         return f"{self.request.measurement} of {Path(str(model.model)).name}{at} ({model.weights}{seed}){on}"
 
     def json(self) -> dict[str, Any]:
-        """The cell in ``sweep.json``: the request's fields in one level, and the names of its places on the axes."""
+        """Return the cell for ``sweep.json``: the request's fields in one level, and its names on the axes."""
         return {
             **request_json(self.request),
             "text_name": self.text,
@@ -95,7 +95,7 @@ class Cell:
 
 
 def request_json(request: Request) -> dict[str, Any]:
-    """A request as plain values, in one level."""
+    """Return a request as plain values, in one level."""
     values = {name: getattr(request, name) for name in _REQUEST_FIELDS}
     values |= {name: getattr(request.model, name) for name in _MODEL_FIELDS}
     values["model"] = os.fspath(request.model.model)
@@ -105,7 +105,7 @@ def request_json(request: Request) -> dict[str, Any]:
 
 
 def request_from_json(values: Mapping[str, Any]) -> Request:
-    """The request that :func:`request_json` wrote."""
+    """Return the request that :func:`request_json` wrote."""
     model = ModelRequest(**{name: values[name] for name in _MODEL_FIELDS})
     named = {name: values[name] for name in _REQUEST_FIELDS}
     named["text"] = None if named["text"] is None else tuple(named["text"])
@@ -113,7 +113,7 @@ def request_from_json(values: Mapping[str, Any]) -> Request:
 
 
 def located(request: Request) -> Request:
-    """The same request with absolute paths, for workers that were started elsewhere."""
+    """Return the request with absolute paths, for workers with another working directory."""
     model = os.fspath(request.model.model)
     path = Path(model).expanduser()
     if model != EMBEDDED and path.exists():
@@ -128,13 +128,13 @@ def located(request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Variant:
-    """One form of a model.
+    """One model with its weights, seed and checkpoint.
 
     Attributes:
         request: How to load it.
         checkpoint: Its revision or checkpoint folder; None where there is only one.
         files: Size and time of a local model's files, so that a model that was saved again is another one; None for
-            a model that is not a local file.
+            a model that is not local.
         first_seed: Whether its seed is the first of its list.
     """
 
@@ -145,12 +145,12 @@ class Variant:
 
 
 def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[Variant]:
-    """The forms of one entry of ``models``.
+    """Return the variants of one entry of ``models``.
 
     Args:
         entry: The model and its axes.
-        shared: What the file says of all models.
-        where: The place in the file, for messages.
+        shared: Options of all models.
+        where: Location in the file, for error messages.
     """
     options = {**shared, **entry.shared}
     resolve_dtype(options.get("dtype", "float32"))
@@ -164,7 +164,7 @@ def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[
 
 
 def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tuple[str, str | None, str | None]]:
-    """Model, revision and the checkpoint's name."""
+    """Return model, revision and checkpoint name of each checkpoint."""
     model, axes = entry.model, entry.axes
     from_hub = model != EMBEDDED and not Path(model).expanduser().exists() and HUB_ID.fullmatch(model) is not None
     if axes.revisions is not None and not from_hub:
@@ -191,9 +191,9 @@ def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tu
 
 
 def _check(model: str) -> None:
-    """Refuse a local model that is not there, before anything runs."""
+    """Raise for a missing local model, before anything runs."""
     path = Path(model).expanduser()
-    if is_adapter(path, model):  # the cell that runs it downloads its base model
+    if is_adapter(path, model):  # its base model is downloaded when the cell runs
         adapter_base(path, model)
         return
     source = resolve(model)
@@ -202,7 +202,7 @@ def _check(model: str) -> None:
 
 
 def _folders(folder: Path, pattern: str, where: str) -> list[Path]:
-    """Checkpoint folders that a name or a pattern such as ``step-*`` stands for, by number."""
+    """Return the checkpoint folders that match a name or a pattern such as ``step-*``, sorted by number."""
     try:
         found = [path for path in folder.glob(pattern) if path.is_dir()]
     except (ValueError, NotImplementedError) as error:
@@ -227,7 +227,7 @@ def _files(model: str, weights: str) -> JSON:
 
 def _state(path: Path) -> JSON:
     found = path.stat()
-    # As text: nanoseconds are beyond the whole numbers that every JSON reader keeps.
+    # As text, since nanoseconds exceed the integers that every JSON reader can represent.
     return [found.st_size, str(found.st_mtime_ns)]
 
 
@@ -235,30 +235,25 @@ _OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
 
 
 def resources_of(file: SweepFile) -> Resources:
-    """What each cell needs, from the file's ``resources``."""
+    """Return the ``resources`` of the file."""
     table = file.values.get("resources", {})
     where = f"{file.path}: resources"
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a table, with {', '.join(names_of(Resources))}")
     check_keys(table, names_of(Resources), where)
-    try:
-        made = build_config(Resources, table)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    assert isinstance(made, Resources)
-    return made
+    return Resources(**typed(Resources, table, where))
 
 
 def expand(file: SweepFile) -> list[Cell]:
-    """The cells of a sweep, in the order of the file: models outside, measurements inside.
+    """Return the cells of a sweep, in the order of the file: models outside, measurements inside.
 
-    Seeds vary twins and prompts. Trained weights on documents do not depend on them and are measured with the first
-    one only; a measurement that makes its own prompts or is measured on items is not repeated for every text.
+    Seeds change control models and prompts. Trained weights on documents do not depend on them and are measured with
+    the first one only; a measurement that makes its own prompts or uses items is not repeated for every text.
     """
     values, where = file.values, str(file.path)
     check_keys(values, [*_OWN_KEYS, *names_of(Axes), *names_of(ON_MODELS), *names_of(ON_TEXTS)], where)
     if "measurements" not in values:
-        raise ConfigError(f"{where}: 'measurements' is missing: say what to measure, such as measurements = ['axes']")
+        raise ConfigError(f"{where}: 'measurements' is missing: give at least one, such as measurements = ['axes']")
     axes = axes_of(values, where)
     models = [
         model_entry(value, f"{where}: models[{i}]", axes)
@@ -285,7 +280,7 @@ def _cells(
     on_texts: dict[str, Any],
     identify: _Texts,
 ) -> Iterator[Cell]:
-    """Cells of one form of a model."""
+    """Yield the cells of one variant of a model."""
     for entry in measurements:
         measurement = find_measurement(entry.measurement)
         options = config_values(build_config(measurement.config, entry.options))
@@ -307,20 +302,20 @@ def _cells(
 
 
 def _on(measurement: Measurement, texts: Sequence[TextEntry]) -> Sequence[TextEntry | None]:
-    """The texts a measurement is repeated for; None for what it makes itself, or items named elsewhere."""
+    """Return the texts a measurement is repeated for; None where it makes its own, or items are given elsewhere."""
     if isinstance(measurement, ChoicesMeasurement):
         return [text for text in texts if "items" in text.shared] or [None]
     return [None] if isinstance(measurement, QuestionMeasurement) else texts
 
 
 class _Texts:
-    """Reads texts and items and knows them by their content, each once."""
+    """Hashes texts and items, each once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], str | None] = {}
 
     def __call__(self, request: Request, measurement: Measurement) -> str | None:
-        """Hash of the documents or items of a request; None where prompts are made for the model."""
+        """Return the hash of the documents or items of a request; None for prompts, which depend on the model."""
         named = (request.text, request.prompts, request.items, request.documents)
         on_items = isinstance(measurement, ChoicesMeasurement)
         key = (*named, measurement.least_documents, isinstance(measurement, QuestionMeasurement), on_items)

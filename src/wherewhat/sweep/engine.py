@@ -1,31 +1,30 @@
-"""What engines share: tasks, their resources, and the queue."""
+"""Tasks, resources and the queue that engines share."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from wherewhat.errors import ConfigError, WherewhatError
-
-if TYPE_CHECKING:
-    from wherewhat.sweep.records import Record
+from wherewhat.runs.storage import open_place
+from wherewhat.sweep.records import Record, SweepFolder
 
 
 class EngineError(WherewhatError):
-    """The workers of a sweep cannot be started or reached; what they finished is kept."""
+    """The workers of a sweep cannot be started or reached; finished cells are kept."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What each cell needs.
+    """Resources of each cell.
 
     Attributes:
-        cpus: CPU cores, and threads that torch uses. The same number gives the same bytes on every engine.
-        gpus: GPUs of a cell on a Ray cluster; None for one where the cluster has any. Fractions share one.
+        cpus: CPU cores, and threads of torch. The same number gives the same bytes on every engine.
+        gpus: GPUs of a cell on a Ray cluster, or a fraction of one; None for one where the cluster has any.
         memory_gib: Main memory of a cell; None for an estimate from the size of the model's files.
-        retries: How often a cell is tried again when its worker process dies.
+        retries: Number of further attempts when the worker process of a cell dies.
     """
 
     cpus: int = 1
@@ -34,7 +33,7 @@ class Resources:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse what no machine has."""
+        """Check the values."""
         for name, least in (("cpus", 1), ("gpus", 0), ("memory_gib", 0), ("retries", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -42,19 +41,19 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """A cell on its way to a worker: plain values only.
+class CellTask:
+    """A cell as it is sent to a worker: plain values only.
 
     Attributes:
         cell: Name of the cell.
         described: The cell in a few words.
         request: Its request, as plain values.
-        model: What the model is loaded by; cells with the same one are given to the same worker where possible.
+        model: Key of the model; tasks with the same key go to the same worker where possible.
         store: Address of the store.
         sweep: Name of the sweep's folder in it.
-        threads: Threads that torch uses.
-        memory: Bytes of main memory it needs, roughly.
-        attempts: How often it was started before.
+        threads: Threads of torch.
+        memory: Approximate bytes of main memory.
+        attempts: Number of earlier attempts.
     """
 
     cell: str
@@ -69,65 +68,66 @@ class Task:
 
 
 class Watch(Protocol):
-    """Somebody who is told what happens to cells."""
+    """Receiver of the events of a sweep."""
 
     def planned(self, *, left: int, done: int, failed: int) -> None:
-        """So many cells will be run now; so many ended earlier."""
+        """Show the number of cells to run, and of cells that ended earlier."""
 
     def begin(self, *, workers: str, dashboard: str | None) -> None:
-        """The engine is up: its workers in words, and the address of its dashboard if there is one."""
+        """Show the workers of the engine, and the address of its dashboard if there is one."""
 
     def running(self, cells: Sequence[str]) -> None:
-        """These cells are under way, in words; engines that cannot tell which give how many."""
+        """Show the running cells; engines that know only their number give empty descriptions."""
 
-    def finished(self, task: Task, record: Record) -> None:
-        """A cell is done, or has failed."""
-
-
-Work = Callable[[Task], "Record"]
-"""What a worker does with a task: measure, write the record into the store, return it."""
+    def finished(self, task: CellTask, record: Record) -> None:
+        """Show that a cell is done or has failed."""
 
 
-def lost(task: Task, how: str) -> Record:
-    """The record of a cell whose workers died too often."""
-    from wherewhat.sweep.records import Record
+Work = Callable[[CellTask], Record]
+"""Function of a worker: measure a task, write its record into the store and return it."""
 
-    times = f"{task.attempts} times" if task.attempts > 1 else "once"
+
+def record_failure(task: CellTask, reason: str, *, attempts: int) -> Record:
+    """Write and return the record of a failed cell."""
+    record = Record(state="failed", reason=reason, attempts=attempts)
+    SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
+    return record
+
+
+def record_death(task: CellTask, how: str, *, attempts: int) -> Record:
+    """Write and return the record of a cell whose workers died too often."""
+    times = f"{attempts} times" if attempts > 1 else "once"
     reason = f"its worker process died {times} ({how}); often there is too little memory"
-    return Record(state="failed", reason=reason, attempts=task.attempts)
+    return record_failure(task, reason, attempts=attempts)
 
 
 class TaskQueue:
-    """Tasks in the order they were given, except that a worker goes on with the model that it has."""
+    """Tasks in their original order, except that a worker continues with the model it has loaded."""
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._groups: dict[str, deque[Task]] = {}
+    def __init__(self, tasks: Iterable[CellTask]) -> None:
+        self._groups: dict[str, deque[CellTask]] = {}
         for task in tasks:
             self.put(task)
 
-    def put(self, task: Task) -> None:
-        """Add a task at the end of its model's."""
+    def put(self, task: CellTask) -> None:
+        """Add a task after the others of its model."""
         self._groups.setdefault(task.model, deque()).append(task)
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def next(self, model: str, others: Sequence[str]) -> Task:
-        """The next task for a worker.
+    def next(self, model: str, others: Sequence[str]) -> CellTask:
+        """Return the next task for a worker.
 
         Args:
             model: The model that the worker has loaded.
-            others: Models that other workers have: they are left to them while there is something else.
+            others: Models that other workers have loaded; their tasks are left to them while there are others.
         """
         if model not in self._groups:
-            # The fewest workers first, then the most tasks; max and min keep the order of the file among equals.
-            fewest = min(others.count(name) for name in self._groups)
-            model = max((name for name in self._groups if others.count(name) == fewest), key=self._size)
+            # The fewest workers, then the most tasks; min keeps the order of the file among equals.
+            model = min(self._groups, key=lambda name: (others.count(name), -len(self._groups[name])))
         group = self._groups[model]
         task = group.popleft()
         if not group:
             del self._groups[model]
         return task
-
-    def _size(self, model: str) -> int:
-        return len(self._groups[model])

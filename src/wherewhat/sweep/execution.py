@@ -6,9 +6,8 @@ import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from wherewhat.errors import ConfigError, WherewhatError
@@ -16,12 +15,12 @@ from wherewhat.hashes import canonical_json, text_sha256
 from wherewhat.imports import require
 from wherewhat.models.source import cache_root
 from wherewhat.progress import Silent
-from wherewhat.runs.execution import LastModel
+from wherewhat.runs.execution import LastModel, measure, prepare
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES
 from wherewhat.runs.request import Request
-from wherewhat.runs.storage import Folder, Remote, open_place
+from wherewhat.runs.storage import Folder, Place, open_place
 from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json, resources_of
-from wherewhat.sweep.engine import Resources, Task, Watch, Work
+from wherewhat.sweep.engine import CellTask, Resources, Watch, Work
 from wherewhat.sweep.file import SweepFile
 from wherewhat.sweep.local_engine import run_locally
 from wherewhat.sweep.ray_engine import run_on_ray
@@ -30,11 +29,11 @@ from wherewhat.sweep.resources import local_slots, memory_needed
 
 _log = logging.getLogger(__name__)
 _MODELS = LastModel()
-"""One per worker process: cells of one model come in a row."""
+"""One per worker process, which gets cells of one model in sequence."""
 
 
-def perform(task: Task) -> Record:
-    """Run a cell and write its record; a cell that somebody finished meanwhile is left alone."""
+def perform(task: CellTask) -> Record:
+    """Run a cell and write its record; a cell that was finished meanwhile is not run again."""
     folder = SweepFolder(open_place(task.store), task.sweep)
     known = folder.record(task.cell)
     if known is not None and known.done:
@@ -43,16 +42,14 @@ def perform(task: Task) -> Record:
 
     torch.set_num_threads(task.threads)
     started = time.perf_counter()
-    record = Record(state="failed")
     try:
-        run = measured(request_from_json(task.request), folder.place)
-        record = Record(state="done", run=run)
+        record = Record(state="done", run=_measured(request_from_json(task.request), folder.place))
     except WherewhatError as error:
         record = Record(state="failed", reason=_line(str(error)))
     except (MemoryError, torch.OutOfMemoryError):
         _MODELS.forget()
         record = Record(state="failed", reason="out of memory: ask for fewer tokens, or a smaller dtype")
-    except Exception as error:  # noqa: BLE001 - a bug in one cell must not stop the others; it is on record
+    except Exception as error:  # noqa: BLE001 - a bug in one cell must not stop the others; it is recorded
         _log.exception("%s", task.described)
         record = Record(state="failed", reason=_line(f"{type(error).__name__}: {error}"))
     record = dataclasses.replace(record, seconds=time.perf_counter() - started, attempts=task.attempts + 1)
@@ -60,32 +57,23 @@ def perform(task: Task) -> Record:
     return record
 
 
-def measured(request: Request, place: Folder | Remote) -> str:
-    """Measure a request into a store.
-
-    Returns:
-        Name of the run directory in the store.
-    """
-    from wherewhat.runs.execution import measure, prepare
-
+def _measured(request: Request, place: Place) -> str:
+    """Measure a request into a store, and return the name of its run directory."""
     silent = Silent()
-    out = place.path if isinstance(place, Folder) else _scratch(place.address)
+    # Runs for a remote store are made in one local folder per store, so that a killed one is resumed.
+    local = cache_root() / "sweeps" / text_sha256(place.address)[:12]
+    out = place.path if isinstance(place, Folder) else local
     prepared = prepare(request, out=out, progress=silent, models=_MODELS)
     name = prepared.directory.path.name
     if isinstance(place, Folder):
         measure(prepared, progress=silent, models=_MODELS)
         return name
-    # A finished run that is still here was never seen whole in the store, whatever lies there.
+    # A finished run that still exists locally was not verified after its upload.
     if prepared.directory.is_complete or place.read(f"{name}/{COMPLETE}") is None:
         directory = measure(prepared, progress=silent, models=_MODELS)
         place.upload(directory.path, [CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE])
     shutil.rmtree(prepared.directory.path, ignore_errors=True)
     return name
-
-
-def _scratch(address: str) -> Path:
-    """Where runs for a remote store are made: one place per store, so that a killed one goes on where it was."""
-    return cache_root() / "sweeps" / text_sha256(address)[:12]
 
 
 def _line(text: str) -> str:
@@ -97,12 +85,12 @@ Engine = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of every cell when a sweep ends.
+    """The state of every cell when a sweep ends.
 
     Attributes:
         folder: The sweep's folder in the store.
         cells: All cells by name.
-        records: How those ended that did.
+        records: Records of the cells that ended.
     """
 
     folder: SweepFolder
@@ -111,7 +99,7 @@ class Outcome:
 
     @property
     def failed(self) -> dict[str, Record]:
-        """Records of cells that failed."""
+        """Records of failed cells."""
         return {cell: record for cell, record in self.records.items() if not record.done}
 
 
@@ -130,13 +118,13 @@ def sweep(
 
     Args:
         file: The sweep file.
-        watch: Who is told what happens.
-        store: Folder or address of the results; as the file says by default.
+        watch: Receiver of events.
+        store: Folder or address of the results; that of the file by default.
         engine: ``local`` for the devices of this machine, ``ray`` for a Ray cluster.
         address: The Ray cluster; by default one is started on this machine.
-        workers: Local worker processes; by default one per GPU, or as many as cores and memory have room for.
+        workers: Local worker processes; by default one per GPU, or as many as cores and memory allow.
         retry_failed: Also run cells that failed before.
-        work: What a worker does with a cell.
+        work: Function that a worker applies to a cell.
     """
     if engine not in ("local", "ray"):
         raise ConfigError(f"there is no engine '{engine}': use local or ray")
@@ -160,21 +148,20 @@ def sweep(
         return Outcome(folder, cells, records)
     kept = [record for name, record in records.items() if name not in set(missing)]
     watch.planned(left=len(missing), done=sum(r.done for r in kept), failed=sum(not r.done for r in kept))
-    told = _Keeping(watch, records)
     if engine == "ray":
-        run_on_ray(tasks, address=address, resources=resources, work=work, watch=told)
+        run_on_ray(tasks, address=address, resources=resources, work=work, watch=watch)
     else:
         memory = max(task.memory for task in tasks)
         slots = local_slots([cells[n] for n in missing], cpus=resources.cpus, memory=memory, workers=workers)
-        run_locally(tasks, slots=slots, work=work, watch=told, retries=resources.retries)
-    return Outcome(folder, cells, records)
+        run_locally(tasks, slots=slots, work=work, watch=watch, retries=resources.retries)
+    return Outcome(folder, cells, folder.records(cells))
 
 
-def _task(cell: Cell, folder: SweepFolder, resources: Resources) -> Task:
+def _task(cell: Cell, folder: SweepFolder, resources: Resources) -> CellTask:
     request = request_json(located(cell.request))
     model = {name: request[name] for name in ("model", "weights", "seed", "revision", "device", "dtype", "device_map")}
     gib = resources.memory_gib
-    return Task(
+    return CellTask(
         cell=cell.id,
         described=cell.described,
         request=request,
@@ -184,23 +171,3 @@ def _task(cell: Cell, folder: SweepFolder, resources: Resources) -> Task:
         threads=resources.cpus,
         memory=memory_needed(cell) if gib is None else int(gib * 2**30),
     )
-
-
-class _Keeping:
-    """Keeps the records of cells as they end, and tells the watcher."""
-
-    def __init__(self, watch: Watch, records: dict[str, Record]) -> None:
-        self._watch, self._records = watch, records
-
-    def planned(self, *, left: int, done: int, failed: int) -> None:
-        self._watch.planned(left=left, done=done, failed=failed)
-
-    def begin(self, *, workers: str, dashboard: str | None) -> None:
-        self._watch.begin(workers=workers, dashboard=dashboard)
-
-    def running(self, cells: Sequence[str]) -> None:
-        self._watch.running(cells)
-
-    def finished(self, task: Task, record: Record) -> None:
-        self._records[task.cell] = record
-        self._watch.finished(task, record)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import text_sha256
+from wherewhat.hashes import file_sha256
 from wherewhat.measures.registry import find_measurement
 from wherewhat.models.source import Weights
-from wherewhat.options import build_config, nearest, read_values
+from wherewhat.options import build_config, check_seed, nearest, read_config
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_STORE = "runs"
@@ -21,12 +21,12 @@ DEFAULT_STORE = "runs"
 
 @dataclass(frozen=True)
 class SweepFile:
-    """What a sweep file says, not yet checked.
+    """The content of a sweep file, not yet checked.
 
     Attributes:
         path: The file.
         values: Its keys and values; ``-`` in keys of the top level is ``_``.
-        sha256: Hash of its text: how a started sweep is found again without expanding the file.
+        sha256: Hash of the file, which identifies a started sweep without expanding the file.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class SweepFile:
 
     @property
     def store(self) -> str:
-        """Where the results go."""
+        """Folder or address of the results."""
         store = self.values.get("store", DEFAULT_STORE)
         if not isinstance(store, str) or not store.strip():
             raise ConfigError(f"{self.path}: store={store!r} is not a folder or an address such as s3://bucket/runs")
@@ -43,36 +43,29 @@ class SweepFile:
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Read a sweep file; ``.yaml`` and ``.yml`` are YAML, ``.json`` is JSON, everything else is TOML."""
-    values, content = read_values(path, name="the sweep file")
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name in named:
-            raise ConfigError(f"the sweep file {path} has the key '{key}' twice")
-        named[name] = value
-    return SweepFile(path, named, text_sha256(content))
+    """Read a sweep file in TOML, YAML or JSON, without checking it."""
+    return SweepFile(path, read_config(path, name="the sweep file"), file_sha256(path))
 
 
 EMBEDDED_TEXT = "embedded"
 
 
 def _fields(kind: type[Any], without: tuple[str, ...]) -> type[Any]:
-    """A dataclass of those fields of a request that a sweep file may set, none of them required."""
+    """Return a dataclass of the fields of a request that a sweep file may set, all optional."""
     hints = typing.get_type_hints(kind, localns={"Weights": Weights})
     names = [f.name for f in dataclasses.fields(kind) if f.name not in without]
     return dataclasses.make_dataclass(kind.__name__, [(n, hints[n], field(default=None)) for n in names])
 
 
 ON_MODELS = _fields(ModelRequest, without=("model", "weights", "seed", "revision"))
-"""What can be said of all models, or of one."""
+"""Options of all models, or of one."""
 ON_TEXTS = _fields(Request, without=("measurement", "model", "text", "prompts", "options"))
-"""What can be said of all texts and measurements, or of one."""
+"""Options of all texts and measurements, or of one."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Lists that can stand at the top of the file, and again in the table of a model."""
+    """Lists at the top of the file, or in the table of a model."""
 
     weights: tuple[Weights, ...] = ("trained",)
     seeds: tuple[int, ...] = (0,)
@@ -109,12 +102,12 @@ class MeasurementEntry:
 
 
 def names_of(kind: type[Any]) -> list[str]:
-    """Names of a dataclass's fields."""
+    """Return the names of a dataclass's fields."""
     return [f.name for f in dataclasses.fields(kind)]
 
 
 def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Refuse a key that is not known, with the nearest that is."""
+    """Raise for an unknown key, with the nearest known one."""
     allowed = list(known)
     for key in values:
         if key not in allowed:
@@ -122,7 +115,7 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> N
 
 
 def typed(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Those of ``values`` that are fields of ``kind``, in the field's type."""
+    """Return those of ``values`` that are fields of ``kind``, converted to the field's type."""
     given = {key: value for key, value in values.items() if key in names_of(kind)}
     try:
         made = build_config(kind, given)
@@ -132,20 +125,19 @@ def typed(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def axes_of(values: Mapping[str, Any], where: str, default: Axes | None = None) -> Axes:
-    """The lists in ``values``; a single value is a list of one, and what is missing is as in ``default``."""
+    """Return the lists in ``values``; a single value is a list of one, and missing ones are those of ``default``."""
     lists = {key: listed(values[key], f"{where}: {key}") for key in values if key in names_of(Axes)}
     for weights in lists.get("weights", ()):
         if weights not in (known := typing.get_args(Weights)):
             raise ConfigError(f"{where}: there are no weights '{weights}': {nearest(str(weights), known)}")
     found = typed(Axes, lists, where)
     for seed in found.get("seeds", ()):
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"{where}: the seed {seed} is not between 0 and 2^63 - 1")
+        check_seed(seed, f"{where}: a seed")
     return dataclasses.replace(default or Axes(), **found)
 
 
 def listed(value: Any, where: str) -> list[Any]:
-    """A list as it is, anything else as a list of one."""
+    """Return a list unchanged, anything else as a list of one."""
     found = list(value) if isinstance(value, list | tuple) else [value]
     if not found or found == [None]:
         raise ConfigError(f"{where} is empty: give at least one, or leave the key out")
@@ -153,7 +145,7 @@ def listed(value: Any, where: str) -> list[Any]:
 
 
 def model_entry(value: Any, where: str, axes: Axes) -> ModelEntry:
-    """One entry of ``models``: a name, or a table."""
+    """Return one entry of ``models``: a name, or a table."""
     table = {"model": value} if isinstance(value, str) else value
     if not isinstance(table, dict) or not isinstance(table.get("model"), str):
         raise ConfigError(f"{where}: {value!r} is neither the name of a model nor a table with the key 'model'")
@@ -162,7 +154,7 @@ def model_entry(value: Any, where: str, axes: Axes) -> ModelEntry:
 
 
 def text_entries(value: Any, where: str) -> list[TextEntry]:
-    """The entries of ``texts``: a list, or a table by name; of files, lists of files and tables."""
+    """Return the entries of ``texts``: a list, or a table by name, of files, lists of files and tables."""
     named = list(value.items()) if isinstance(value, dict) else [(None, entry) for entry in listed(value, where)]
     return [_text_entry(name, entry, _at(where, name, i)) for i, (name, entry) in enumerate(named)]
 
@@ -172,12 +164,14 @@ def _text_entry(name: str | None, entry: Any, where: str) -> TextEntry:
     check_keys(table, ["name", "text", "prompts", *names_of(ON_TEXTS)], where)
     files = listed(table["text"], f"{where}: text") if "text" in table else None
     if files is not None and not all(isinstance(file, str) for file in files):
-        raise ConfigError(f"{where}: {entry!r} is no file, folder, list of them, or table")
+        raise ConfigError(f"{where}: {entry!r} is not a file, a folder, a list of them, or a table")
     if files is not None and "-" in files:
-        raise ConfigError(f"{where}: standard input can be read only once, but a sweep reads texts often: give a file")
+        raise ConfigError(
+            f"{where}: standard input can be read only once, but a sweep reads texts repeatedly: give a file"
+        )
     prompts = table.get("prompts")
     if prompts is not None and not isinstance(prompts, str):
-        raise ConfigError(f"{where}: prompts={prompts!r} is no kind of prompt")
+        raise ConfigError(f"{where}: prompts={prompts!r} is not a kind of prompt")
     name = name or table.get("name")
     if name is None:
         name = f"{prompts} prompts" if prompts else EMBEDDED_TEXT if files is None else _file_names(files)
@@ -190,7 +184,7 @@ def _file_names(files: list[str]) -> str:
 
 
 def measurement_entries(value: Any, where: str) -> list[MeasurementEntry]:
-    """The entries of ``measurements``: a list of names and tables, or a table by name."""
+    """Return the entries of ``measurements``: a list of names and tables, or a table by name."""
     named = list(value.items()) if isinstance(value, dict) else [(None, entry) for entry in listed(value, where)]
     if not named:
         raise ConfigError(f"{where} is empty: give at least one")
@@ -198,7 +192,6 @@ def measurement_entries(value: Any, where: str) -> list[MeasurementEntry]:
 
 
 def _measurement_entry(name: str | None, entry: Any, where: str) -> MeasurementEntry:
-
     table = {"measurement": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, dict) else {}
     if name is not None:
         table = {} if entry is None else table

@@ -1,4 +1,4 @@
-"""The local engine: one worker process per GPU, or as many as the CPU and its memory have room for."""
+"""The local engine: one worker process per GPU, or as many as cores and memory allow."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from wherewhat.errors import StoreError
-from wherewhat.runs.storage import open_place
-from wherewhat.sweep.engine import EngineError, Task, TaskQueue, Watch, Work, lost
-from wherewhat.sweep.records import Record, SweepFolder
+from wherewhat.sweep.engine import CellTask, EngineError, TaskQueue, Watch, Work, record_death
+from wherewhat.sweep.records import Record
 
 _STARTS = 3
 _READY, _STOPPED = "ready", "stopped"
 
 
 def run_locally(
-    tasks: Sequence[Task], *, slots: Sequence[Mapping[str, str]], work: Work, watch: Watch, retries: int
+    tasks: Sequence[CellTask], *, slots: Sequence[Mapping[str, str]], work: Work, watch: Watch, retries: int
 ) -> None:
-    """Run tasks in worker processes of this machine; a worker that dies is replaced and its task tried again.
+    """Run tasks in worker processes of this machine; a worker that dies is replaced and its task is tried again.
 
     Args:
-        tasks: What to run; tasks of one model go to the same worker while there are others for the rest.
-        slots: The environment of each worker, such as the GPU that it sees.
-        work: What a worker does with a task; a function that can be imported.
-        watch: Who is told.
-        retries: How often a task is tried again when its worker dies.
+        tasks: The tasks; those of one model go to the same worker while other workers have other models.
+        slots: Environment variables of each worker, such as its GPU.
+        work: Function that a worker applies to a task; it must be importable.
+        watch: Receiver of events.
+        retries: Number of further attempts when the worker of a task dies.
     """
     queue = TaskQueue(tasks)
     workers = [_Worker(slot, work) for slot in slots[: len(tasks)]]
@@ -52,37 +51,30 @@ def run_locally(
                     raise answer
                 elif answer == _STOPPED:
                     how = worker.restart()
-                    if task is not None:
-                        _again(replace(task, attempts=task.attempts + 1), how, queue, watch, retries)
+                    if task is not None and task.attempts < retries:
+                        queue.put(replace(task, attempts=task.attempts + 1))
+                    elif task is not None:
+                        watch.finished(task, record_death(task, how, attempts=task.attempts + 1))
     finally:
         for worker in workers:
             worker.stop()
 
 
-def _again(task: Task, how: str, queue: TaskQueue, watch: Watch, retries: int) -> None:
-    if task.attempts <= retries:
-        queue.put(task)
-        return
-    record = lost(task, how)
-    SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
-    watch.finished(task, record)
-
-
 def _changed(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Workers that said something or died; waits until there is one."""
+    """Wait for and return workers that sent a message or died."""
     ready = set(wait([x for worker in workers for x in (worker.connection, worker.process.sentinel)]))
     return [w for w in workers if w.connection in ready or w.process.sentinel in ready]
 
 
 @dataclass
 class _Worker:
-    """A slot and the process that is in it now."""
+    """A slot and its current process."""
 
     slot: Mapping[str, str]
     work: Work
 
     def __post_init__(self) -> None:
-        self.task: Task | None = None
+        self.task: CellTask | None = None
         self.model = ""
         self._failed_starts = 0
         self._start()
@@ -91,26 +83,26 @@ class _Worker:
     def free(self) -> bool:
         return self.task is None and self._ready
 
-    def give(self, task: Task) -> None:
+    def give(self, task: CellTask) -> None:
         self.task, self.model = task, task.model
-        with suppress(OSError):  # it died just now, which is noticed when its answer is awaited
+        with suppress(OSError):  # it just died, which is noticed when its answer is awaited
             self.connection.send(task)
 
     def answer(self) -> Any:
-        """What the process said: that it is ready, a record, an error of the store; or that it is no more."""
+        """Return the message of the process: ready, a record or an error of the store; or that it has stopped."""
         try:
-            # What a process said before it died is still there to be read.
-            said = self.connection.recv() if self.connection.poll() else _STOPPED
+            # A message that was sent before the process died can still be read.
+            message = self.connection.recv() if self.connection.poll() else _STOPPED
         except (EOFError, OSError):
-            said = _STOPPED
-        if said == _READY:
+            message = _STOPPED
+        if message == _READY:
             self._ready, self._failed_starts = True, 0
-        elif isinstance(said, Record):
+        elif isinstance(message, Record):
             self.task = None
-        return said
+        return message
 
     def restart(self) -> str:
-        """Replace a process that died; how it died, in words."""
+        """Replace a process that died, and return how it died."""
         self.process.join()
         code = self.process.exitcode or 0
         if not self._ready:
@@ -138,8 +130,8 @@ class _Worker:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """A worker process: tasks in, records out, until nobody is at the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    """Run a worker process: receive tasks and send records until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     connection.send(_READY)
     while True:
         try:
@@ -156,7 +148,7 @@ def _serve(connection: Connection, work: Work) -> None:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables while a process is started: which GPUs it sees is read once, when it imports torch."""
+    """Set environment variables while a process is started; torch reads its GPUs once, on import."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""The Ray engine: one task per cell with its resources declared; placing, retrying and queueing are Ray's."""
+"""The Ray engine: one Ray task per cell with declared resources; Ray places, retries and queues tasks."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from wherewhat.errors import ConfigError, StoreError, one_line
 from wherewhat.imports import require
-from wherewhat.runs.storage import open_place
-from wherewhat.sweep.engine import EngineError, Resources, Task, Watch, Work, lost
-from wherewhat.sweep.records import Record, SweepFolder
+from wherewhat.sweep.engine import CellTask, EngineError, Resources, Watch, Work, record_death, record_failure
+from wherewhat.sweep.records import Record
 
 _AT_ONCE = 1000
-"""Tasks in Ray's hands at a time: enough for any cluster, few enough that waiting for them stays quick."""
+"""Tasks submitted to Ray at a time: enough for any cluster, few enough to wait for quickly."""
 _TICK = 0.5
 _SILENCE = 15.0
-"""Seconds without an answer from the cluster's head after which it is gone. Ray ends this process after 60."""
+"""Seconds without an answer from the cluster's head after which it counts as lost. Ray ends this process after 60."""
 
 
-def run_on_ray(tasks: Sequence[Task], *, address: str | None, resources: Resources, work: Work, watch: Watch) -> None:
+def run_on_ray(
+    tasks: Sequence[CellTask], *, address: str | None, resources: Resources, work: Work, watch: Watch
+) -> None:
     """Run tasks on a Ray cluster.
 
     Args:
-        tasks: What to run, in the order in which Ray gets it.
-        address: The cluster; None for ``$RAY_ADDRESS``, or else a cluster on this machine for as long as it takes.
-        resources: What each task needs.
-        work: What a worker does with a task.
-        watch: Who is told.
+        tasks: The tasks, in the order in which they are submitted.
+        address: The cluster; None for ``$RAY_ADDRESS``, or else a temporary cluster on this machine.
+        resources: Resources of each task.
+        work: Function that a worker applies to a task.
+        watch: Receiver of events.
     """
     ray = require("ray", why="--engine ray", install="'wherewhat[ray]'")
     with _cluster(ray, address) as context:
@@ -39,7 +39,7 @@ def run_on_ray(tasks: Sequence[Task], *, address: str | None, resources: Resourc
         remote = ray.remote(_call)
         watch.begin(workers=_described(ray), dashboard=context.dashboard)
         waiting = list(reversed(tasks))
-        under_way: dict[Any, Task] = {}
+        under_way: dict[Any, CellTask] = {}
         head = _Head(context.gcs)
         while waiting or under_way:
             while waiting and len(under_way) < _AT_ONCE:
@@ -55,13 +55,13 @@ def run_on_ray(tasks: Sequence[Task], *, address: str | None, resources: Resourc
             watch.running(_running(ray, len(under_way), resources.cpus))
 
 
-def _call(work: Work, task: Task) -> Record:
-    """The Ray task. The worker process stays, and with it the model that it loaded last."""
+def _call(work: Work, task: CellTask) -> Record:
+    """Run a Ray task. The worker process persists, and with it the model it loaded last."""
     return work(task)
 
 
-def _outcome(ray: Any, reference: Any, task: Task, resources: Resources) -> Record:
-    """What came of a task."""
+def _outcome(ray: Any, reference: Any, task: CellTask, resources: Resources) -> Record:
+    """Return the record of a finished task."""
     errors = ray.exceptions
     try:
         record: Record = ray.get(reference)
@@ -69,13 +69,11 @@ def _outcome(ray: Any, reference: Any, task: Task, resources: Resources) -> Reco
         if isinstance(error.cause, StoreError):
             raise StoreError(str(error.cause)) from None
         reason = " ".join(f"{type(error.cause).__name__}: {error.cause}".split())[:500]
-        record = Record(state="failed", reason=reason, attempts=task.attempts + 1)
-        SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
+        record = record_failure(task, reason, attempts=task.attempts + 1)
     except (errors.LocalRayletDiedError, errors.RaySystemError, ConnectionError) as error:
         raise _gone(error) from error
     except errors.RayError as error:
-        record = lost(replace(task, attempts=task.attempts + 1 + resources.retries), type(error).__name__)
-        SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
+        record = record_death(task, type(error).__name__, attempts=task.attempts + 1 + resources.retries)
     return record
 
 
@@ -91,7 +89,7 @@ class _Context:
 
 @contextmanager
 def _cluster(ray: Any, address: str | None) -> Iterator[_Context]:
-    """Connect to a cluster, or start one on this machine; what was started or opened here is closed again."""
+    """Connect to a cluster, or start one on this machine; close the connection at the end if it was opened here."""
     already = ray.is_initialized()
     if not already:
         _knock(address or os.environ.get("RAY_ADDRESS"))
@@ -112,10 +110,10 @@ def _cluster(ray: Any, address: str | None) -> Iterator[_Context]:
 
 
 def _knock(address: str | None) -> None:
-    """Refuse an address where nobody answers: Ray itself would try for minutes and say so in many lines."""
+    """Raise if an address does not answer: Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").partition("/")[0].rpartition(":")
     if not colon or not port.isdecimal():
-        return  # none, or a name such as auto, which Ray resolves at once
+        return  # none, or a name such as auto, which Ray resolves itself
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SILENCE).close()
     except (OSError, OverflowError) as error:
@@ -123,19 +121,19 @@ def _knock(address: str | None) -> None:
 
 
 class _Head:
-    """Whether the head of the cluster still answers: Ray waits a minute for it and then ends the process."""
+    """Checks that the head of the cluster answers: Ray waits a minute for it and then ends the process."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._address = (host, int(port))
-        self._answered = self._asked = time.monotonic()
+        self._answered = self._checked = time.monotonic()
 
     def check(self) -> None:
-        """Ask every few seconds."""
+        """Connect every few seconds; raise if there was no answer for too long."""
         now = time.monotonic()
-        if now - self._asked < _SILENCE / 5:
+        if now - self._checked < _SILENCE / 5:
             return
-        self._asked = now
+        self._checked = now
         try:
             socket.create_connection(self._address, timeout=_SILENCE / 5).close()
             self._answered = time.monotonic()
@@ -145,11 +143,11 @@ class _Head:
 
 
 def _gpus(ray: Any, resources: Resources, *, ours: bool) -> float:
-    """GPUs of a task: as declared, or one where the cluster has any."""
+    """Return the GPUs of a task: as declared, or one where the cluster has any."""
     there = ray.cluster_resources()
     gpus = resources.gpus if resources.gpus is not None else float(there.get("GPU", 0) >= 1)
     for name, wanted in (("GPU", gpus), ("CPU", resources.cpus)):
-        # Other clusters may grow; a task that waits for a node to come is none of our business there.
+        # Other clusters may grow, so a task may wait for a new node there.
         if ours and wanted > there.get(name, 0):
             raise ConfigError(f"a cell needs {wanted:g} {name}s, but this machine has {there.get(name, 0):g}")
     return gpus
@@ -163,10 +161,10 @@ def _described(ray: Any) -> str:
 
 
 def _running(ray: Any, under_way: int, cpus: int) -> list[str]:
-    """How many tasks run now, by the cores that are taken; Ray does not tell which without its dashboard."""
+    """Return one empty description per running task, from the cores in use; Ray lists tasks only in its dashboard."""
     taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     return [""] * min(under_way, round(taken / cpus))
 
 
 def _gone(error: BaseException) -> EngineError:
-    return EngineError(f"the Ray cluster is gone ({one_line(error)}); what is finished is kept: start the sweep again")
+    return EngineError(f"the Ray cluster is lost ({one_line(error)}); finished cells are kept: start the sweep again")

@@ -18,14 +18,14 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """How a cell ended.
+    """The outcome of a cell.
 
     Attributes:
         state: ``done`` or ``failed``.
         run: Name of its run directory in the store; None where it failed.
         reason: Why it failed, in one line.
         seconds: Wall time of the last attempt, loading included.
-        attempts: How often it was started; what Ray started again by itself is not counted.
+        attempts: Number of attempts; retries by Ray are not counted.
     """
 
     state: Literal["done", "failed"]
@@ -36,7 +36,7 @@ class Record:
 
     @property
     def done(self) -> bool:
-        """Whether its numbers are in the store."""
+        """Whether its scores are in the store."""
         return self.state == "done"
 
 
@@ -45,7 +45,7 @@ class SweepFolder:
 
     Attributes:
         place: The store.
-        name: The hash: it stands for the names of all cells.
+        name: Hash of the names of all cells.
     """
 
     def __init__(self, place: Place, name: str) -> None:
@@ -53,22 +53,22 @@ class SweepFolder:
         self.name = name
 
     def begin(self, cells: Mapping[str, Mapping[str, Any]], *, title: str, file_sha256: str) -> None:
-        """Write down which cells there are."""
+        """Write the list of cells."""
         content: dict[str, Any] = {"schema": SCHEMA, "name": title, "file_sha256": file_sha256, "cells": dict(cells)}
         self.place.write(self._path(SWEEP), canonical_json(content).encode() + b"\n")
 
     def content(self) -> dict[str, Any]:
-        """What ``sweep.json`` holds."""
+        """Return the content of ``sweep.json``."""
         found = parse_object(self.place.read(self._path(SWEEP)) or b"")
         where = f"{self.place.address}/{self._path(SWEEP)}"
         if found is None or not isinstance(found.get("cells"), dict):
-            raise StoreError(f"{where} is missing or damaged: start its sweep again, what is finished is kept")
+            raise StoreError(f"{where} is missing or damaged: start its sweep again, finished cells are kept")
         if found.get("schema") != SCHEMA:
             raise StoreError(f"{where} has version {found.get('schema')}, not {SCHEMA}: upgrade wherewhat")
         return dict(found)
 
     def records(self, cells: Iterable[str]) -> dict[str, Record]:
-        """Records of those of the cells that have one; one listing, then only files that are there."""
+        """Return the records of cells that have one, with one listing and one read of existing files."""
         wanted = {f"{cell}.json": cell for cell in cells}
         there = [name for name in self.place.names(self._path(CELLS)) if name in wanted]
         contents = self.place.read_many(self._path(f"{CELLS}/{name}") for name in there)
@@ -76,12 +76,12 @@ class SweepFolder:
         return {cell: record for cell, record in found.items() if record is not None}
 
     def record(self, cell: str) -> Record | None:
-        """Record of one cell, if it has one."""
+        """Return the record of one cell; None if it has none."""
         content = self.place.read(self._path(f"{CELLS}/{cell}.json"))
         return None if content is None else _record(content)
 
     def write(self, cell: str, record: Record) -> None:
-        """Write down how a cell ended."""
+        """Write the record of a cell."""
         self.place.write(self._path(f"{CELLS}/{cell}.json"), readable_json(asdict(record)))
 
     def _path(self, name: str) -> str:
@@ -89,17 +89,17 @@ class SweepFolder:
 
 
 def sweep_name(cells: Iterable[str]) -> str:
-    """Name of the folder of a sweep with these cells, in whatever order."""
+    """Return the name of the folder of a sweep with these cells, in any order."""
     return text_sha256(canonical_json(sorted(cells)))[:HASH_DIGITS]
 
 
 def sweep_folders(place: Place) -> list[SweepFolder]:
-    """All sweeps of a store."""
+    """Return all sweeps of a store."""
     return [SweepFolder(place, name) for name in place.names(SWEEPS)]
 
 
 def finished_elsewhere(place: Place, cells: Iterable[str], *, but: str) -> dict[str, Record]:
-    """Records of cells that other sweeps of the store have done: a sweep that grew does not start again."""
+    """Return records of cells that other sweeps of the store have done, for a sweep file that was extended."""
     missing = set(cells)
     found: dict[str, Record] = {}
     for folder in sweep_folders(place):
@@ -110,7 +110,7 @@ def finished_elsewhere(place: Place, cells: Iterable[str], *, but: str) -> dict[
 
 
 def _record(content: bytes) -> Record | None:
-    """A record from its file; None if it is damaged, and the cell is then run again."""
+    """Return a record from its file; None if it is damaged, so that the cell is run again."""
     values = parse_object(content)
     if values is None or values.get("state") not in ("done", "failed"):
         return None
@@ -122,13 +122,13 @@ def _record(content: bytes) -> Record | None:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a sweep is.
+    """The progress of a sweep.
 
     Attributes:
-        name: What the sweep is called: the name of its file.
+        name: Name of the sweep file.
         folder: Name of its folder in the store.
         cells: Its cells, as in ``sweep.json``.
-        records: How those ended that did.
+        records: Records of the cells that ended.
         file_sha256: Hash of the sweep file it was started from.
     """
 
@@ -140,22 +140,22 @@ class Status:
 
     @property
     def done(self) -> int:
-        """Cells whose numbers are in the store."""
+        """Number of cells whose scores are in the store."""
         return sum(record.done for record in self.records.values())
 
     @property
     def failed(self) -> list[tuple[str, str]]:
-        """Cells that failed, in words, and why; cells that differ only in options have the same words."""
+        """Descriptions of failed cells with their reasons; cells that differ in options only share a description."""
         failed = [(cell, record) for cell, record in self.records.items() if not record.done]
         return [(str(self.cells[cell].get("described", cell)), record.reason or "") for cell, record in failed]
 
 
 def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
-    """How far the sweeps of a store are.
+    """Return the progress of the sweeps of a store.
 
     Args:
         place: The store.
-        file_sha256: Only those that were started from the sweep file with this hash.
+        file_sha256: Only those started from the sweep file with this hash.
     """
     found = []
     for folder in sweep_folders(place):

@@ -1,4 +1,4 @@
-"""What this machine offers to a sweep, and what a cell needs of it."""
+"""GPUs, cores and memory of this machine, and the memory of a cell."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _BASE = _GIB
 
 
 def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int | None) -> list[dict[str, str]]:
-    """The environment of each local worker process.
+    """Return the environment variables of each local worker process.
 
     Args:
-        cells: What will run.
+        cells: The cells to run.
         cpus: Threads of a cell.
-        memory: Bytes that the largest cell needs.
-        workers: How many to start; None for one per GPU, or as many as cores and memory have room for.
+        memory: Bytes of the largest cell.
+        workers: Number of workers; None for one per GPU, or as many as cores and memory allow.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is {workers}: at least 1 is needed")
     base = {"OMP_NUM_THREADS": str(cpus), "TOKENIZERS_PARALLELISM": "false"}
-    # A model that is spread over GPUs, or placed by hand, needs to see all of them.
+    # A model distributed over GPUs, or on a chosen device, needs all of them visible.
     devices = {cell.request.model.device for cell in cells}
     placed = any(cell.request.model.device_map is not None for cell in cells) or any(":" in name for name in devices)
     gpus = [] if devices == {"cpu"} else visible_gpus()
@@ -37,12 +37,12 @@ def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int |
     if gpus:
         count = workers or len(gpus)
         return [{**base, "CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(count)]
-    room = max(1, int(0.8 * free_memory() // max(memory, 1)))
-    return [base] * (workers or max(1, min(usable_cores() // cpus, room)))
+    by_memory = int(0.8 * free_memory() // max(memory, 1))
+    return [base] * (workers or max(1, min(usable_cores() // cpus, by_memory)))
 
 
 def visible_gpus() -> list[str]:
-    """Names of this machine's GPUs as ``CUDA_VISIBLE_DEVICES`` takes them."""
+    """Return the names of this machine's GPUs for ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -52,15 +52,15 @@ def visible_gpus() -> list[str]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory(*, root: Path = Path("/")) -> int:
-    """Bytes of main memory that can still be taken here, in a container too; a guess where the system does not tell.
+    """Return the free bytes of main memory, also inside a container; 8 GiB where the system does not report it.
 
     Args:
-        root: Where ``proc`` and ``sys`` are.
+        root: Folder of ``proc`` and ``sys``.
     """
     available = _number(root / "proc/meminfo", "MemAvailable:")
     free = _free_pages() if available is None else available * 1024
@@ -75,7 +75,7 @@ def _free_pages() -> int:
 
 
 def _left_to_groups(root: Path) -> Iterator[int]:
-    """Bytes left to each control group around this process that has a limit, by version 2 and 1."""
+    """Yield the bytes left to each limited control group of this process, in versions 2 and 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -89,18 +89,18 @@ def _left_to_groups(root: Path) -> Iterator[int]:
             cached = "total_inactive_file"
         else:
             continue
-        # Inside a container its own group is often the mount itself, whatever the name says.
+        # Inside a container the group of the process is often the mount itself, under another name.
         inner = PurePosixPath(name.lstrip("/"))
         for group in (inner, *inner.parents):
             folder = root / mount / group
             limit, usage = _number(folder / limited), _number(folder / used)
             if limit is not None and usage is not None:
-                # Files that were read count as used, but give way, as they do in MemAvailable.
+                # Cached files count as used but can be evicted, as in MemAvailable.
                 yield limit - usage + (_number(folder / "memory.stat", cached) or 0)
 
 
 def _number(path: Path, name: str = "") -> int | None:
-    """The number behind a name in one of the system's files, or the only one in it; None where there is none."""
+    """Return the number after a name in a system file, or the only one in it; None where there is none."""
     try:
         found = re.search(rf"^{name}\s*(\d+)", path.read_text(), re.MULTILINE)
     except OSError:
@@ -109,9 +109,9 @@ def _number(path: Path, name: str = "") -> int | None:
 
 
 def memory_needed(cell: Cell) -> int:
-    """Bytes of main memory that a cell needs, roughly: its weights as they will be, and the rest of a worker.
+    """Return the approximate bytes of main memory of a cell: its weights in their dtype, and the rest of a worker.
 
-    Files mostly hold two bytes a weight, GGUF files about one. Of a model that is not here, nothing is known.
+    Files mostly hold two bytes per weight, GGUF files about one. A model that is not local counts as nothing.
     """
     model = cell.request.model
     name = os.fspath(model.model)

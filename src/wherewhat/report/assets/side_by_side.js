@@ -12,7 +12,7 @@ function gridOf(model, values) {
   return model.model.layers.map((_, l) => Array.from({ length: most }, (_, h) => (values[l] ? values[l][h] ?? null : null)));
 }
 function writeComparison() {
-  by("comparing").hidden = false;
+  by("comparison").hidden = false;
   by("which").hidden = false;
   fill(by("model"), all.models.map((one, i) => [i, one.model.name]));
   const titles = [...new Set(all.models.flatMap((one) => one.numbers.map((number) => number.title)))];
