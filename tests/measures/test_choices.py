@@ -22,12 +22,12 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.choices.answers import (
     Choices,
     combine_items,
-    disturbed,
-    judged,
+    continued_positions,
     mcnemar,
     measure_choices,
-    paired,
-    with_behind,
+    paired_change,
+    perturb_context,
+    score_choices,
 )
 from wherewhat.measures.choices.measurement import ChoicesConfig
 from wherewhat.measures.measurement import DocumentScores, Spans, Text
@@ -63,7 +63,7 @@ def subject():
 
 
 def test_right_by_sum_and_by_character():
-    found = judged(torch.tensor([-6.0, -5.0, -7.0], dtype=torch.float64), ITEM)
+    found = score_choices(torch.tensor([-6.0, -5.0, -7.0], dtype=torch.float64), ITEM)
     assert found.right
     assert found.chosen == 1
     assert not found.right_by_character  # -0.67, -1.25, -0.58
@@ -72,30 +72,30 @@ def test_right_by_sum_and_by_character():
 
 
 def test_the_first_of_equals_is_chosen():
-    found = judged(torch.tensor([-5.0, -5.0, -5.0], dtype=torch.float64), ITEM)
+    found = score_choices(torch.tensor([-5.0, -5.0, -5.0], dtype=torch.float64), ITEM)
     assert not found.right
     assert found.margin == 0
 
 
 def test_log_probabilities_must_be_numbers():
     with pytest.raises(MeasureError, match="try another dtype"):
-        judged(torch.tensor([-5.0, torch.nan, -5.0], dtype=torch.float64), ITEM)
+        score_choices(torch.tensor([-5.0, torch.nan, -5.0], dtype=torch.float64), ITEM)
 
 
 def test_tokens_behind_slide_only_where_all_that_follows_does():
     moved = torch.tensor([0, 5, 2, 7])
-    assert with_behind(moved, 2, kind="position_jitter").tolist() == [0, 5, 2, 7, 4, 5]
-    assert with_behind(moved, 2, kind="position_gaps").tolist() == [0, 5, 2, 7, 8, 9]
-    assert with_behind(None, 2, kind="words") is None
+    assert continued_positions(moved, 2, kind="position_jitter").tolist() == [0, 5, 2, 7, 4, 5]
+    assert continued_positions(moved, 2, kind="position_gaps").tolist() == [0, 5, 2, 7, 8, 9]
+    assert continued_positions(None, 2, kind="words") is None
 
 
 def test_a_context_without_units_stays_as_it_is():
     short = Text(tokens(4), 0, lambda: Spans(((0, 4),), ()))
     config = PerturbConfig()
     for kind in ("words", "sentences", "letters"):
-        assert torch.equal(disturbed(short, kind, 0.5, 0, config, layer=None).ids, tokens(4)[0])
-    with pytest.raises(MeasureError, match="does not tell where words are"):
-        disturbed(Text(tokens(4)), "words", 0.5, 0, config, layer=None)
+        assert torch.equal(perturb_context(short, kind, 0.5, 0, config, layer=None).ids, tokens(4)[0])
+    with pytest.raises(MeasureError, match="does not report where words are"):
+        perturb_context(Text(tokens(4)), "words", 0.5, 0, config, layer=None)
 
 
 # the measurement
@@ -133,7 +133,7 @@ def test_answers_are_never_disturbed_and_equal_a_pass_by_hand(subject, monkeypat
     whole = measure_choices(subject, ITEM, ChoicesConfig(rates=(0.0, 0.5))).whole
     assert len(asked) == 3  # untouched, without context, disturbed; rate 0 asks nothing new of words
     assert all(continuations == ITEM.continuations for _, continuations in asked)
-    change = disturbed(ITEM.context, "words", 0.5, 5, PerturbConfig(), layer=None)
+    change = perturb_context(ITEM.context, "words", 0.5, 5, PerturbConfig(), layer=None)
     assert torch.equal(asked[2][0][0], change.ids)
     by_hand = []
     for one in ITEM.continuations:
@@ -141,7 +141,7 @@ def test_answers_are_never_disturbed_and_equal_a_pass_by_hand(subject, monkeypat
         with torch.no_grad():
             rows = subject.loaded.model(ids).logits[0].double().log_softmax(-1)
         by_hand.append(sum(float(rows[len(change.ids) - 1 + i, token]) for i, token in enumerate(one)))
-    expected = judged(torch.tensor(by_hand, dtype=torch.float64), ITEM)
+    expected = score_choices(torch.tensor(by_hand, dtype=torch.float64), ITEM)
     assert whole["probability_change_words_at_50"] + whole["probability"] == pytest.approx(
         expected.probability, abs=1e-5
     )
@@ -150,7 +150,7 @@ def test_answers_are_never_disturbed_and_equal_a_pass_by_hand(subject, monkeypat
 
 
 def test_items_draw_by_their_own_seeds():
-    one, other = (disturbed(ITEM.context, "tokens", 0.5, seed, PerturbConfig(), layer=None) for seed in (1, 2))
+    one, other = (perturb_context(ITEM.context, "tokens", 0.5, seed, PerturbConfig(), layer=None) for seed in (1, 2))
     assert not torch.equal(one.ids, other.ids)
 
 
@@ -187,13 +187,13 @@ def test_mcnemar_is_the_exact_sign_test(gained, lost):
 
 def test_pairs():
     before, after = [1, 1, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0]
-    found = paired(before, after)
+    found = paired_change(before, after)
     assert found.change == pytest.approx(-2 / 6)
     assert found.p == mcnemar(1, 3)
     assert found.error == pytest.approx(math.sqrt((2 / 8 + 4 / 8 - (2 / 8) ** 2) / 8))
-    assert paired([1, 0], [1, 0]).error > 0
+    assert paired_change([1, 0], [1, 0]).error > 0
     assert (found.low, found.high) == pytest.approx((-2 / 8 - 1.959964 * found.error, -2 / 8 + 1.959964 * found.error))
-    assert paired([0] * 12, [1] * 12).high == 1
+    assert paired_change([0] * 12, [1] * 12).high == 1
 
 
 def test_intervals_of_changes_hold_what_they_promise():
@@ -205,7 +205,7 @@ def test_intervals_of_changes_hold_what_they_promise():
         after = [
             1 - x if flip < 0.15 else x for x, flip in zip(before, torch.rand(80, generator=generator), strict=True)
         ]
-        found = paired(before, [float(x) for x in after])
+        found = paired_change(before, [float(x) for x in after])
         truth = -0.6 * 0.15 + 0.4 * 0.15
         held += found.low <= truth <= found.high
     assert 0.92 <= held / 400 <= 0.99

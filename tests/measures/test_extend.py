@@ -11,21 +11,27 @@ from helpers.capture import TinySubject, run, shared, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement, compare, finding, loss, reasons
+from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement
 from wherewhat.measures.extend.probes import (
     Reference,
     ShiftSums,
-    axes,
-    find_planted,
-    look,
+    attention_probe,
+    axes_probe,
     plant,
+    planted_gain,
     rank_correlation,
-    sample,
-    shift,
+    sample_queries,
 )
 from wherewhat.measures.extend.text import by_multiple, measure_lengths, read_in_pieces
+from wherewhat.measures.extend.verdicts import compare_methods, explanation, loss_verdict, retrieval_verdict
 
 SMALL = {"depths": (0, 100), "run": 2}
+
+
+def shift(reference, output):
+    sums = ShiftSums(reference)
+    sums.add(output)
+    return sums.result()
 
 
 class Trained(TinySubject):
@@ -123,7 +129,7 @@ def test_found_is_the_gain_over_the_text_without_planting():
     control, planted = torch.zeros(2, 1, 30, 32)
     for place in range(26, 30):  # the second run, foretold from the token before
         planted[0, place - 1, place] = 50.0
-    found = find_planted(planting, planted, control)
+    found = planted_gain(planting, planted, control)
     assert found.gain.tolist() == pytest.approx([0, torch.tensor(32.0).log().item()], abs=1e-4)
     assert found.exact.tolist() == [0, 1]
 
@@ -136,7 +142,7 @@ def test_found_is_the_gain_over_the_text_without_planting():
 def test_attention_of_every_query_by_loops(family, method):
     """With so few queries all of them are looked at."""
     layer = run(shared(family), tokens(36))[-1]
-    found = look(layer, method, slice(20, 36), limit=16)
+    found = attention_probe(layer, method, slice(20, 36), limit=16)
     scores = method.scores(layer, slice(20, 36))[0].double()
     sink = layer.sinks
     for head in range(layer.heads):
@@ -160,21 +166,21 @@ def test_attention_of_every_query_by_loops(family, method):
 
 
 def test_queries_are_spread_and_end_with_the_last():
-    groups = list(sample(slice(100, 1000)))
+    groups = list(sample_queries(slice(100, 1000)))
     assert len(groups) == 8
     assert all(group.stop - group.start == 16 for group in groups)
     assert groups[-1].stop == 1000
-    assert [group.start for group in sample(slice(5, 8))] == [5, 6, 7]
+    assert [group.start for group in sample_queries(slice(5, 8))] == [5, 6, 7]
 
 
 def test_axes_of_a_whole_text_are_those_of_the_layer():
     layer = run(shared("llama"), tokens(40))[-1]
     whole = fit_layer(layer)
-    found = axes(layer, Untouched(), slice(0, 40))
+    found = axes_probe(layer, Untouched(), slice(0, 40))
     torch.testing.assert_close(found["axes_r"], whole.r.cpu(), atol=1e-4, rtol=0)
     torch.testing.assert_close(found["axes_distance"], whole.unique["a"].cpu(), atol=1e-4, rtol=0)
     windowed = fit_layer(replace(layer, mask=replace(layer.mask, window=9)))
-    found = axes(layer, SlidingWindow(window=9), slice(0, 40))
+    found = axes_probe(layer, SlidingWindow(window=9), slice(0, 40))
     torch.testing.assert_close(found["axes_r"], windowed.r.cpu(), atol=1e-4, rtol=0)
 
 
@@ -286,9 +292,9 @@ def estimates(**more):
 def test_verdict_on_the_loss(rises, words):
     steps = zip(("1.25", "1.5", "2", "4"), rises, strict=True)
     more = {f"rise_to_{x}x_x": rise if isinstance(rise, About) else About(rise) for x, rise in steps}
-    assert loss(estimates(**more), "x") == words
+    assert loss_verdict(estimates(**more), "x") == words
     dear = estimates(**more, rise_inside_x=About(0.25))
-    assert loss(dear, "x").startswith("costs 0.25 nats within the trained length already, ")
+    assert loss_verdict(dear, "x").startswith("costs 0.25 nats within the trained length already, ")
 
 
 @pytest.mark.parametrize(
@@ -302,13 +308,13 @@ def test_verdict_on_the_loss(rises, words):
 )
 def test_verdict_on_planted_runs(within, beyond, words):
     found = estimates(found_within_x=within, found_beyond_x=beyond)
-    assert finding(found, "x").startswith(words)
-    assert finding(found | {"found_pieces": About(0.05)}, "x") == ""
+    assert retrieval_verdict(found, "x").startswith(words)
+    assert retrieval_verdict(found | {"found_pieces": About(0.05)}, "x") == ""
 
 
 def test_reasons_tell_a_shift_beside_that_of_no_change():
     found = estimates(loss_rise_x=About(1.0), output_shift_x=About(0.8), output_shift_pieces=About(0.4))
-    assert reasons(found, "x") == " [outputs lie 0.8 spreads off; in pieces, 0.4]"
+    assert explanation(found, "x") == " [outputs lie 0.8 spreads off; in pieces, 0.4]"
 
 
 def test_comparison_names_what_the_run_holds(subject):
@@ -317,7 +323,7 @@ def test_comparison_names_what_the_run_holds(subject):
     numbers = {name: About(value) for name, value in found.whole.items()}
     for layer in found.layers:
         numbers |= {name: About(float(values.nanmean())) for name, values in layer.heads.items()}
-    comparison = compare(numbers, config)
+    comparison = compare_methods(numbers, config.methods)
     assert [row.name for row in comparison.rows] == ["none", "lm-infinite", "yarn"]
     for row in comparison.rows:
         assert row.verdict
@@ -349,7 +355,7 @@ def test_texts_that_are_too_short(subject):
         measure_lengths(subject, tokens(16), ExtendConfig())
     with pytest.raises(MeasureError, match="window=64 sees all of a text of 40 tokens"):
         measure_lengths(subject, tokens(40), ExtendConfig(methods=("lm-infinite",), window=64, **SMALL))
-    with pytest.raises(MeasureError, match="16 tokens have no room for 5 planted runs of 16"):
+    with pytest.raises(MeasureError, match="16 tokens are too few for 5 planted runs of 16"):
         measure_lengths(subject, tokens(40), ExtendConfig())
 
 

@@ -15,14 +15,16 @@ from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.frequencies import planes
-from wherewhat.measures.frequencies.masking import frequency_bands, masked_attention, without_planes
+from wherewhat.measures.frequencies.masking import frequency_bands, without_planes
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.frequencies.planes import (
+    dimensions,
     frequency_ids,
     frequency_use,
     mean_frequency,
-    plane_logits,
+    partial_logits,
     plane_queries,
     plane_swaps,
 )
@@ -55,6 +57,14 @@ class Subject(TinySubject):
 
     def key_mixing(self):
         return super().key_mixing() if self.mixing is None else self.mixing
+
+
+def plane_logits(attention, query, keys):
+    return torch.cat([partial_logits(attention, query, keys, dims) for dims in dimensions(attention)], -1)
+
+
+def masked_attention(attention, keep, *, heads=None, block_mib=64):
+    return attention_output(without_planes(attention, keep, heads=heads), block_mib=block_mib)
 
 
 def rotated_layers(name, dtype=torch.float64, n=N):

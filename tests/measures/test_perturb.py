@@ -22,22 +22,22 @@ from wherewhat.measures.perturb.changes import (
     Change,
     adjacent_pairs,
     make_change,
-    nothing,
+    no_change,
     random_pairs,
-    replaced,
-    some,
+    random_units,
+    replace_spans,
     swapped_order,
 )
 from wherewhat.measures.perturb.heads import (
-    both,
+    closed_prefixes,
     first_layer_identity,
     ignore,
-    last_untouched,
-    perform,
-    sees_whole_swaps,
+    last_unmoved,
+    perturbed_losses,
+    same_swaps,
     sensitivity,
 )
-from wherewhat.measures.perturb.losses import compare, measure_perturb
+from wherewhat.measures.perturb.losses import loss_rise, measure_perturb
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, PerturbMeasurement
 from wherewhat.report.result import run
 from wherewhat.runs.placement import computing, placed
@@ -70,13 +70,15 @@ def change_of(kind, rate, seed=0, **options) -> Change:
 # draws
 
 
-@pytest.mark.parametrize("draw", [some, random_pairs, adjacent_pairs])
+@pytest.mark.parametrize("draw", [random_units, random_pairs, adjacent_pairs])
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.05, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("count", [2, 7, 100, 301])
 def test_draws_hold_the_share_asked_for_to_one_swap(draw, rate, count):
     found = draw(count, rate, 3)
     assert len(set(found.flatten().tolist())) == found.numel()
-    assert abs(found.numel() - rate * count) <= (1 if draw is some else 2) / 2 + (count % 2 if rate > 0.9 else 0)
+    assert abs(found.numel() - rate * count) <= (1 if draw is random_units else 2) / 2 + (
+        count % 2 if rate > 0.9 else 0
+    )
     assert torch.equal(found, draw(count, rate, 3))
     if draw is adjacent_pairs:
         assert bool((found[:, 1] - found[:, 0] == 1).all())
@@ -113,7 +115,7 @@ def test_untouched_targets_by_hand():
 
 
 def test_replaced_words_keep_the_rest_aligned():
-    change = replaced(torch.arange(6), [(1, 3), (4, 5)], [(10, 11, 12), (13,)])
+    change = replace_spans(torch.arange(6), [(1, 3), (4, 5)], [(10, 11, 12), (13,)])
     assert change.ids.tolist() == [0, 10, 11, 12, 3, 13, 5]
     assert change.origin.tolist() == [0, -1, -1, -1, 3, -1, 5]
     assert change.moved.tolist() == [False, True, True, True, False, True, False]
@@ -241,9 +243,9 @@ def test_positions_and_features_agree_where_they_must(name):
     subject = subject_of(*proved(name))
     text = Text(tokens(40))
     for draw in (random_pairs, adjacent_pairs):
-        index, feature = both(text, draw, 0.2, 1, 0)
+        index, feature = same_swaps(text, draw, 0.2, 1, 0)
         first = int(index.moved.nonzero()[0])
-        plain, *found = (perform(subject, change) for change in (nothing(text.ids[0]), index, feature))
+        plain, *found = (perturbed_losses(subject, change) for change in (no_change(text.ids[0]), index, feature))
         for losses in found:
             torch.testing.assert_close(losses[: first - 1], plain[: first - 1], rtol=0, atol=1e-5)
         assert float((found[0] - found[1])[first:].abs().max()) > 1e-4
@@ -254,8 +256,8 @@ def test_one_layer_cannot_tell_positions_from_features_outside_the_swaps():
     torch.manual_seed(0)
     config = llama_config(vocab_size=160, num_hidden_layers=1, initializer_range=0.3)
     subject = subject_of(AutoModelForCausalLM.from_config(config).eval())
-    index, feature = both(Text(tokens(40)), adjacent_pairs, 0.3, 1, 0)
-    rows = sees_whole_swaps(feature.orders[0]) & ~feature.moved
+    index, feature = same_swaps(Text(tokens(40)), adjacent_pairs, 0.3, 1, 0)
+    rows = closed_prefixes(feature.orders[0]) & ~feature.moved
     assert 20 < int(rows.sum()) < 40
     by_index = subject.run(index.ids[None], ignore, logits=True, positions=index.positions)
     with subject.reordered(feature.orders):
@@ -265,7 +267,7 @@ def test_one_layer_cannot_tell_positions_from_features_outside_the_swaps():
 
 
 def test_prefixes_that_only_exchange_among_themselves():
-    assert sees_whole_swaps(torch.tensor([0, 3, 2, 1, 4])).tolist() == [True, False, False, True, True]
+    assert closed_prefixes(torch.tensor([0, 3, 2, 1, 4])).tolist() == [True, False, False, True, True]
 
 
 @pytest.mark.slow
@@ -329,7 +331,7 @@ def test_losses_by_hand():
     order, moved = swapped_order(5, [(t, t + 1) for t in range(5)], torch.tensor([[3, 4]]))
     change = Change(torch.arange(5)[order], order, moved)
     plain, after = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.5, 2.0, 5.0, 5.0])
-    rise = compare(change, after.double(), plain.double())
+    rise = loss_rise(change, after.double(), plain.double())
     assert (rise.loss, rise.rise) == (13.5 / 4, 3.5 / 4)
     assert (rise.untouched, rise.rise_untouched, rise.moved) == (1.75, 0.25, pytest.approx(0.4))
 
@@ -339,7 +341,7 @@ def test_sensitivity_by_hand():
     before[..., 0] = 2.0
     after[..., 0] = torch.tensor([[2.0, 1.0], [2.0, 4.0]])
     torch.testing.assert_close(sensitivity(before, after), torch.tensor([0.0, 0.75]).double())
-    kept, origin = last_untouched(replaced(torch.arange(6), [(1, 2), (4, 5)], [(8, 9), (7, 7)]), 6, 3)
+    kept, origin = last_unmoved(replace_spans(torch.arange(6), [(1, 2), (4, 5)], [(8, 9), (7, 7)]), 6, 3)
     assert (kept.tolist(), origin.tolist()) == ([4, 7], [3, 5])
 
 

@@ -9,7 +9,7 @@ import torch
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import DocumentScores, Question
-from wherewhat.measures.prompts.answers import _third, answer, combine_prompts, measure_question
+from wherewhat.measures.prompts.answers import _third, answer_prompt, combine_prompts, measure_question
 from wherewhat.measures.prompts.measurement import PromptsConfig, PromptsMeasurement
 from wherewhat.measures.statistics import wilson
 
@@ -39,7 +39,7 @@ def test_candidates_of_several_tokens_are_scored_to_their_end(seed):
     candidates = ((4,), (5, 6), (5, 7, 1), (8, 2))
     expected = [float(logp[3, 4]), float(logp[3, 5] + logp[5, 6]), float(logp[3, 5] + logp[5, 7] + logp[7, 1])]
     expected.append(float(logp[3, 8] + logp[8, 2]))
-    found = answer(Bigrams(logits), ask(candidates, 2))
+    found = answer_prompt(Bigrams(logits), ask(candidates, 2))
     assert found.chosen == max(range(4), key=expected.__getitem__)
     assert found.correct == (found.chosen == 2)
     assert found.logprob == pytest.approx(expected[2], abs=1e-5)
@@ -50,8 +50,8 @@ def test_candidates_of_several_tokens_are_scored_to_their_end(seed):
 def test_accuracy_by_size_and_place():
     logits = torch.zeros(10, 10)
     logits[3, 4] = 9
-    right = measure_question(Bigrams(logits), ask(((4,), (5,)), 0), PromptsConfig())
-    wrong = measure_question(Bigrams(logits), ask(((4,), (5,)), 1), PromptsConfig())
+    right = measure_question(Bigrams(logits), ask(((4,), (5,)), 0))
+    wrong = measure_question(Bigrams(logits), ask(((4,), (5,)), 1))
     assert right.whole["accuracy_binding_2"] == 1
     assert right.whole["chance"] == 0.5
     together = combine_prompts([right, wrong], PromptsConfig(kinds=("binding",), sizes=(2, 4)))

@@ -33,7 +33,7 @@ class KeyNorm(LayerMeasurement):
     name = "key_norm"
     summary = "Mean norm of the keys, per head."
     config = KeyNormConfig
-    metrics = (Metric("key_norm", "norm of keys", "", "Mean norm of the keys before rotation."),)
+    metrics = (Metric("key_norm", "norm of keys", "Mean norm of the keys before rotation."),)
     limits = "A norm says nothing of a direction."
 
     def measure(self, layer, config):

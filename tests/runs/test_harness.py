@@ -22,8 +22,8 @@ from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import extended
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import LMInfinite, SlidingWindow
-from wherewhat.measures.choices.answers import answer, disturbed
-from wherewhat.measures.perturb.changes import nothing
+from wherewhat.measures.choices.answers import answer_choices, perturb_context
+from wherewhat.measures.perturb.changes import no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import item_choices
@@ -112,11 +112,11 @@ def ours(loaded, perturb=None):
     answers = []
     for document in DOCUMENTS:
         item = item_of(loaded, document)
-        change = nothing(item.context.ids[0])
+        change = no_change(item.context.ids[0])
         if perturb:
             kind, rate, seed = perturb
-            change = disturbed(item.context, kind, rate, seed + item.seed, PerturbConfig(), layer=0)
-        answers.append(answer(subject, item, change, kind=perturb[0] if perturb else ""))
+            change = perturb_context(item.context, kind, rate, seed + item.seed, PerturbConfig(), layer=0)
+        answers.append(answer_choices(subject, item, change, kind=perturb[0] if perturb else ""))
     return answers
 
 

@@ -13,7 +13,7 @@ from wherewhat.captures.comparison import LayerProof
 from wherewhat.captures.plan import Unmeasured
 from wherewhat.captures.proof import Proof
 from wherewhat.cli.terminal import Table
-from wherewhat.measures.measurement import Comparison, Measurement
+from wherewhat.measures.measurement import ComparisonTable, Measurement
 from wherewhat.measures.statistics import Interval
 from wherewhat.runs.results import MetricSummary, layer_kinds
 
@@ -86,7 +86,7 @@ def by_kind(
     return table
 
 
-def compared(found: Comparison, summaries: Sequence[MetricSummary], *, width: int) -> list[Table]:
+def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, width: int) -> list[Table]:
     """Return what a run compares, in as many columns as fit the terminal, with verdicts and notes below."""
     overall = {summary.metric.name: summary.overall for summary in summaries}
     table = Table(title="side by side: mean ± 95 % over documents", title_justify="left")

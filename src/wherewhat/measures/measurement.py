@@ -11,11 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from wherewhat.errors import MeasureError
+from wherewhat.errors import ConfigError, MeasureError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,32 +23,17 @@ if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
     from wherewhat.measures.choices.answers import Choices
-
-
-class Estimate(Protocol):
-    """A mean over documents with its 95 % interval; the bounds are None where documents are too few for one."""
-
-    @property
-    def mean(self) -> float:
-        """The mean."""
-
-    @property
-    def low(self) -> float | None:
-        """Lower bound."""
-
-    @property
-    def high(self) -> float | None:
-        """Upper bound."""
+    from wherewhat.measures.statistics import Interval
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One of the things compared.
+class ComparisonRow:
+    """One alternative of a comparison, such as a length method.
 
     Attributes:
         name: Its name.
-        metrics: Names of its metrics by title of the column they stand in.
-        verdict: What the numbers come to, in words.
+        metrics: Names of its metrics by column title.
+        verdict: Conclusion from the numbers, in words.
     """
 
     name: str
@@ -57,22 +42,22 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All of them.
+class ComparisonTable:
+    """Alternatives that one run compares.
 
     Attributes:
-        what: What they are, as the title of a column.
-        rows: One entry each, all with the same columns.
-        notes: What holds for all of them.
+        what: Kind of alternative, as a column title.
+        rows: One row per alternative, all with the same columns.
+        notes: Remarks that apply to all rows.
     """
 
     what: str
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
 
 
 class Subject(Protocol):
-    """A model as measurements see it: something that runs on tokens and shows its layers."""
+    """Interface through which measurements run a model."""
 
     def run(
         self,
@@ -82,43 +67,43 @@ class Subject(Protocol):
         logits: bool = False,
         positions: Tensor | None = None,
     ) -> Tensor | None:
-        """Run on ``ids`` ``(batch, n)``, hand each layer to ``reducer``, return logits if asked for.
+        """Run on ``ids`` ``(batch, n)``, pass each layer to ``reducer``, and return the logits if ``logits`` is True.
 
-        With ``positions`` ``(n,)`` the tokens stand there; who sees whom stays as it is.
+        ``positions`` ``(n,)`` replaces the positions 0, 1, …; the attention mask stays the same.
         """
 
     def edited(
         self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None], *, positions: Tensor | None = None
     ) -> Tensor:
-        """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+        """Return logits ``(batch, n, vocabulary)`` with attention outputs replaced by those that ``editor`` returns."""
 
     def reordered(self, orders: Mapping[int, Tensor]) -> AbstractContextManager[None]:
-        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``."""
+        """While open, permute the hidden states that enter a layer: row i is taken from row ``order[i]``."""
 
     def trained_length(self) -> int:
-        """Tokens of the texts it was trained on."""
+        """Return the number of tokens of the texts that the model was trained on."""
 
     def key_mixing(self) -> Mapping[int, float]:
-        """How far swapping two inputs of a layer is from swapping its keys, by layer: 0 where each token makes its own.
+        """Return, by layer, how much keys depend on the inputs of other tokens: 0 where on their own token only.
 
-        Above :data:`KEYS_MIX` a layer's keys cannot be told from its inputs without running it.
+        Above :data:`KEYS_MIX`, keys of swapped inputs are known only from running the layer again.
         """
 
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
-        """The attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+        """Return the attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
 
 
 KEYS_MIX = 0.05
-"""Layers with more key mixing are not token by token: rounding stays far below, real mixing is 0.4 and more."""
+"""Largest key mixing of layers whose keys depend on their own token only: rounding is far less, mixing 0.4 or more."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers that belong together, such as one value per distance and head.
+    """An array of numbers, such as one value per head and distance.
 
     Attributes:
         values: The numbers.
-        axes: What each dimension is, such as ``("head", "distance")``.
+        axes: Name of each dimension, such as ``("head", "distance")``.
     """
 
     values: Tensor
@@ -144,25 +129,26 @@ class LayerScores:
 
 @dataclass(frozen=True)
 class Metric:
-    """Words for one number, so that tables and reports can explain it.
+    """Name, title and explanation of one number.
 
     Attributes:
         name: Name in ``scores.parquet``.
         title: Short title for a column.
-        unit: Unit, empty for plain numbers.
         reading: One sentence that says how to read it.
-        control: Name of the metric to read it against, if any.
-        control_title: What the control is, in two or three words.
-        error: Name under which its standard error over documents is stored, for numbers over all documents together:
-            that of a mean over heads stands with the layer or the model as a whole.
-        bounds: Names under which the ends of its 95 % interval are stored likewise, where that is not Student's.
-        proportion: Whether each document's value is 0 or 1, and the mean a share of documents.
+        unit: Unit, empty for plain numbers.
+        control: Name of the metric to compare it with, if any.
+        control_title: Title of the control, in two or three words.
+        error: Name under which its standard error over documents is stored, for metrics of all documents together.
+            The error of a mean over heads is stored with the values of the layer or model as a whole.
+        bounds: Names under which the bounds of its 95 % interval are stored likewise, if that is not Student's.
+        proportion: Whether each document's value is 0 or 1, and the mean a proportion of documents.
     """
 
     name: str
     title: str
-    unit: str
     reading: str
+    _: KW_ONLY
+    unit: str = ""
     control: str | None = None
     control_title: str = ""
     error: str | None = None
@@ -187,15 +173,15 @@ class DocumentScores:
 
 @dataclass(frozen=True)
 class Question:
-    """A text whose next token is an answer that can be right or wrong.
+    """A prompt whose next token is the answer to a question.
 
     Attributes:
         ids: Token ids ``(1, n)``; the logits of the last predict the answer.
-        candidates: Token ids of every possible answer; none begins with another.
-        correct: Which of them is right.
+        candidates: Token ids of every possible answer; none is a prefix of another.
+        correct: Index of the correct candidate.
         kind: The kind of question.
-        size: Number of alternatives in the text: pairs, or symbols of a list.
-        place: Where the answer stands among them, from 0 (first) to 1 (last).
+        size: Number of alternatives in the prompt: pairs, or symbols of a list.
+        place: Position of the answer among them, from 0 (first) to 1 (last).
     """
 
     ids: Tensor
@@ -211,9 +197,9 @@ class Spans:
     """Words and sentences of a text as ranges of tokens.
 
     Attributes:
-        words: First token and one past the last of each word, in order; None where the tokenizer does not tell.
-        sentences: The same of each whole sentence.
-        respelled: For each word the token ids that it has with two inner letters transposed; empty where it has none.
+        words: First token and one past the last of each word, in order; None if the tokenizer gives no offsets.
+        sentences: The same for each complete sentence.
+        respelled: For each word its token ids with two inner letters transposed; empty where that is impossible.
     """
 
     words: tuple[tuple[int, int], ...] | None = None
@@ -227,8 +213,8 @@ class Text:
 
     Attributes:
         ids: Token ids ``(1, n)``.
-        prefix: Number of tokens in front that are no text, such as BOS.
-        find_spans: Function that finds words and sentences; called once, when they are needed.
+        prefix: Number of leading tokens that are not text, such as BOS.
+        find_spans: Function that finds words and sentences; called once, on first use.
     """
 
     ids: Tensor
@@ -237,7 +223,7 @@ class Text:
 
     @cached_property
     def spans(self) -> Spans:
-        """Words and sentences."""
+        """Words and sentences of the text."""
         return self.find_spans()
 
     def first(self, n: int) -> Text:
@@ -247,12 +233,12 @@ class Text:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts to be made for a model's tokenizer.
+    """Prompts to generate for a model's tokenizer.
 
     Attributes:
-        name: Name of the set; its prompts are numbered after it.
+        name: Name of the set; its prompts are named after it and numbered.
         kind: Kind of prompt.
-        count: How many.
+        count: Number of prompts.
         options: Options of the kind.
     """
 
@@ -263,16 +249,16 @@ class PromptSet:
 
 
 Control = Literal["random", "shuffled"]
-"""A control model: freshly initialised, or with the entries of its query and key projections permuted."""
+"""A control model: newly initialised, or with the entries of its query and key projections permuted."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a model and its texts allow a report to measure.
+    """Properties of a model and its texts that decide what a report measures.
 
     Attributes:
-        trained: Tokens of the texts it was trained on; None where it does not say.
-        hard_limit: Whether it cannot compute more positions than it was made for.
+        trained: Tokens of the texts that the model was trained on; None if unknown.
+        hard_limit: Whether the model cannot compute positions beyond its table of positions.
         planes: Smallest number of planes in a layer that rotates; 0 if none rotates.
         shortest: Tokens of the shortest text.
     """
@@ -293,12 +279,12 @@ class ReportRun:
     """How a report runs a measurement.
 
     Attributes:
-        passes: Time it takes relative to a plain pass over the same tokens, as measured on two cores.
-        documents: Largest number of documents; None for as many as are asked for.
+        passes: Time relative to one forward pass over the same tokens, measured on two cores.
+        documents: Largest number of documents; None for no limit.
         tokens: Largest number of tokens of each; None likewise.
         controls: Control models to run it on as well.
         options: Options that differ from the measurement's defaults.
-        beyond: Whether it goes beyond the positions the model was made for.
+        beyond: Whether texts are longer than the trained length.
     """
 
     passes: float
@@ -310,19 +296,19 @@ class ReportRun:
 
 
 class Measurement(ABC):
-    """What all measurements declare. Subclass one of the five kinds below, not this class.
+    """Declaration common to all measurements. Subclass one of the five kinds below, not this class.
 
     Attributes:
         name: Subcommand and name in the store.
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
         metrics: Its metrics, most important first.
-        limits: What the numbers do not show.
+        limits: Limitations of the numbers.
         page: Name of its documentation page, without ``.md``; None for its own name.
-        controls: Control models to measure beside the model.
+        controls: Control models to measure as well.
         least_documents: Smallest number of documents.
-        figure: Name of the figure that shows a run best.
-        over: What the means in a table are over.
+        figure: Name of the default figure.
+        over: What the means in a table are taken over.
         revision: Bump when results change: runs of an earlier revision are measured again.
     """
 
@@ -347,7 +333,7 @@ class Measurement(ABC):
         return self.metrics + self.more_metrics(config)
 
     def combine(self, documents: Sequence[DocumentScores], config: Any) -> DocumentScores:
-        """Return scores of all documents of a run together, from those of each."""
+        """Return scores of all documents of a run together, from the scores of each."""
         raise NotImplementedError
 
     @property
@@ -355,12 +341,12 @@ class Measurement(ABC):
         """Whether :meth:`combine` is defined."""
         return type(self).combine is not Measurement.combine
 
-    def compare(self, estimates: Mapping[str, Estimate], config: Any) -> Comparison | None:
-        """Return what a finished run compares, with verdicts; ``more_metrics`` are then shown there only."""
+    def compare(self, estimates: Mapping[str, Interval], config: Any) -> ComparisonTable | None:
+        """Return alternatives that a run compares, with verdicts; ``more_metrics`` are then shown only there."""
         return None
 
     def pooled(self, layers: Sequence[LayerScores]) -> Mapping[str, float]:
-        """Return scores of the model from those of some of its layers; also used for each kind of layer."""
+        """Return scores of the model from the scores of some of its layers; also used for each kind of layer."""
         return {}
 
     @property
@@ -385,7 +371,7 @@ class LayerMeasurement(Measurement):
         """Return the scores of one layer."""
 
     def check(self, layers: Sequence[LayerScores]) -> None:
-        """Refuse, with a :class:`~wherewhat.errors.MeasureError`, a model whose layers give nothing to measure."""
+        """Raise a :class:`~wherewhat.errors.MeasureError` if no layer of the model can be measured."""
 
 
 class TextMeasurement(Measurement):
@@ -397,13 +383,13 @@ class TextMeasurement(Measurement):
 
 
 class QuestionMeasurement(Measurement):
-    """A measurement of a model on prompts that end in a question, which it makes itself."""
+    """A measurement of a model on generated prompts that end in a question."""
 
     over: ClassVar[str] = "mean over prompts"
 
     @abstractmethod
     def prompts(self, config: Any) -> Sequence[PromptSet]:
-        """Return the prompts to make."""
+        """Return the prompts to generate."""
 
     @abstractmethod
     def measure(self, subject: Subject, question: Question, config: Any) -> DocumentScores:
@@ -429,7 +415,7 @@ class DocumentsMeasurement(Measurement):
 
 
 def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> DocumentScores:
-    """Measure one text: each layer during one pass, or as the measurement does it."""
+    """Return the scores of one text, for measurements of layers and of texts."""
     if isinstance(measurement, TextMeasurement):
         return measurement.measure(subject, text, config)
     if not isinstance(measurement, LayerMeasurement):
@@ -438,3 +424,10 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
     subject.run(text.ids, lambda layer: layers.append(measurement.measure(layer, config)))
     measurement.check(layers)
     return DocumentScores(layers, measurement.pooled(layers))
+
+
+def check_minimum(config: Any, least: int, *names: str) -> None:
+    """Raise an error if an option of ``config`` is below ``least``."""
+    for name in names:
+        if getattr(config, name) < least:
+            raise ConfigError(f"{name} is {getattr(config, name)}: at least {least} is needed")

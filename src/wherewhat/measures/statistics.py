@@ -1,4 +1,4 @@
-"""Intervals of means, shares and changes of shares."""
+"""Confidence intervals of means, proportions and changes of proportions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _Z = 1.959964
-"""95 % of a normal distribution lie so many standard deviations around its mean."""
+"""97.5 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval over ``n`` documents; the bounds are None where they are too few for one."""
+    """A mean with its 95 % interval over ``n`` documents; the bounds are None if one document is too few."""
 
     mean: float
     low: float | None
@@ -22,7 +22,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % Student interval of independent values."""
+    """Return the mean and 95 % Student interval of independent values."""
     n = len(values)
     mean = sum(values) / n
     if n < 2:
@@ -31,44 +31,44 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def around(mean: float, error: float, n: int) -> Interval:
-    """95 % Student interval around a mean with a standard error over ``n`` documents."""
+    """Return the 95 % Student interval around a mean with a standard error over ``n`` documents."""
     reach = student(n) * error
     return Interval(mean, mean - reach, mean + reach, n)
 
 
 def wilson(values: Sequence[float]) -> Interval:
-    """Share of ones among zeros and ones with its 95 % score interval (Wilson 1927), which 0 of 12 has too."""
+    """Return the proportion of ones among zeros and ones with its 95 % score interval (Wilson 1927)."""
     n = len(values)
     share = sum(values) / n
     return Interval(share, *share_bounds(share, n), n)
 
 
 def share_bounds(share: float, n: float) -> tuple[float, float]:
-    """Ends of Wilson's interval of a share of ``n``, which need not be whole where its parts count differently."""
+    """Return the bounds of Wilson's interval of a proportion of ``n``, which may be a fractional effective size."""
     middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     reach = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def change_bounds(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """Ends of the 95 % interval of a share's change when the same ``n`` are asked twice (Bonett & Price 2012).
+    """Return the 95 % interval of the change of a proportion over ``n`` pairs (Bonett & Price 2012).
 
-    The adjusted Wald interval: one more is gained and one more lost, so that it has a width where nothing changed, and
-    its middle is a little nearer to zero than the change.
+    The adjusted Wald interval counts one more gain and one more loss: its width is positive if nothing changed, and its
+    centre is slightly closer to zero than the change.
     """
     middle, reach = (gained - lost) / (n + 2), _Z * change_error(gained, lost, n)
     return max(-1.0, middle - reach), min(1.0, middle + reach)
 
 
 def change_error(gained: int, lost: int, n: int) -> float:
-    """Standard error of such a change, above 0 also where none changed."""
+    """Return the standard error of such a change, which is positive even if nothing changed."""
     up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
     return math.sqrt((up + down - (up - down) ** 2) / (n + 2))
 
 
 @functools.cache
 def student(n: int) -> float:
-    """97.5 % quantile of Student's distribution for the mean of ``n`` values, 2 or more."""
+    """Return the 97.5 % quantile of Student's distribution for the mean of ``n >= 2`` values."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
@@ -77,7 +77,7 @@ def student(n: int) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """Share of Student's distribution within ``±√degrees · tan(angle)`` (Abramowitz & Stegun 1964, 26.7.3 and 4)."""
+    """Return the probability of ``|t| < √degrees · tan(angle)`` (Abramowitz & Stegun 1964, 26.7.3 and 4)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     term, total = (cosine, 0.0) if odd else (1.0, 0.0)

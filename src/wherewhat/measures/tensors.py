@@ -1,22 +1,24 @@
-"""Statistics of tensors: intervals over documents, correlations, ranks, and next-token losses."""
+"""Statistics and checks of tensors: intervals over documents, correlations, ranks, and next-token losses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import MeasureError
 from wherewhat.measures.statistics import interval, share_bounds
 
 
 def over_documents(values: Tensor) -> Tensor:
-    """95 % Student intervals of means over documents, ``(heads, 2)`` float64.
+    """Return 95 % Student intervals of means over documents, ``(heads, 2)`` float64.
 
-    Queries of one text are less independent than texts, so that each document counts once, by its mean. Of a single
-    document the interval is over its queries, and says nothing of other texts. NaN values are left out; the bounds are
-    NaN where fewer than two are left.
+    Queries of one text are less independent than texts, so each document counts once, by its mean. The interval of a
+    single document is over its queries and says nothing about other texts. NaN values are left out; the bounds are NaN
+    where fewer than two are left.
 
     Args:
         values: ``(heads, documents, queries)``.
@@ -44,20 +46,20 @@ def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:
 
 
 def correlation(x: Tensor, y: Tensor) -> float:
-    """Pearson correlation of two ``(n,)`` where both are defined; NaN for fewer than 3, or if one is constant."""
+    """Return the Pearson correlation of two ``(n,)``, NaN left out; NaN for fewer than 3 or a constant."""
     known = ~(x.isnan() | y.isnan())
     if int(known.sum()) < 3:
         return torch.nan
     both = torch.stack([x[known], y[known]]).double()
     centred = both - both.mean(1, keepdim=True)
     squares = centred.square().sum(1)
-    if bool((squares <= 1e-28 * both.square().sum(1)).any()):  # of a constant, rounding is left
+    if bool((squares <= 1e-28 * both.square().sum(1)).any()):  # only rounding is left of a constant
         return torch.nan
     return float(centred.prod(0).sum() / squares.prod().sqrt())
 
 
 def centred_ranks(x: Tensor) -> Tensor:
-    """Ranks along the last dimension of ``x`` ``(..., m)``, around zero, float64; equal values share a mean rank."""
+    """Return ranks along the last dimension of ``x`` ``(..., m)``, centred, float64; ties share their mean rank."""
     m = x.shape[-1]
     ordered, order = x.sort(-1)
     place = torch.arange(m, device=x.device).expand(x.shape)
@@ -67,7 +69,7 @@ def centred_ranks(x: Tensor) -> Tensor:
         return torch.empty_like(ranks).scatter_(-1, order, ranks)
     first = torch.nn.functional.pad(step, (1, 0), value=True)
     last = torch.nn.functional.pad(step, (0, 1), value=True)
-    # Every run of equal values gets the mean of its first and its last place.
+    # Every run of ties gets the mean of its first and its last rank.
     start = torch.where(first, place, 0).cummax(-1).values
     end = torch.where(last, place, m - 1).flip(-1).cummin(-1).values.flip(-1)
     ranks = (start + end).double() / 2 - (m - 1) / 2
@@ -75,32 +77,82 @@ def centred_ranks(x: Tensor) -> Tensor:
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Cosine of the angle between ``x`` and ``y`` along the last dimension; NaN where one of them is zero."""
+    """Return the cosine similarity of ``x`` and ``y`` along the last dimension; NaN where one of them is zero."""
     norms = x.norm(dim=-1) * y.norm(dim=-1)
     return torch.where(norms > 0, ((x * y).sum(-1) / norms).clamp(-1, 1), torch.nan)
 
 
+def defined(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the entries that are not NaN."""
+    return {name: value for name, value in values.items() if value == value}
+
+
+def per_query_head(x: Tensor, attention: LayerAttention) -> Tensor:
+    """Repeat values ``(kv_heads, ...)`` of key heads for the query heads that read them, ``(heads, ...)``."""
+    return x.repeat_interleave(attention.heads // attention.kv_heads, 0)
+
+
+def rotates(attention: LayerAttention) -> bool:
+    """Return whether a layer rotates its queries and keys by an angle other than zero."""
+    return attention.rotation is not None and bool(attention.rotation.inv_freq.any())
+
+
+def check_single_text(attention: LayerAttention) -> None:
+    """Raise an error unless a layer holds one text with as many keys as queries."""
+    if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
+        raise MeasureError(
+            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for {attention.n} "
+            "queries: measure one text at a time, without a cache"
+        )
+
+
+def check_heads(q: Tensor, k: Tensor) -> None:
+    """Raise an error unless ``q`` is ``(heads, n, d)`` and ``k`` ``(kv_heads, m, d)`` with grouped heads."""
+    if q.ndim != 3 or k.ndim != 3:
+        raise MeasureError(f"q and k must be (heads, n, d), not {tuple(q.shape)} and {tuple(k.shape)}")
+    if k.shape[0] == 0 or q.shape[0] == 0 or q.shape[0] % k.shape[0]:
+        raise MeasureError(
+            f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly: heads must be a multiple of kv_heads"
+        )
+
+
+def check_finite(q: Tensor, k: Tensor) -> None:
+    """Raise an error if queries or keys hold NaN or Inf."""
+    for name, x in (("q", q), ("k", k)):
+        if not bool(x.isfinite().all()):
+            raise MeasureError(f"{name} holds NaN or Inf ({x.dtype}): the model overflows; use float32 or bfloat16")
+
+
 _BLOCK = 1024
-"""Tokens whose logits are held in float32 at a time."""
+"""Number of tokens whose logits are held in float32 at a time."""
 
 _HALF = 2e-2
-"""Precision of a loss in half precision, where models round to three digits what a replacement computes in float32."""
+"""Relative precision of a loss in half precision, where models round to three digits and replacements do not."""
 
 
-def allowed_change(untouched: float, dtypes: Collection[torch.dtype], precision: float) -> float:
-    """Largest change of a loss, in nats, through a replacement that changes nothing.
+def check_faithful(
+    what: str, loss: float, expected: float, *, dtypes: Collection[torch.dtype], precision: float
+) -> None:
+    """Raise an error if an intervention that changes nothing changes the loss.
 
     Args:
-        untouched: Loss of the untouched model. Logits, and so losses above one, are as precise as they are large.
+        what: Name of the intervention.
+        loss: Loss under the intervention, in nats.
+        expected: Loss of the model without it. The precision of losses above one is proportional to their size.
         dtypes: Types that the model computes in.
-        precision: Share of the loss, of one nat at least, that may change in float32.
+        precision: Largest relative change of the loss, of at least one nat, in float32.
     """
     half = any(torch.finfo(dtype).eps > torch.finfo(torch.float32).eps for dtype in dtypes)
-    return (_HALF if half else precision) * max(1.0, untouched)
+    allowed = (_HALF if half else precision) * max(1.0, expected)
+    if not abs(loss - expected) <= allowed:
+        raise MeasureError(
+            f"{what} is not faithful on this model: with nothing changed its loss is {loss:.6g}, without it "
+            f"{expected:.6g} (allowed difference {allowed:.2g})"
+        )
 
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Loss of every token but the first, by the place it is foretold from, ``(n - 1,)`` float64 on the CPU.
+    """Return the loss of every token but the first, by the index it is predicted from, ``(n - 1,)`` float64 on the CPU.
 
     Args:
         logits: Logits ``(1, n or n - 1, vocabulary)``.
@@ -116,5 +168,5 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> float:
-    """Mean cross-entropy of the next token, in nats; arguments as for :func:`token_losses`."""
+    """Return the mean cross-entropy of the next token, in nats; arguments as for :func:`token_losses`."""
     return float(token_losses(logits, ids).mean())

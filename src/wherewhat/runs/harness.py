@@ -16,8 +16,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.extend.generation import generate
 from wherewhat.extend.method import LengthMethod, extended
 from wherewhat.extend.windows import Untouched
-from wherewhat.measures.choices.answers import disturbed, with_behind
-from wherewhat.measures.perturb.changes import Change, nothing
+from wherewhat.measures.choices.answers import continued_positions, perturb_context
+from wherewhat.measures.perturb.changes import Change, no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import trained_length
@@ -221,12 +221,12 @@ class HarnessModel(_Base):  # type: ignore[misc]
     def _disturbed(self, text: str, ids: list[int]) -> Change:
         tokens = torch.tensor(ids, dtype=torch.int64)
         if self.perturb is None or not text:
-            return nothing(tokens)
+            return no_change(tokens)
         kind, rate, seed = self.perturb
         context = text.rstrip()
         spanned = with_spans(self.loaded, context, tokens)
         layer = self._config.layers[0] if kind == "features" else None
-        return disturbed(spanned, kind, rate, seed + text_seed(context), self._config, layer=layer)
+        return perturb_context(spanned, kind, rate, seed + text_seed(context), self._config, layer=layer)
 
     def _scored(self, text: str, context: list[int], continuations: list[list[int]]) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation of one context, and whether it is the greedy one."""
@@ -240,7 +240,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
                 )
             # Each context is cut only as far as its own continuation requires, as in the harness.
             return [self._pass(_cut(change.ids, most, one), [one])[0] for one in continuations]
-        positions = with_behind(change.positions, longest - 1, kind=self._config.kinds[0])
+        positions = continued_positions(change.positions, longest - 1, kind=self._config.kinds[0])
         return self._pass(change.ids, continuations, positions, change.orders)
 
     def _pass(

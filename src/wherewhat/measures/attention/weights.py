@@ -1,9 +1,9 @@
-"""``wherewhat attention``: entropy, sink mass and effective rank per head."""
+"""Attention weights in blocks of queries: entropy, sink mass, effective rank, and attention outputs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +13,14 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention.measurement import AttentionConfig
 from wherewhat.measures.measurement import LayerScores
+from wherewhat.measures.tensors import per_query_head
 
 
 def effective_rank(x: Tensor) -> Tensor:
-    """Effective rank of ``x`` ``(..., n, d)``: exponential of the entropy of its normalised singular values.
+    """Return the effective rank of ``x`` ``(..., n, d)``: exponential of the entropy of its normalised singular values.
 
-    Between 1 (all tokens alike) and min(n, d). Roy & Vetterli, EUSIPCO 2007. Computed from the d×d Gram matrix in
-    float64. Zero tensors give 0.
+    Between 1 (all tokens parallel) and min(n, d); 0 for zero tensors. Roy & Vetterli, EUSIPCO 2007. Computed from the
+    d×d Gram matrix in float64.
     """
     values = _squared_singular_values(x).sqrt()
     total = values.sum(-1, keepdim=True)
@@ -28,14 +29,14 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
-    """Share of the sum of squares of ``x`` ``(..., n, d)`` that its best rank-one approximation holds.
+    """Return the share of the sum of squares of ``x`` ``(..., n, d)`` in its best rank-one approximation.
 
-    The largest squared singular value over the sum of all: between 1 / min(n, d) and 1 (all tokens on one line).
-    Computed from the d×d Gram matrix in float64.
+    The largest squared singular value over the sum of all: between 1 / min(n, d) and 1 (all tokens parallel). Computed
+    from the d×d Gram matrix in float64.
 
     Args:
         x: Tokens.
-        centred: Take the mean token out first; what is left is how tokens differ. NaN where they do not.
+        centred: Subtract the mean token first; NaN where all tokens are equal.
     """
     x = x.double()
     size = x.square().sum((-1, -2))
@@ -43,24 +44,24 @@ def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
         x = x - x.mean(-2, keepdim=True)
     values = _squared_singular_values(x)
     total = values.sum(-1)
-    # Taking the mean out of equal tokens leaves rounding, whose rank says nothing.
+    # Equal tokens without their mean are rounding errors, whose rank is meaningless.
     return torch.where(total > 1e-24 * size, values[..., -1] / total, torch.nan)
 
 
 @functools.lru_cache(maxsize=64)
 def gaussian_rank(n: int, d: int, *, draws: int = 4) -> float:
-    """Mean effective rank of independent Gaussian tokens ``(n, d)``, the rank of tokens that share nothing."""
+    """Return the mean effective rank of independent Gaussian tokens ``(n, d)``."""
     return float(effective_rank(_gaussian(n, d, draws)).mean())
 
 
 @functools.lru_cache(maxsize=64)
 def gaussian_rank_one_share(n: int, d: int, *, draws: int = 4) -> float:
-    """Mean rank-one share of independent Gaussian tokens ``(n, d)``; taking their mean out hardly changes it."""
+    """Return the mean rank-one share of independent Gaussian tokens ``(n, d)``, with or without their mean."""
     return float(rank_one_share(_gaussian(n, d, draws)).mean())
 
 
 def _squared_singular_values(x: Tensor) -> Tensor:
-    """Squared singular values of ``x`` ``(..., n, d)`` in float64, ascending, ``(..., d)``."""
+    """Return the squared singular values of ``x`` ``(..., n, d)``, ascending, ``(..., d)`` float64."""
     x = x.double()
     values: Tensor = torch.linalg.eigvalsh(x.mT @ x)
     return values.clamp_min(0)
@@ -70,21 +71,56 @@ def _gaussian(n: int, d: int, draws: int) -> Tensor:
     return torch.randn(draws, n, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+def query_blocks(attention: LayerAttention, block_mib: int) -> Iterator[slice]:
+    """Yield blocks of consecutive queries whose float32 logits take ``block_mib`` MiB, at least one query each."""
+    step = max(1, block_mib * 2**20 // (4 * attention.heads * attention.m))
+    for start in range(0, attention.n, step):
+        yield slice(start, min(attention.n, start + step))
+
+
+def attention_output(
+    attention: LayerAttention, *, block_mib: int = 64, pattern: Callable[[slice], Tensor] | None = None
+) -> Tensor:
+    """Compute the attention output ``(batch, n, heads, d_v)``, a block of queries at a time.
+
+    Args:
+        attention: One layer.
+        block_mib: Memory for one block of logits, in MiB.
+        pattern: Function that returns the attention weights ``(batch, heads, rows, m)`` of a block of queries; None for
+            the layer's own weights.
+    """
+    pattern = pattern or attention.pattern
+    dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
+    value = attention.value.to(dtype).repeat_interleave(attention.heads // attention.value.shape[1], 1)
+    output = torch.empty(
+        value.shape[0], attention.n, attention.heads, value.shape[-1], dtype=dtype, device=value.device
+    )
+    for block in query_blocks(attention, block_mib):
+        output[:, block] = (pattern(block) @ value).transpose(1, 2)
+    return output
+
+
 @dataclass(frozen=True)
 class WeightBlock:
     """Attention weights of consecutive queries of one text.
 
     Attributes:
-        rows: Which queries.
+        rows: Indices of the queries.
         weights: Attention weights, ``(heads, rows, m)``.
         visible: True where a query may see a key, ``(rows, m)``.
-        missing: Weight on the model's own sink column, ``(heads, rows)``; zero where it has none.
+        missing: Weight on the model's own sink column, ``(heads, rows)``; zero if it has none.
     """
 
     rows: slice
     weights: Tensor
     visible: Tensor
     missing: Tensor
+
+    @classmethod
+    def of(cls, attention: LayerAttention, rows: slice, weights: Tensor, visible: Tensor) -> WeightBlock:
+        """Return a block of a layer with the weight that its sink column takes."""
+        missing = torch.zeros_like(weights[..., 0]) if attention.sinks is None else (1 - weights.sum(-1)).clamp_min(0)
+        return cls(rows, weights, visible, missing)
 
     @property
     def seen(self) -> Tensor:
@@ -93,41 +129,38 @@ class WeightBlock:
 
 
 def weight_blocks(attention: LayerAttention, block_mib: int) -> Iterator[WeightBlock]:
-    """Attention weights of all queries, in order.
+    """Yield the attention weights of all queries, in order.
 
     Args:
         attention: One layer, batch 1.
-        block_mib: Memory for the weights of one block, in MiB; one query is the least.
+        block_mib: Memory for the weights of one block, in MiB.
     """
     if attention.rot_q.shape[0] != 1:
         raise MeasureError(
-            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts: look at one text at a time"
+            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts: measure one text at a time"
         )
     if not all(bool(x.isfinite().all()) for x in (attention.rot_q, attention.rot_k)):
         raise MeasureError(
             f"queries or keys of layer {attention.layer} are not finite: the model's activations overflow"
         )
-    step = max(1, block_mib * 2**20 // (4 * attention.heads * attention.m))
-    for start in range(0, attention.n, step):
-        rows = slice(start, min(attention.n, start + step))
+    for rows in query_blocks(attention, block_mib):
         weights = attention.pattern(rows)[0]
-        # A bias of its own gives each head a mask of its own, which differs only where weights are zero anyway.
+        # An additive bias may give heads different masks; they differ only where weights are zero anyway.
         visible = attention.visible(rows)[0].any(0)
-        missing = torch.zeros_like(weights[..., 0]) if attention.sinks is None else (1 - weights.sum(-1)).clamp_min(0)
-        yield WeightBlock(rows, weights, visible, missing)
+        yield WeightBlock.of(attention, rows, weights, visible)
 
 
 @dataclass(frozen=True)
 class AttentionSpread:
-    """How far the heads of one layer spread their attention on one document.
+    """Entropy and sink mass of the heads of one layer on one document.
 
     Attributes:
         entropy: Mean entropy of the attention weights over queries that see at least two keys, nats, ``(heads,)``.
-        uniform_entropy: The same for uniform attention over the visible keys, and the model's own sink column where it
-            has one: the most there can be.
+        uniform_entropy: The same for uniform attention over the visible keys, and the model's own sink column if it has
+            one: the maximum.
         sink_mass: Mean weight on the first tokens over queries after them, ``(heads,)``.
         uniform_sink_mass: The same for uniform attention over the visible keys.
-        learned_sink_mass: Mean weight on the model's own sink column, ``(heads,)``; None where it has none.
+        learned_sink_mass: Mean weight on the model's own sink column, ``(heads,)``; None if it has none.
     """
 
     entropy: Tensor
@@ -137,17 +170,17 @@ class AttentionSpread:
     learned_sink_mass: Tensor | None
 
     def heads(self) -> dict[str, Tensor]:
-        """Values per head by metric."""
+        """Return values per head by metric."""
         found = {"entropy": self.entropy, "sink_mass": self.sink_mass}
         return found if self.learned_sink_mass is None else found | {"learned_sink_mass": self.learned_sink_mass}
 
     def controls(self) -> dict[str, float]:
-        """What uniform attention gives, by metric."""
+        """Return the values of uniform attention by metric."""
         return {"entropy_uniform": self.uniform_entropy, "sink_mass_uniform": self.uniform_sink_mass}
 
 
 class SpreadSums:
-    """Sums behind ``AttentionSpread``, one block of queries after the other.
+    """Accumulate :class:`AttentionSpread` over blocks of queries.
 
     Args:
         attention: The layer whose blocks will be added.
@@ -166,7 +199,7 @@ class SpreadSums:
         self._deciding = self._after_sink = 0
 
     def add(self, block: WeightBlock) -> None:
-        """Take in the next block."""
+        """Add the next block."""
         first = slice(self.sink_tokens)
         seen = block.seen
         nats = torch.special.entr(block.weights).sum(-1) + torch.special.entr(block.missing)
@@ -175,14 +208,14 @@ class SpreadSums:
         self._entropy += nats[:, choice].sum(-1).double()
         self._sink += block.weights[:, late, first].sum((-1, -2)).double()
         self._learned += block.missing.sum(-1).double()
-        # The sink column counts in the entropy, so it is one more place to spread over.
+        # The sink column counts in the entropy, so uniform attention includes it.
         self._uniform_entropy += float((seen[choice] + self._learned_sink).double().log().sum())
         self._uniform_sink += float((block.visible[late, first].sum(-1) / seen[late].clamp_min(1)).double().sum())
         self._deciding += int(choice.sum())
         self._after_sink += int(late.sum())
 
     def result(self) -> AttentionSpread:
-        """Means over the queries of all blocks."""
+        """Return means over the queries of all blocks."""
         return AttentionSpread(
             entropy=(self._entropy / max(1, self._deciding)).cpu(),
             uniform_entropy=self._uniform_entropy / max(1, self._deciding),
@@ -194,12 +227,12 @@ class SpreadSums:
 
 @dataclass(frozen=True)
 class AttentionStats(AttentionSpread):
-    """Statistics of one layer's attention on one document: its spread, and the rank of queries and keys.
+    """Statistics of one layer's attention on one document: entropy, sink mass, and rank of queries and keys.
 
     Attributes:
         q_rank: Effective rank of the queries before rotation, ``(heads,)``.
         k_rank: Effective rank of the keys each head reads, before rotation, ``(heads,)``.
-        gaussian_rank: Effective rank of Gaussian noise of the same shape: tokens that have nothing in common.
+        gaussian_rank: Effective rank of Gaussian noise of the same shape.
     """
 
     q_rank: Tensor
@@ -208,9 +241,9 @@ class AttentionStats(AttentionSpread):
 
 
 def attention_stats(attention: LayerAttention, config: AttentionConfig) -> AttentionStats:
-    """Entropy, sink mass and effective rank of every head of a layer.
+    """Return entropy, sink mass and effective rank of every head of a layer.
 
-    Attention weights are made a block of queries at a time: memory is ``block_mib``, time n².
+    Attention weights are computed a block of queries at a time: memory is ``block_mib``, time O(n²).
 
     Args:
         attention: One layer, batch 1, n queries over m = n keys.
@@ -219,11 +252,10 @@ def attention_stats(attention: LayerAttention, config: AttentionConfig) -> Atten
     spread = SpreadSums(attention, config.sink_tokens)
     for block in weight_blocks(attention, config.block_mib):
         spread.add(block)
-    groups = attention.heads // attention.kv_heads
     return AttentionStats(
         **vars(spread.result()),
         q_rank=effective_rank(attention.q[0]).cpu(),
-        k_rank=effective_rank(attention.k[0]).repeat_interleave(groups).cpu(),
+        k_rank=per_query_head(effective_rank(attention.k[0]), attention).cpu(),
         gaussian_rank=gaussian_rank(attention.m, attention.rot_k.shape[-1]),
     )
 

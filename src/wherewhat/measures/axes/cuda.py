@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048
-"""Entries one program sums up."""
+"""Entries that one program sums."""
 
 
 @triton.jit
@@ -41,12 +41,12 @@ def _scan(x, before, out, n, blocks, WEIGHTED: tl.constexpr, MEAN: tl.constexpr,
 
 
 def cumulative_sum(x: Tensor, *, weighted: bool = False, mean: bool = False) -> Tensor:
-    """Cumulative sum over the last dimension of ``x`` ``(..., n)``, float64.
+    """Return the cumulative sum over the last dimension of ``x`` ``(..., n)``, float64.
 
     Args:
-        x: What to add up.
+        x: Summands.
         weighted: Multiply entry t by n - t first.
-        mean: Divide sum t by t + 1, and put it at n - 1 - t.
+        mean: Divide sum t by t + 1 and store it at n - 1 - t.
     """
     n = x.shape[-1]
     flat = x.contiguous().view(-1, n)
@@ -64,7 +64,7 @@ CHUNK = 64
 """Tokens of a chunk."""
 
 SPAN = 16
-"""Chunks one program runs through when it adds up Gram matrices."""
+"""Chunks that one program processes when it sums Gram matrices."""
 
 _SPECTRA = 2**33
 """Bytes of Fourier transforms held at a time (twice: before and after)."""
@@ -79,7 +79,7 @@ def _two(x):
 
 @triton.jit
 def _product(a_high, a_low, b_high, b_low, total):
-    """``total`` plus the product of two such sums; what is left out is 2⁻¹⁸ of it."""
+    """``total`` plus the product of two such sums, with a relative error of 2⁻¹⁸."""
     total = tl.dot(a_low, b_high, total)
     total = tl.dot(a_high, b_low, total)
     return tl.dot(a_high, b_high, total)
@@ -87,7 +87,7 @@ def _product(a_high, a_low, b_high, b_low, total):
 
 @triton.jit
 def _centred(x, mean, row, token, n, D: tl.constexpr):
-    """Tokens of row ``row`` of ``x`` (rows, n, D) around its mean, zero beyond the text."""
+    """Tokens of row ``row`` of ``x`` (rows, n, D) minus its mean, zero beyond the text."""
     d = tl.arange(0, D)
     inside = (token < n)[:, None]
     place = (row.to(tl.int64) * n + token[:, None]) * D + d[None, :]
@@ -213,7 +213,7 @@ def _chunks(
 
 
 def applies(q: Tensor) -> bool:
-    """Whether the kernels can take ``q`` ``(heads, n, d)``: not float64, d a power of two from 16 to 128.
+    """Whether the kernels support ``q`` ``(heads, n, d)``: not float64, d a power of two from 16 to 128.
 
     GPUs older than Hopper have less shared memory than a chunk needs.
     """
@@ -222,10 +222,10 @@ def applies(q: Tensor) -> bool:
 
 
 def triangle_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Packed sums, sums of squares, query terms and key terms of the whole triangle.
+    """Return packed sums, sums of squares, query terms and key terms of the whole triangle.
 
     Args:
-        q: Queries by key head they read, ``(kv, groups, n, d)``.
+        q: Queries, grouped by the key head they read, ``(kv, groups, n, d)``.
         k: Keys, ``(kv, n, d)``.
         length: Length of the FFT, 2n - 1 at least.
 
@@ -269,7 +269,7 @@ def _some_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Te
 
 
 def _chunk_sums(x: Tensor, chunks: int) -> Tensor:
-    """Sum of ``x`` ``(rows, n, d)`` over each chunk, ``(rows, d, chunks)`` float32."""
+    """Return the sum of ``x`` ``(rows, n, d)`` over each chunk, ``(rows, d, chunks)`` float32."""
     rows, n, d = x.shape
     out = torch.empty(rows, d, chunks, dtype=torch.float32, device=x.device)
     _sums[(chunks, rows)](x, out, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
@@ -277,7 +277,7 @@ def _chunk_sums(x: Tensor, chunks: int) -> Tensor:
 
 
 def _gram_matrices(k: Tensor, mean: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
-    """Gram matrix of the centred keys before each chunk, as two bfloat16 tensors ``(kv, chunks, d, d)``."""
+    """Return the Gram matrix of the centred keys before each chunk, as two bfloat16 ``(kv, chunks, d, d)``."""
     kv, n, d = k.shape
     spans = -(-chunks // SPAN)
     totals = torch.empty(kv, spans, d, d, dtype=torch.float32, device=k.device)
@@ -290,7 +290,7 @@ def _gram_matrices(k: Tensor, mean: Tensor, chunks: int) -> tuple[Tensor, Tensor
 
 
 def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor, length: int) -> Tensor:
-    """``Σ_j q[j + d] · k[j]`` for every distance, centred, ``(heads, n)`` float32."""
+    """Return ``Σ_j q[j + d] · k[j]`` for every distance, centred, ``(heads, n)`` float32."""
     heads, n, d = q.shape
     planes = torch.empty(heads + k.shape[0], d // 2, length, dtype=torch.complex64, device=q.device)
     for x, mean, out in ((q, mean_q, planes[:heads]), (k, mean_k, planes[heads:])):

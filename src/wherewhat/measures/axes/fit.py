@@ -11,6 +11,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
 from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
+from wherewhat.measures.tensors import check_heads
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,18 @@ class AxesFit:
     Attributes:
         r: Correlation of fitted and true logits, √(1 − SSE/TSS), ``(heads,)``. NaN where the logits are constant.
         r_subset: The same for every subset of the axes, from ``"a"`` to ``"abc"``.
-        r_behaviour: √(1 − SSE_abc / SSE_b), ``(heads,)``: b cancels in softmax, so it should not count. NaN where the
-            logits are a query term alone.
-        noise_floor: r that pure noise would give.
+        r_behaviour: √(1 − SSE_abc / SSE_b), ``(heads,)``: r without b, which cancels in softmax. NaN where the logits
+            are a query term alone.
+        noise_floor: r of pure noise.
         adjusted_r2: R² corrected for the number of parameters, ``(heads,)``.
         own: R² of each axis alone, ``(heads,)`` by axis.
-        unique: What R² loses without the axis, ``(heads,)`` by axis.
+        unique: Decrease of R² without the axis, ``(heads,)`` by axis.
         sse: Sum of squared errors of the full fit, ``(heads,)``.
         tss: Sum of squares around the mean, ``(heads,)``.
         mean: Mean logit, ``(heads,)``.
-        a: Distance curve, ``(heads, width)``; entry 0 is the smallest distance looked at.
+        a: Distance curve, ``(heads, width)``; entry 0 is the smallest distance used.
         b: Query effects, ``(heads, n)``; entry 0 is the first query that sees a key.
-        c: Key effects, ``(heads, n)``; entry 0 is the first key looked at.
+        c: Key effects, ``(heads, n)``; entry 0 is the first key used.
         pairs: Number of (query, key) pairs.
         rank: Number of free parameters.
         method: How the margins were computed.
@@ -76,7 +77,7 @@ def fit_axes(
 ) -> AxesFit:
     """Fit ``W[i, j] ≈ a[i-j] + b[i] + c[j]`` over the causal pairs, for every subset of the axes.
 
-    ``W = softcap(scale · q kᵀ) + biases``, as it enters softmax. No gradients go through it.
+    ``W = softcap(scale · q kᵀ) + biases``, as it enters softmax. Not differentiable.
 
     Args:
         q: Rotated queries, ``(heads, n, d)``.
@@ -87,11 +88,11 @@ def fit_axes(
         key_bias: Bias that depends on the key alone, ``(n,)`` or ``(heads, n)``; in closed form.
         bias: Any other known bias, broadcastable to ``(heads, n, n)``; time becomes n².
         window: Only distances below this (sliding window).
-        skip: Leave out the first keys (attention sinks).
+        skip: Number of first keys to leave out (attention sinks).
         min_distance: Leave out smaller distances.
         padding: Padded tokens to leave out at the left and at the right.
         method: ``linear`` (time n), ``blocked`` (time n²), or the faster of the two that applies.
-        block: Rows made at a time by the blocked method.
+        block: Rows computed at a time by the blocked method.
     """
     heads, n = _check(q, k, window, skip, min_distance, padding)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -106,9 +107,11 @@ def fit_axes(
     if method == "linear" and not bilinear:
         raise MeasureError("method='linear' needs bilinear logits: leave out softcap and bias, or use 'auto'")
     if method == "auto":
-        method = "linear" if bilinear and not faster_blocked(side, width, q.shape[-1]) else "blocked"
+        # Short texts and narrow windows: computing the logits is faster than the sums in linear time.
+        short = min(side, 2 * width) <= 6 * max(64, q.shape[-1])
+        method = "linear" if bilinear and not short else "blocked"
     band = Band(side, width, q.device)
-    # What is known to be additive is kept apart from the sums, where it would only cancel.
+    # Known additive terms are kept separate from the sums, where they would cancel and lose precision.
     offset = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=q.device)
     by_distance, by_query, by_key = band.unpack(offset)
     if bilinear:
@@ -132,28 +135,23 @@ def fit_axes(
     if key_bias is not None:
         by_key += key_bias[..., keys].to(offset)
     whole = width == side
-    # On a GPU the answer is asked for last: waiting for it here would leave the GPU idle while the solve is launched.
+    # On a GPU the check is read last: waiting for it here would leave the GPU idle while the solve is launched.
     fit = fit_margins(margins, offset, method=method) if whole and q.is_cuda else None
     if not bool(finite):
         raise MeasureError(f"the logits are not finite: q or k hold NaN or Inf, or overflow {dtype}")
     return fit or fit_margins(margins, offset, method=method)
 
 
-def faster_blocked(n: int, width: int, d: int) -> bool:
-    """Whether making the logits is faster than the sums in linear time: short texts and narrow windows."""
-    return min(n, 2 * width) <= 6 * max(64, d)
-
-
 def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
-    """The decomposition of a matrix known by its margins, plus known additive terms, packed ``(heads, size)``."""
+    """Fit a matrix given by its margins plus known additive terms, packed ``(heads, size)``."""
     band = margins.band
     fits = fit_subsets(margins, offset)
     sse, tss, mean = fits.sse, fits.tss, fits.mean
-    # Rounding leaves constant logits a TSS of about 1e-14 of what they were added up from.
+    # For constant logits, rounding leaves a TSS of about 1e-14 of the squares of the summands.
     varies = tss > 1e-12 * fits.reach.clamp_min(1e-300)
     share = torch.where(varies, 1 - sse / tss.clamp_min(1e-300), torch.nan).clamp_(0, 1)
     whole, query = sse[-1], sse[SUBSETS.index("b")]
-    left = varies & (query > 1e-12 * fits.reach)  # of a query term alone, rounding is all that is left
+    left = varies & (query > 1e-12 * fits.reach)  # else only rounding is left beside a query term
     behaviour = torch.where(left, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_()
     r = share.sqrt()
     # Without a, b, c in turn: bc, ac, ab.
@@ -181,7 +179,7 @@ def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
 
 
 def canonical(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same sum with c of zero mean and zero slope, b of zero mean, and a taking the rest."""
+    """Return terms with the same sum, c of zero mean and zero slope, b of zero mean, and the rest in a."""
     n = c.shape[-1]
     index = torch.arange(n, dtype=c.dtype, device=c.device)
     centred = index - index.mean()
@@ -217,12 +215,9 @@ def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Ten
 def _check(
     q: Tensor, k: Tensor, window: int | None, skip: int, min_distance: int, padding: tuple[int, int]
 ) -> tuple[int, int]:
-    if q.ndim != 3 or k.ndim != 3:
-        raise MeasureError(f"q and k must be (heads, n, d), not {tuple(q.shape)} and {tuple(k.shape)}")
+    check_heads(q, k)
     if q.shape[1:] != k.shape[1:]:
         raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree in tokens and dimension")
-    if k.shape[0] == 0 or q.shape[0] % k.shape[0]:
-        raise MeasureError(f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly")
     if min(skip, min_distance, *padding) < 0:
         raise MeasureError(f"skip={skip}, min_distance={min_distance} and padding={padding} must not be negative")
     n = q.shape[1] - sum(padding) - skip - min_distance
@@ -237,7 +232,7 @@ def _check(
 
 @dataclass(frozen=True)
 class SharedCurve:
-    """A head's common distance curve.
+    """Distance curves that all documents share, one per head.
 
     Attributes:
         a: The curve, ``(heads, width)``.
@@ -253,11 +248,11 @@ class SharedCurve:
 
 
 def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, mean: Tensor, *, n: int) -> SharedCurve:
-    """Fit one ``a`` per head over many documents, with ``b`` and ``c`` of each document's own, exactly.
+    """Fit one ``a`` per head over many documents, with separate ``b`` and ``c`` for each document, exactly.
 
     Least squares is linear in the logits, and documents of one length have the same normal equations, so the common
-    curve is the mean of the separate ones. A document's error grows by what of the difference ``a_t - a`` its own b and
-    c cannot take over, which is again a least-squares fit, of a matrix known in closed form.
+    curve is the mean of the separate ones. A document's error increases by the part of ``a_t - a`` that its own b and c
+    cannot absorb, which is again a least-squares fit, of a matrix known in closed form.
 
     Args:
         a: Each document's own curve in the canonical gauge, ``(documents, heads, width)``.

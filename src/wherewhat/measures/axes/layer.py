@@ -1,4 +1,4 @@
-"""``wherewhat axes``: the three-axis fit of every head."""
+"""Three-axis fit of a captured layer: its mask and bias, controls, and scores."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from wherewhat.measures.axes.fit import AxesFit, fit_axes, shared_curve
 from wherewhat.measures.axes.measurement import AxesConfig, Method
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores
+from wherewhat.measures.tensors import check_single_text, per_query_head
 
 
 def fit_layer(attention: LayerAttention, *, skip: int = 0, min_distance: int = 0, method: Method = "auto") -> AxesFit:
-    """Decompose the logits of a captured layer, exactly as they enter softmax.
+    """Fit the logits of a captured layer by three axes, exactly as they enter softmax.
 
     Args:
         attention: One layer of a pass over one text without cache.
-        skip: Leave out the first keys.
+        skip: Number of first keys to leave out.
         min_distance: Leave out smaller distances.
         method: As for :func:`fit_axes`.
     """
-    if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
-        raise MeasureError(
-            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for {attention.n} "
-            "queries: decompose one text at a time, without a cache"
-        )
+    check_single_text(attention)
     return fit_axes(
         attention.rot_q[0],
         attention.rot_k[0],
@@ -46,26 +43,26 @@ def fit_layer(attention: LayerAttention, *, skip: int = 0, min_distance: int = 0
 
 
 def band_width(attention: LayerAttention) -> int | None:
-    """Number of distances a query sees: the sliding window, or None for all."""
+    """Return the number of distances that a query sees: the sliding window, or None for all."""
     if attention.mask.only_causal:
         return None
     rows = _sample(attention.n, attention.mask.device)
-    seen = attention.visible(rows)
-    width = int(seen[0, 0, -1].sum())
-    j = torch.arange(attention.m, device=seen.device)
+    visible = attention.visible(rows)
+    width = int(visible[0, 0, -1].sum())
+    j = torch.arange(attention.m, device=visible.device)
     band = (j <= rows[:, None]) & (j > rows[:, None] - width)
-    right = (seen == band).flatten(0, 1).all(0).all(-1)
-    if not bool(right.all()):
-        row = int(rows[~right][0])
+    is_band = (visible == band).flatten(0, 1).all(0).all(-1)
+    if not bool(is_band.all()):
+        row = int(rows[~is_band][0])
         raise MeasureError(
             f"layer {attention.layer} does not see the last {width} keys at token {row}: its mask is not a causal "
-            "band (chunks, padding or prefixes), which the three axes are not defined on"
+            "band (chunks, padding or prefixes), and the three axes are not defined on other masks"
         )
     return None if width == attention.m else width
 
 
 def bias_options(attention: LayerAttention) -> dict[str, Any]:
-    """The layer's additive bias in the cheapest form that says it all: by key, by distance, or as a matrix."""
+    """Return the layer's additive bias as arguments of :func:`fit_axes`: by key, by distance, or as a matrix."""
     n = attention.n
     rows = _sample(n, attention.mask.device)
     given = attention.bias(rows)
@@ -89,7 +86,7 @@ def bias_options(attention: LayerAttention) -> dict[str, Any]:
 
 
 def gaussian_like(x: Tensor, *, seed: int) -> Tensor:
-    """Independent Gaussian vectors with the norms of ``x`` ``(..., d)``: tokens that have nothing in common."""
+    """Return independent Gaussian vectors with the norms of ``x`` ``(..., d)``."""
     generator = torch.Generator(x.device).manual_seed(seed)
     noise = torch.randn(x.shape, generator=generator, device=x.device)
     matched: Tensor = noise * (x.float().norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))
@@ -97,22 +94,21 @@ def gaussian_like(x: Tensor, *, seed: int) -> Tensor:
 
 
 def _sample(n: int, device: torch.device) -> Tensor:
-    """A few rows, ascending, first and last among them."""
+    """Return a few rows, ascending, including the first and the last."""
     rows = {0, 1, n // 5, n // 3, n // 2, (3 * n) // 4, n - 2, n - 1}
     return torch.tensor(sorted(row for row in rows if 0 <= row < n), device=device)
 
 
 def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
-    """Fit every head of a layer and return correlations, shares, ranks and curves."""
+    """Fit every head of a layer; return correlations, shares, ranks and curves."""
     fit = fit_layer(attention, skip=config.skip, min_distance=config.min_distance, method=config.method)
-    groups = attention.heads // attention.kv_heads
     heads: dict[str, Tensor] = {"r": fit.r, "r_behaviour": fit.r_behaviour, "adjusted_r2": fit.adjusted_r2}
     heads |= {f"r_{subset}": fit.r_subset[subset] for subset in SUBSETS if subset != "abc"}
     heads |= {f"unique_{axis}": fit.unique[axis] for axis in "abc"}
     heads |= {"sse": fit.sse, "tss": fit.tss, "logit_mean": fit.mean}
     heads["q_rank"] = effective_rank(attention.q[0])
-    heads["k_rank"] = effective_rank(attention.k[0]).repeat_interleave(groups)
-    # Under the layer's own mask, biases and soft-cap, which have a share in r that no token has.
+    heads["k_rank"] = per_query_head(effective_rank(attention.k[0]), attention)
+    # The control keeps the layer's mask, biases and soft-cap, which contribute to r independently of the tokens.
     noise_layer = replace(
         attention,
         rot_q=gaussian_like(attention.rot_q, seed=attention.layer),
@@ -135,10 +131,10 @@ def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
     )
 
 
-def pooled(layers: Sequence[LayerScores]) -> Mapping[str, float]:
-    """Correlation over all logits of all heads at once, around one common mean.
+def pooled_scores(layers: Sequence[LayerScores]) -> Mapping[str, float]:
+    """Return the correlation over all logits of all heads at once, around one common mean.
 
-    Pooling adds the differences between heads' means to what is explained, so it is larger than the mean over heads.
+    Differences between heads' means count as explained, so it is larger than the mean over heads.
     """
     sse = torch.cat([layer.heads["sse"] for layer in layers])
     tss = torch.cat([layer.heads["tss"] for layer in layers])
@@ -149,8 +145,8 @@ def pooled(layers: Sequence[LayerScores]) -> Mapping[str, float]:
     return {"pooled_r": float((1 - sse.sum() / total).clamp_min(0).sqrt())} if float(total) > 0 else {}
 
 
-def shared(documents: Sequence[DocumentScores]) -> DocumentScores:
-    """One distance curve per head over all documents: what r keeps of it says whether *where* belongs to the head."""
+def shared_scores(documents: Sequence[DocumentScores]) -> DocumentScores:
+    """Return r of every head with one distance curve for all documents, next to r with separate curves."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):
         if any("a" not in layer.curves for layer in same):

@@ -12,18 +12,18 @@ from wherewhat.measures.axes.solver import Band, Margins
 from wherewhat.numerics import has_triton
 
 Logits = Callable[[int, int, int, int], Tensor]
-"""``logits(i0, i1, j0, j1)``: rows i0…i1 and columns j0…j1 of the matrix, ``(heads, …, …)``, a new tensor."""
+"""``logits(i0, i1, j0, j1)`` returns rows i0…i1 and columns j0…j1 of the matrix, ``(heads, …, …)``, a new tensor."""
 
 
 def blocked_margins(logits: Logits, heads: int, n: int, width: int, *, device: torch.device, block: int) -> Margins:
-    """Margins of a matrix that is made a block at a time.
+    """Return the margins of a matrix that is computed a block of rows at a time.
 
     Args:
-        logits: Makes a block.
+        logits: Computes a block.
         heads: Number of matrices.
         n: Side of the triangle.
         width: Number of distances.
-        device: Where the blocks are.
+        device: Device of the blocks.
         block: Rows of a block.
     """
     band = Band(n, width, device)
@@ -47,28 +47,28 @@ def blocked_margins(logits: Logits, heads: int, n: int, width: int, *, device: t
 
 
 def _diagonal_sums(w: Tensor) -> Tensor:
-    """Sums along diagonals of ``(heads, rows, columns)``, from the lower left corner to the upper right.
+    """Return sums along diagonals of ``(heads, rows, columns)``, from the lower left corner to the upper right.
 
-    A row more of padding per line makes each diagonal of the matrix a column of its storage.
+    Rows padded by one more entry than the matrix has rows store each diagonal as a column.
     """
     heads, rows, columns = w.shape
-    padded = torch.nn.functional.pad(w.flip(1), (0, rows))
+    padded = pad(w.flip(1), (0, rows))
     skewed = padded.reshape(heads, -1)[:, : rows * (rows + columns - 1)].view(heads, rows, rows + columns - 1)
     return skewed.sum(1)
 
 
 _SLICE = {"cpu": 2**21, "cuda": 2**27}
-"""Entries of q worked on at a time: on a CPU what its caches hold, on a GPU what its memory spares."""
+"""Entries of q processed at a time: limited by caches on a CPU, by memory on a GPU."""
 
 _SPECTRUM = {"cpu": 2**19, "cuda": 2**28}
-"""Complex numbers of Fourier transforms held at a time, likewise."""
+"""Complex entries of Fourier transforms held at a time, likewise."""
 
 
 def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) -> tuple[Margins, Tensor, Tensor]:
-    """Margins of ``q_i · k_j`` on a causal band, around the means of queries and keys.
+    """Return the margins of ``q_i · k_j`` on a causal band, around the means of queries and keys.
 
     ``q_i · k_j = (q_i - q̄) · (k_j - k̄) + q_i · k̄ + q̄ · (k_j - k̄)``: the last two are a query and a key term, known
-    exactly. Keeping them apart keeps the sums of squares from cancelling, which in trained models they otherwise do.
+    exactly. Keeping them separate avoids cancellation in the sums of squares, which is severe in trained models.
 
     Args:
         q: Queries, ``(heads, n, d)``.
@@ -100,7 +100,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
 
 
 def _has_kernels(q: Tensor) -> bool:
-    """Whether ``q`` is on a GPU, of a kind the kernels take, and long enough to be worth starting them."""
+    """Whether ``q`` is on a GPU, supported by the kernels, and long enough for them to be faster."""
     if q.numel() < 2**22 or not has_triton(q.device):
         return False
     from wherewhat.measures.axes.cuda import applies
@@ -109,12 +109,12 @@ def _has_kernels(q: Tensor) -> bool:
 
 
 def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Packed sums, sum of squares, query terms and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
+    """Return packed sums, sum of squares, query and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
     kv, groups, n, _ = q.shape
     q, k, query_terms, key_terms = centre(q, k)
     rows, columns, squares = _triangle(q, k)
     if width < n:
-        # A band is the triangle without the smaller triangle of its far pairs.
+        # A band is the triangle minus the smaller triangle of the far pairs.
         far_rows, far_columns, far_squares = _triangle(q[:, :, width:], k[:, : n - width])
         rows[..., width:] -= far_rows
         columns[..., : n - width] -= far_columns
@@ -124,10 +124,10 @@ def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, 
 
 
 def centre(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries ``(kv, groups, n, d)`` and keys ``(kv, n, d)`` around their means, and the terms this takes out.
+    """Subtract the means of queries ``(kv, groups, n, d)`` and keys ``(kv, n, d)``.
 
     Returns:
-        Centred queries and keys, query terms and key terms, the last two ``(kv · groups, n)`` float64.
+        Centred queries and keys, and the query and key terms removed from the logits, ``(kv · groups, n)`` float64.
     """
     kv, groups, n, d = q.shape
     mean_q, mean_k = q.mean(-2, keepdim=True), k.mean(-2, keepdim=True)
@@ -138,7 +138,7 @@ def centre(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Row sums, column sums ``(kv, groups, n)`` and sum of squares ``(kv, groups)`` of the causal triangle.
+    """Return row sums, column sums ``(kv, groups, n)`` and sum of squares ``(kv, groups)`` of the causal triangle.
 
     Args:
         q: ``(kv, groups, n, d)``.
@@ -148,8 +148,8 @@ def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = min(n, max(64, d))
     chunks = -(-n // size)
     if spare := chunks * size - n:
-        q, k = pad(q, (0, 0, 0, spare)), pad(k, (0, 0, 0, spare))  # zeros add nothing to any sum
-    # Heads that share keys stand side by side, so that no product has to repeat its keys.
+        q, k = pad(q, (0, 0, 0, spare)), pad(k, (0, 0, 0, spare))  # zeros do not change the sums
+    # Heads that share keys are adjacent, so that no product repeats its keys.
     q = q.view(kv, groups, chunks, size, d).transpose(1, 2).reshape(kv, chunks, groups * size, d)
     k = k.view(kv, chunks, size, d)
     inside = (q @ k.mT).view(kv, chunks, groups, size, size).tril_()
@@ -172,15 +172,15 @@ def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """Sum of products of ``(kv, chunks, groups, …)``, one chunk at a time and then in float64, ``(kv, groups)``."""
+    """Return the sum of products of ``(kv, chunks, groups, …)``, over chunks in float64, ``(kv, groups)``."""
     products: Tensor = torch.linalg.vecdot(x.flatten(3), y.flatten(3))
     return products.double().sum(1)
 
 
 def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
-    """``Σ_j q[j + d] · k[j]`` for every distance d below ``width``, ``(kv, groups, width)`` float64.
+    """Return ``Σ_j q[j + d] · k[j]`` for every distance d below ``width``, ``(kv, groups, width)`` float64.
 
-    Two real dimensions make one complex one, ``Re(z_q z̄_k)`` being their dot product: half the transforms.
+    Two real dimensions form one complex one with ``Re(z_q z̄_k)`` as dot product: half the transforms.
 
     Args:
         q: ``(kv, groups, n, d)``.
@@ -202,7 +202,7 @@ def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
 
 
 def _spectrum(x: Tensor, length: int) -> Tensor:
-    """Fourier transform over tokens of ``(..., n, d)``, padded to ``length``, ``(..., planes, length)``."""
+    """Return the Fourier transform over tokens of ``(..., n, d)``, padded to ``length``, ``(..., planes, length)``."""
     n, d = x.shape[-2:]
     dtype = torch.complex128 if x.dtype == torch.float64 else torch.complex64
     padded = torch.zeros(*x.shape[:-2], d // 2, length, dtype=dtype, device=x.device)
@@ -212,6 +212,6 @@ def _spectrum(x: Tensor, length: int) -> Tensor:
 
 
 def fft_length(least: int) -> int:
-    """Smallest 2^a, 3·2^a or 5·2^a that is long enough: lengths FFTs are fast at."""
+    """Return the smallest 2^a, 3·2^a or 5·2^a that is at least ``least``: lengths at which FFTs are fast."""
     power = 1 << max(0, (least - 1).bit_length())
     return min(x for x in (power, 5 * power // 8, 3 * power // 4) if x >= least)

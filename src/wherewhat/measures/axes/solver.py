@@ -1,4 +1,4 @@
-"""Solve the normal equations of the three-axis fit over a band or any mask."""
+"""Least squares for the three axes: in closed form on the causal triangle, by conjugate gradients on a band."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Band:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Number of distances, queries and keys: how values of the three axes are packed into one vector."""
+        """Number of distances, queries and keys: the layout of a packed vector."""
         return self.width, self.n, self.n
 
     @cached_property
     def counts(self) -> Tensor:
-        """Pairs at each distance, of each query and of each key, packed, ``(size,)`` float64."""
+        """Number of pairs at each distance, of each query and of each key, packed, ``(size,)`` float64."""
         by_distance = self.n - torch.arange(self.width, device=self.device, dtype=torch.float64)
         by_query = torch.arange(1, self.n + 1, device=self.device, dtype=torch.float64).clamp_max(self.width)
         return self.pack(by_distance, by_query, by_query.flip(0))
 
     @staticmethod
     def pack(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Values by distance, query and key as one vector ``(..., size)``."""
+        """Return values by distance, query and key as one vector ``(..., size)``."""
         return torch.cat([a, b, c], -1)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values by distance ``(..., width)``, query ``(..., n)`` and key ``(..., n)``."""
+        """Return values by distance ``(..., width)``, query ``(..., n)`` and key ``(..., n)``, as views."""
         w, n = self.width, self.n
         return packed[..., :w], packed[..., w : w + n], packed[..., w + n :]
 
@@ -56,11 +56,11 @@ class Band:
 
     @property
     def rank(self) -> int:
-        """Free parameters of a + b + c: two constants and a ramp are counted twice among them."""
+        """Number of free parameters of a + b + c: two constants and a linear ramp are redundant."""
         return 2 * self.n + self.width - 3
 
     def normal(self, packed: Tensor) -> Tensor:
-        """Sums of ``a[i-j] + b[i] + c[j]`` along diagonals, rows and columns: the normal matrix times (a, b, c).
+        """Return sums of ``a[i-j] + b[i] + c[j]`` along diagonals, rows and columns: the normal matrix times (a, b, c).
 
         Args:
             packed: Values by distance, query and key, ``(..., size)``.
@@ -77,7 +77,7 @@ class Band:
         tail_b += b  # Σ_{i ≥ d} b
         diagonals += tail_b[..., :w]
         diagonals += sum_c.flip(-1)[..., :w]
-        # Distances a query sees are 0 … min(i, w-1); a key is seen at the same ones counted from the end.
+        # A query sees the distances 0 … min(i, w-1); a key is seen at the same ones, counted from the end.
         rows[..., :w] += sum_a
         columns[..., n - w :] += sum_a.flip(-1)
         rows += sum_c
@@ -89,7 +89,7 @@ class Band:
 
 
 class Triangle:
-    """Operators on functions of one coordinate of the simplex, ``(..., n)`` float64."""
+    """Operators on functions ``(..., n)`` float64 of one coordinate of the simplex (the causal triangle)."""
 
     def __init__(self, n: int, device: torch.device) -> None:
         self._kernels = n >= 4096 and has_triton(device)
@@ -103,7 +103,7 @@ class Triangle:
         self._flow_1 = x * (x + 1) * (n - 1 - x) * (n - x) * (n + 1 - x)
 
     def explained_by_pair(self, x: Tensor, y: Tensor) -> Tensor:
-        """Squares that the best terms of two coordinates explain, ``(...)``, from the matrix's means at each value.
+        """Return the sum of squares explained by terms of two coordinates, ``(...)``, from the means at each value.
 
         The terms are ``f = (1 + 1/L) h`` with ``h = x - P y``, and ``y - P f``. Together they explain
         ``⟨y, y⟩ + ⟨h, f⟩``, and ``⟨h, h/L⟩`` is a sum over the flow of h: one cumulative sum, no terms.
@@ -115,18 +115,18 @@ class Triangle:
         return self.dot(y, y) + self.dot(h, h - excess) + through.square() @ self._flow[1:].reciprocal()
 
     def triple(self, means: Tensor) -> Tensor:
-        """Best terms of all three coordinates, from the matrix's means at each value of them, ``(3, ..., n)``."""
+        """Return the best terms of all three coordinates, ``(3, ..., n)``, from the means at each of their values."""
         centred = self._centre(means)
         total = centred.sum(0)
         # (1 + 2P) applied to the sum of the terms gives the sum of the means.
         both = total + 4 * self._inverse_3(total)
         both = both - 2 * self.expect(both)
         part = self._plus_inverse(centred - self.expect(both))
-        # Constants were left out of all of this; a third of the mean goes to each axis.
+        # The operators leave out constants; a third of the mean goes to each axis.
         return self._centre(part + self.expect(part)) + self.mean(means).mean(0) / 3
 
     def expect(self, f: Tensor) -> Tensor:
-        """P: mean of ``f`` of one coordinate given each value of another."""
+        """Return P f: the mean of ``f`` of one coordinate given each value of another."""
         if self._kernels:
             from wherewhat.measures.axes.cuda import cumulative_sum
 
@@ -134,7 +134,7 @@ class Triangle:
         return f.cumsum(-1).flip(-1) / self.weight
 
     def _sum(self, f: Tensor, *, weighted: bool = False) -> Tensor:
-        """Sum of ``f``, or of ``weight · f``, up to each value."""
+        """Return the cumulative sum of ``f``, or of ``weight · f``."""
         if self._kernels:
             from wherewhat.measures.axes.cuda import cumulative_sum
 
@@ -142,26 +142,26 @@ class Triangle:
         return (f * self.weight if weighted else f).cumsum(-1)
 
     def dot(self, f: Tensor, g: Tensor) -> Tensor:
-        """Sum of ``f · g`` over the triangle, ``(...)``."""
+        """Return the sum of ``f · g`` over the triangle, ``(...)``."""
         return (f * g) @ self.weight
 
     def mean(self, f: Tensor) -> Tensor:
-        """Mean of ``f`` over the triangle, ``(..., 1)``."""
+        """Return the mean of ``f`` over the triangle, ``(..., 1)``."""
         return (f * self.weight).sum(-1, keepdim=True) / self.pairs
 
     def _centre(self, f: Tensor) -> Tensor:
         return f - self.mean(f)
 
     def _plus_inverse(self, h: Tensor) -> Tensor:
-        """``(1 + 1/L) h`` without constants: ``w L y (t) = flow(t) ∇y(t) - flow(t+1) ∇y(t+1)``."""
+        """Return ``(1 + 1/L) h`` without constants: ``w L y (t) = flow(t) ∇y(t) - flow(t+1) ∇y(t+1)``."""
         h = self._centre(h)
         step = -self._sum(h, weighted=True)[..., :-1] / self._flow[1:]
         return self._centre(h + pad(self._sum(step), (1, 0)))
 
     def _inverse_3(self, g: Tensor) -> Tensor:
-        """``(L - 3)⁻¹ g`` without constants and without the linear part, which L - 3 sends to zero.
+        """Return ``(L - 3)⁻¹ g`` without constants and without the linear part, which L - 3 maps to zero.
 
-        A difference turns L - 3 into the operator of the same kind one degree lower, which cumulative sums invert.
+        Differences turn L - 3 into the operator of the same kind one degree lower, which cumulative sums invert.
         """
         slope = self._centre_1(g[..., 1:] - g[..., :-1])
         bend = -self._sum(self._weight_1 * slope)[..., :-1] / self._flow_1[1:]
@@ -173,13 +173,13 @@ class Triangle:
 
 
 def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: float = 1e-12) -> Tensor:
-    """Terms of the best additive approximation.
+    """Return the terms of the best additive approximation.
 
-    Preconditioned with the counts, the normal matrix is the identity plus something smooth: the number of iterations
-    grows with how many times the band's width goes into n, about seven for each, and hardly with n otherwise.
+    Preconditioned with the counts, the normal matrix is the identity plus a smooth operator: the number of iterations
+    is about seven times n / width, and otherwise hardly depends on n.
 
     Args:
-        band: The pairs looked at.
+        band: The pairs of the fit.
         sums: Sums of the matrices along diagonals, rows and columns, packed, ``(heads, size)`` float64.
         subset: Axes to use.
         tolerance: Relative residual of the normal equations to stop at.
@@ -189,8 +189,8 @@ def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: flo
     """
     mask = torch.cat([torch.full((m,), float(x in subset)) for x, m in zip("abc", band.sizes, strict=True)]).to(sums)
     inverse = mask / band.counts
-    # Row, column and diagonal sums share a total and a first moment. Where rounding makes them differ, the singular
-    # normal equations have no solution, and the iteration would follow the difference to infinity.
+    # Row, column and diagonal sums share a total and a first moment. If rounding makes them differ, the singular normal
+    # equations have no solution, and the iteration diverges.
     basis = _null_basis(band, subset)
     residual = sums * mask
     residual = residual - (residual @ basis) @ basis.T
@@ -204,7 +204,7 @@ def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: flo
         if not bool(active.any()):
             return terms
         image = band.normal(direction) * mask
-        # What has converged stands still: below rounding, its next step would be noise divided by noise.
+        # Converged heads are frozen: below rounding, their next step would be noise divided by noise.
         step = torch.where(active, energy / (direction * image).sum(-1, keepdim=True), 0)
         terms.addcmul_(direction, step)
         residual = torch.addcmul(residual, image, step, value=-1)
@@ -216,7 +216,7 @@ def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: flo
 
 
 def _null_basis(band: Band, subset: str) -> Tensor:
-    """Orthonormal packed terms of the subset whose sum is zero everywhere, ``(size, count)``."""
+    """Return orthonormal packed terms of the subset whose sum is zero everywhere, ``(size, count)``."""
     d, i = (torch.arange(m, dtype=torch.float64, device=band.device) for m in (band.width, band.n))
     a, b = torch.ones_like(d), torch.ones_like(i)
     vectors = []
@@ -241,10 +241,10 @@ _PAIRS = ("ab", "ac", "bc")
 
 @dataclass(frozen=True)
 class Margins:
-    """All that least squares needs to know of a matrix of logits: its sums and the sum of its squares.
+    """Sufficient statistics of a matrix of logits for least squares: its sums and the sum of its squares.
 
     Attributes:
-        band: Where the matrix is looked at.
+        band: Pairs that the sums are over.
         sums: Sums along diagonals, rows and columns, packed as :meth:`Band.pack` does, ``(heads, size)`` float64.
         squares: Sum of squares, ``(heads,)`` float64.
     """
@@ -262,7 +262,7 @@ class SubsetFits:
         sse: Sum of squared errors of every subset, in the order of :data:`SUBSETS`, ``(subsets, heads)``.
         tss: Sum of squares around the mean, ``(heads,)``.
         mean: Mean of the matrix, ``(heads,)``.
-        reach: Squares of all that was added up to the matrix, ``(heads,)``: what rounding is relative to.
+        reach: Sum of squares of the summands of the matrix, ``(heads,)``: the scale of rounding errors.
         terms: Best terms of all three axes by distance, query and key.
     """
 
@@ -274,14 +274,14 @@ class SubsetFits:
 
 
 def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
-    """Fit a matrix that is the sum of one with known margins and a known additive one.
+    """Fit every subset of the axes to the sum of a matrix with known margins and a known additive one.
 
     In closed form on the whole triangle, by conjugate gradients on a band.
 
     Args:
         margins: Margins of the first matrix.
-        offset: Terms of the second, packed, ``(heads, size)``. They are kept apart because they would only cancel:
-            an axis of a subset absorbs its own offset, so only those of the other axes are left to be explained.
+        offset: Terms of the second, packed, ``(heads, size)``. They are kept separate because they would cancel: an
+            axis of a subset absorbs its own offset, so only the offsets of the other axes remain to be explained.
     """
     whole = margins.band.width == margins.band.n
     return _fit_triangle(margins, offset) if whole else _fit_band(margins, offset)
@@ -297,11 +297,11 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     mean = (triangle.mean(means[0]) + triangle.mean(offsets).sum(0))[:, 0]
     offsets[1] -= mean[:, None]
     expected = triangle.expect(offsets)
-    # Offsets with one another and with the matrix: all that the squares of a subset need.
+    # Products of offsets with each other and with the matrix, for the sums of squares of all subsets.
     own = triangle.dot(offsets, offsets + 2 * means)
     mixed = 2 * triangle.dot(_chosen(offsets, (0, 0, 1)), _chosen(expected, (1, 2, 2)))
     squares = margins.squares + _left_out(band.device) @ torch.cat([own, mixed])
-    # What a pair of axes sees: its own means, and those of the offset of the axis left out.
+    # Means for a pair of axes: its own, and those of the offset of the axis left out.
     left = expected.flip(0)
     x, y = _chosen(means, (0, 0, 1)) + left, _chosen(means, (1, 2, 2)) + left
     alone = torch.stack([x[0], x[2], y[1]]) + expected.roll(-1, 0)
@@ -311,7 +311,7 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     terms += offsets
     terms[1] += mean[:, None]
     return SubsetFits(
-        # At least squares the fit is orthogonal to the error: SSE is what the fit does not explain.
+        # The least-squares fit is orthogonal to the error: SSE = total - explained.
         sse=(squares[1:] - explained).clamp_min_(0),
         tss=squares[0].clamp_min(0),
         mean=mean,
@@ -321,18 +321,18 @@ def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
 
 
 @lru_cache(maxsize=1)
-@torch.inference_mode(False)  # what is kept must serve outside of it too
+@torch.inference_mode(False)  # the cached tensors are also used outside of inference mode
 def _triangle(n: int, device: torch.device) -> Triangle:
-    """The operators of the last size asked for: layer after layer of a text asks for the same."""
+    """Return the operators, cached for the last size: all layers of a text have the same."""
     return Triangle(n, device)
 
 
 @lru_cache(maxsize=4)
 @torch.inference_mode(False)
 def _left_out(device: torch.device) -> Tensor:
-    """Which products of two offsets the squares of a subset hold, those of the axes it leaves out, float64.
+    """Return 1 where a product of two offsets is of axes that a subset leaves out, ``(subsets + 1, products)`` float64.
 
-    A row for no axis and for each of :data:`SUBSETS`, a column for each axis with itself and each of the pairs.
+    One row for no axis and for each of :data:`SUBSETS`, one column for each axis with itself and for each pair.
     """
     products = ("a", "b", "c", *_PAIRS)
     rows = [[float(not set(product) & set(subset)) for product in products] for subset in ("", *SUBSETS)]
@@ -340,7 +340,7 @@ def _left_out(device: torch.device) -> Tensor:
 
 
 def _chosen(x: Tensor, indices: Iterable[int]) -> Tensor:
-    """``x[indices]`` without an index tensor, which a GPU would have to be sent."""
+    """Return ``x[indices]`` without an index tensor, which would have to be copied to a GPU."""
     return torch.stack([x[index] for index in indices])
 
 

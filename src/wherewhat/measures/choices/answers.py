@@ -1,4 +1,4 @@
-"""``wherewhat choices``: accuracy on questions with alternatives, intact and perturbed."""
+"""Answers to questions with alternatives, intact and perturbed, and paired changes over items."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from wherewhat.errors import MeasureError
 from wherewhat.measures.choices.measurement import ChoicesConfig
 from wherewhat.measures.measurement import Curve, DocumentScores, Subject, Text
-from wherewhat.measures.perturb.changes import Change, make_change, nothing
+from wherewhat.measures.perturb.changes import Change, make_change, no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig, labels, percent
 from wherewhat.measures.statistics import change_bounds, change_error
 
 
-class Continuing(Subject, Protocol):
-    """A model that also says how likely a text goes on in given ways."""
+class ContinuationSubject(Subject, Protocol):
+    """A model that also returns log-probabilities of continuations."""
 
     def continued(
         self,
@@ -30,23 +30,23 @@ class Continuing(Subject, Protocol):
         positions: Tensor | None = None,
         orders: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of each continuation of ``ids`` ``(1, n)``, float64, and whether the model would say it.
+        """Return the log-probability of each continuation of ``ids`` ``(1, n)``, float64, and whether it is greedy.
 
-        Positions are those of text and longest continuation but its last token; orders those of the text.
+        Positions are those of the text and the longest continuation without its last token; orders those of the text.
         """
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A text and the continuations to choose from.
+    """A question: a context and the continuations to choose from.
 
     Attributes:
-        context: The text in tokens, with where its words and sentences are.
+        context: Tokens of the context, with the spans of its words and sentences.
         continuations: Token ids of each alternative.
-        lengths: Characters of each alternative, without the space in front.
-        gold: Which of them is right.
-        blank: Tokens that stand for no context: what the model puts in front of a text, else BOS or EOS; may be empty.
-        seed: Number of the item, by which its draws differ from those of others.
+        lengths: Number of characters of each alternative, without the leading space.
+        gold: Index of the right alternative.
+        blank: Tokens of an empty context: the prefix that the model expects, else BOS or EOS; may be empty.
+        seed: Number of the item, added to the seed of its draws.
     """
 
     context: Text
@@ -58,21 +58,21 @@ class Choices:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest alternative."""
+        """Number of tokens of the longest alternative."""
         return max(map(len, self.continuations))
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How a model answers.
+class ChoiceAnswer:
+    """A model's answer to a question with alternatives.
 
     Attributes:
         logprobs: Log-probability of each alternative, the sum over its tokens, ``(choices,)`` float64 in nats.
-        chosen: The alternative with the largest.
+        chosen: The alternative with the largest log-probability.
         right: Whether that is the right one.
-        right_by_character: The same of log-probability divided by number of characters.
-        probability: Probability of the right alternative if one of them is certain to follow.
-        margin: Its log-probability less that of the best wrong one.
+        right_by_character: The same for log-probabilities divided by the number of characters.
+        probability: Probability of the right alternative, normalised over the alternatives.
+        margin: Its log-probability minus that of the best wrong one.
     """
 
     logprobs: Tensor
@@ -83,18 +83,18 @@ class Answer:
     margin: float
 
 
-def judged(logprobs: Tensor, item: Choices) -> Answer:
-    """What log-probabilities ``(choices,)`` say.
+def score_choices(logprobs: Tensor, item: Choices) -> ChoiceAnswer:
+    """Return the answer with log-probabilities ``(choices,)``.
 
-    ``right`` and ``right_by_character`` are ``acc`` and ``acc_norm`` of lm-evaluation-harness; the first of equal ones
-    is chosen.
+    ``right`` and ``right_by_character`` are ``acc`` and ``acc_norm`` of lm-evaluation-harness; of ties the first is
+    chosen.
     """
     if bool(logprobs.isnan().any()):
-        raise MeasureError(f"the model gives {logprobs.tolist()} as log-probabilities: try another dtype")
+        raise MeasureError(f"the model's log-probabilities are {logprobs.tolist()}: try another dtype")
     chosen = _first_largest(logprobs)
     by_character = logprobs / torch.tensor(item.lengths, dtype=torch.float64)
     wrong = torch.cat([logprobs[: item.gold], logprobs[item.gold + 1 :]])
-    return Answer(
+    return ChoiceAnswer(
         logprobs=logprobs,
         chosen=chosen,
         right=chosen == item.gold,
@@ -104,57 +104,60 @@ def judged(logprobs: Tensor, item: Choices) -> Answer:
     )
 
 
-def answer(subject: Continuing, item: Choices, change: Change, *, kind: str = "") -> Answer:
-    """Ask with a disturbed context; the alternatives are never disturbed.
+def answer_choices(subject: ContinuationSubject, item: Choices, change: Change, *, kind: str = "") -> ChoiceAnswer:
+    """Return the answer with a perturbed context and intact alternatives.
 
     Args:
         subject: The model.
         item: The question.
-        change: Its context, disturbed or not.
-        kind: What was disturbed.
+        change: Its context, perturbed or not.
+        kind: Kind of perturbation.
     """
-    positions = with_behind(change.positions, item.longest - 1, kind=kind)
+    positions = continued_positions(change.positions, item.longest - 1, kind=kind)
     logprobs, _ = subject.continued(change.ids[None], item.continuations, positions=positions, orders=change.orders)
-    return judged(logprobs, item)
+    return score_choices(logprobs, item)
 
 
-def disturbed(text: Text, kind: str, rate: float, seed: int, config: PerturbConfig, *, layer: int | None) -> Change:
-    """The text disturbed; as it is where it has no two units to exchange, as at any rate that makes up none."""
+def perturb_context(
+    text: Text, kind: str, rate: float, seed: int, config: PerturbConfig, *, layer: int | None
+) -> Change:
+    """Return the perturbed text; unchanged if it has fewer than two units to swap."""
     try:
         return make_change(text, kind, rate, seed, config, layer=layer)
     except MeasureError:
         if text.spans.words is None:
             raise
-        return nothing(text.ids[0].cpu())
+        return no_change(text.ids[0].cpu())
 
 
-def with_behind(positions: Tensor | None, count: int, *, kind: str) -> Tensor | None:
-    """Positions ``(n,)`` of a disturbed context and those of ``count`` tokens behind it, ``(n + count,)``.
+def continued_positions(positions: Tensor | None, count: int, *, kind: str) -> Tensor | None:
+    """Return the positions ``(n,)`` of a perturbed context and of ``count`` tokens after it, ``(n + count,)``.
 
-    They stand at n, n+1, …, and behind the last token where the kind moves all that follows (gaps, shift).
+    The tokens after it have the positions n, n+1, …, or follow the last token of kinds that shift all later tokens
+    (gaps, shift).
     """
     if positions is None:
         return None
-    slides = kind in ("position_gaps", "position_shift")
-    start = int(positions[-1]) + 1 if slides else len(positions)
+    shifts = kind in ("position_gaps", "position_shift")
+    start = int(positions[-1]) + 1 if shifts else len(positions)
     return torch.cat([positions, start + torch.arange(count)])
 
 
 def _first_largest(values: Tensor) -> int:
-    # Which of equal values torch's argmax takes is not fixed.
+    # torch's argmax does not define which of equal values it returns.
     return int((values == values.max()).nonzero()[0])
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Right answers before and after.
+class PairedChange:
+    """Change of accuracy over the same items.
 
     Attributes:
-        change: Share of right answers after, less that before.
-        low: Lower end of its 95 % interval over items (Bonett & Price 2012).
-        high: Upper end.
-        error: Their standard error, above 0 also where no answer changed.
-        p: Chance of a split at least as uneven if changes to right and to wrong were as likely: exact McNemar test.
+        change: Accuracy after minus accuracy before.
+        low: Lower bound of its 95 % interval over items (Bonett & Price 2012).
+        high: Upper bound.
+        error: Standard error, positive even if no answer changed.
+        p: p-value of the exact McNemar test.
     """
 
     change: float
@@ -164,17 +167,17 @@ class Paired:
     p: float
 
 
-def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
-    """Compare answers, 1 for right and 0 for wrong, item by item."""
+def paired_change(before: Sequence[float], after: Sequence[float]) -> PairedChange:
+    """Compare answers, 1 for right and 0 for wrong, of the same items."""
     n = len(before)
     gained = sum(1 for one, other in zip(before, after, strict=True) if other > one)
     lost = sum(1 for one, other in zip(before, after, strict=True) if other < one)
     low, high = change_bounds(gained, lost, n)
-    return Paired((gained - lost) / n, low, high, change_error(gained, lost, n), mcnemar(gained, lost))
+    return PairedChange((gained - lost) / n, low, high, change_error(gained, lost, n), mcnemar(gained, lost))
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar test: of gained + lost changed answers, each is a gain with probability one half."""
+    """Return the two-sided p-value of the exact McNemar test: each changed answer is a gain with probability 1/2."""
     changed = gained + lost
     tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << changed))
@@ -182,19 +185,19 @@ def mcnemar(gained: int, lost: int) -> float:
 
 _FAITHFUL = 1e-5
 _FAITHFUL_HALF = 2e-2
-"""Share of itself by which disturbing nothing may change a log-probability, and the same in half precision."""
+"""Largest relative change of a log-probability at rate 0, and the same in half precision."""
 
 
-def measure_choices(subject: Continuing, item: Choices, config: ChoicesConfig) -> DocumentScores:
-    """Right or wrong on the untouched context, without it, and under each kind and rate.
+def measure_choices(subject: ContinuationSubject, item: Choices, config: ChoicesConfig) -> DocumentScores:
+    """Return accuracy with the intact context, without it, and under each kind and rate of perturbation.
 
     Args:
         subject: The model.
         item: The question.
         config: Options.
     """
-    untouched = nothing(item.context.ids[0].cpu())
-    plain = answer(subject, item, untouched)
+    ids = item.context.ids[0].cpu()
+    plain = answer_choices(subject, item, no_change(ids))
     whole = {
         "accuracy": float(plain.right),
         "accuracy_norm": float(plain.right_by_character),
@@ -205,16 +208,25 @@ def measure_choices(subject: Continuing, item: Choices, config: ChoicesConfig) -
         "right_place": float(item.gold),
     }
     if item.blank:
-        without = answer(subject, item, nothing(torch.tensor(item.blank)))
+        without = answer_choices(subject, item, no_change(torch.tensor(item.blank)))
         whole |= {"accuracy_blank": float(without.right), "accuracy_norm_blank": float(without.right_by_character)}
-    perturbing = config.perturbing()
+    options = config.perturbation()
     for kind, label, layer in _labelled(config):
         for rate in sorted(config.rates):
-            change = disturbed(item.context, kind, rate, config.seed + item.seed, perturbing, layer=layer)
-            found = plain if _same(change, untouched) else answer(subject, item, change, kind=kind)
+            change = perturb_context(item.context, kind, rate, config.seed + item.seed, options, layer=layer)
+            # Unchanged positions and features are run too, to check that they give the same answer.
+            unchanged = change.positions is None and not change.orders and torch.equal(change.ids, ids)
+            found = plain if unchanged else answer_choices(subject, item, change, kind=kind)
             if rate == 0:
                 _check(subject, kind, plain, found, item)
-            whole |= _scores(f"{label}_at_{percent(rate)}", plain, found, change)
+            name = f"{label}_at_{percent(rate)}"
+            whole |= {
+                f"accuracy_{name}": float(found.right),
+                f"accuracy_norm_{name}": float(found.right_by_character),
+                f"flipped_{name}": float(found.chosen != plain.chosen),
+                f"probability_change_{name}": found.probability - plain.probability,
+                f"moved_{name}": float(change.moved.double().mean()),
+            }
     return DocumentScores([], whole)
 
 
@@ -224,12 +236,8 @@ def _labelled(config: ChoicesConfig) -> Iterator[tuple[str, str, int | None]]:
             yield kind, label, layer
 
 
-def _same(change: Change, untouched: Change) -> bool:
-    """Whether nothing at all is asked of the model that differs; undisturbed positions and features are tried."""
-    return change.positions is None and not change.orders and torch.equal(change.ids, untouched.ids)
-
-
-def _check(subject: Subject, kind: str, plain: Answer, found: Answer, item: Choices) -> None:
+def _check(subject: Subject, kind: str, plain: ChoiceAnswer, found: ChoiceAnswer, item: Choices) -> None:
+    """Raise an error if rate 0 changes a log-probability."""
     gap = float(((found.logprobs - plain.logprobs).abs() / plain.logprobs.abs().clamp_min(1.0)).max())
     if gap <= _FAITHFUL:
         return
@@ -238,23 +246,13 @@ def _check(subject: Subject, kind: str, plain: Answer, found: Answer, item: Choi
     allowed = _FAITHFUL_HALF if dtypes & {torch.float16, torch.bfloat16} else _FAITHFUL
     if not gap <= allowed:
         raise MeasureError(
-            f"{kind} at rate 0 changes a log-probability by {gap:.2g} of itself (allowed {allowed:.2g}): this model "
-            "cannot be disturbed faithfully in that way"
+            f"perturbation of {kind} is not faithful on this model: at rate 0 the relative change of a log-probability "
+            f"is {gap:.2g} (allowed {allowed:.2g})"
         )
 
 
-def _scores(name: str, plain: Answer, found: Answer, change: Change) -> dict[str, float]:
-    return {
-        f"accuracy_{name}": float(found.right),
-        f"accuracy_norm_{name}": float(found.right_by_character),
-        f"flipped_{name}": float(found.chosen != plain.chosen),
-        f"probability_change_{name}": found.probability - plain.probability,
-        f"moved_{name}": float(change.moved.double().mean()),
-    }
-
-
 def combine_items(documents: Sequence[DocumentScores], config: ChoicesConfig) -> DocumentScores:
-    """Changes against the untouched context item by item, and the best that choosing always one place can do."""
+    """Return paired changes from the intact context over items, and the best accuracy of always one place."""
 
     def all_of(name: str) -> list[float]:
         return [document.whole[name] for document in documents]
@@ -268,7 +266,7 @@ def combine_items(documents: Sequence[DocumentScores], config: ChoicesConfig) ->
             name = f"{label}_at_{percent(rate)}"
             row = [rate, _mean(all_of(f"moved_{name}"))]
             for norm in ("", "_norm"):
-                found = paired(all_of(f"accuracy{norm}"), after := all_of(f"accuracy{norm}_{name}"))
+                found = paired_change(all_of(f"accuracy{norm}"), after := all_of(f"accuracy{norm}_{name}"))
                 whole |= {
                     f"change{norm}_{name}": found.change,
                     f"change{norm}_{name}_low": found.low,

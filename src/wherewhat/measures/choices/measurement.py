@@ -1,4 +1,4 @@
-"""``wherewhat choices``: accuracy on questions with alternatives, intact and perturbed."""
+"""Declaration of ``wherewhat choices``: accuracy on questions with alternatives, intact and perturbed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from wherewhat.measures.measurement import ChoicesMeasurement, DocumentScores, Metric, Subject
-from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, labels, percent
+from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, titles
 from wherewhat.options import option
 
 if TYPE_CHECKING:
@@ -16,130 +16,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChoicesConfig:
-    """Options of the measurement of choices; those of perturbations are as for ``perturb``."""
+    """Options of the choices measurement; those of perturbations are as for ``perturb``."""
 
     kinds: tuple[str, ...] = option(
-        ("words",), f"what to disturb in the context, of {', '.join(KINDS)}; empty for none"
+        ("words",), f"what to perturb in the context, of {', '.join(KINDS)}; empty for nothing"
     )
-    rates: tuple[float, ...] = option((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), "shares of units to disturb, 0 to 1")
-    seed: int = option(0, "seed of the draws; every item has draws of its own")
-    layers: tuple[int, ...] = option((0,), "layers, one at a time, whose entering hidden states are swapped")
-    reach: int = option(8, "farthest that jitter moves a position")
+    rates: tuple[float, ...] = option((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), "shares of units to perturb, 0 to 1")
+    seed: int = option(0, "seed of the draws, which differ between items")
+    layers: tuple[int, ...] = option((0,), "layers, one at a time, whose input hidden states are swapped")
+    reach: int = option(8, "largest change of a position by jitter")
     gap: int = option(1, "positions left out at a gap")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        self.perturbing()
+        """Check the values."""
+        self.perturbation()
 
-    def perturbing(self) -> PerturbConfig:
-        """The same as options of perturbations."""
+    def perturbation(self) -> PerturbConfig:
+        """Return the options of perturbations."""
         return PerturbConfig(
             kinds=self.kinds, rates=self.rates, seed=self.seed, layers=self.layers, reach=self.reach, gap=self.gap
         )
 
 
-METRICS = (
-    Metric(
-        "accuracy",
-        "right",
-        "",
-        "Share of items whose right alternative has the largest log-probability (acc of lm-evaluation-harness).",
-        "chance",
-        "chance",
-        proportion=True,
-    ),
-    Metric(
-        "accuracy_norm",
-        "right, by character",
-        "",
-        "The same of log-probability divided by number of characters (acc_norm).",
-        "chance",
-        "chance",
-        proportion=True,
-    ),
-    Metric(
-        "accuracy_blank",
-        "right without context",
-        "",
-        "Right answers where the alternatives alone are compared; what stays is not read from the context.",
-        "chance",
-        "chance",
-        proportion=True,
-    ),
-    Metric(
-        "accuracy_norm_blank",
-        "the same by character",
-        "",
-        "The same of log-probability divided by number of characters.",
-        "chance",
-        "chance",
-        proportion=True,
-    ),
-    Metric(
-        "accuracy_one_place", "always one place", "", "Right answers of choosing the same place always, the best one."
-    ),
-    Metric(
-        "probability",
-        "probability of right",
-        "",
-        "Probability of the right alternative if one of them is certain to follow.",
-        "chance",
-        "chance",
-    ),
-    Metric("margin", "margin", "nats", "Log-probability of the right alternative less that of the best wrong one."),
-)
-
-LIMITS = (
-    "One wording of each question and one draw per item and rate. A rate is a share of units to the nearest swap: of a "
-    "short question 1 % is none, and 5 % may be one swap, so read the share of tokens moved beside it. Where right "
-    "answers without context are as many, or the same place always does as well, staying the same shows nothing. "
-    "Intervals are over items: Wilson's for shares, paired ones (Bonett & Price) for changes."
-)
-
-
-def more_metrics(config: ChoicesConfig) -> tuple[Metric, ...]:
-    """Words for what depends on kinds and rates."""
-    found: list[Metric] = []
-    for kind in config.kinds:
-        for label, layer in labels(kind, config.layers).items():
-            where = KINDS[kind] if layer is None else f"{KINDS[kind]}, layer {layer}"
-            for rate in sorted(config.rates):
-                if rate > 0:
-                    found += _at(f"{label}_at_{percent(rate)}", f"{where}, {percent(rate)} %")
-    return tuple(found)
-
-
-def _at(name: str, what: str) -> list[Metric]:
-    return [
-        Metric(
-            f"accuracy_{name}", what, "", f"Right answers: {what}.", "accuracy", "untouched context", proportion=True
-        ),
-        _change(f"change_{name}", what),
-        Metric(
-            f"accuracy_norm_{name}",
-            "— by character",
-            "",
-            f"Right answers by character: {what}.",
-            "accuracy_norm",
-            "untouched context",
-            proportion=True,
-        ),
-        _change(f"change_norm_{name}", what),
-        Metric(f"probability_change_{name}", "— probability", "", f"Change of the right one's probability: {what}."),
-        Metric(
-            f"flipped_{name}",
-            "— other answers",
-            "",
-            f"Share of items where another alternative is chosen, right or wrong: {what}.",
-            proportion=True,
-        ),
-        Metric(f"moved_{name}", "— tokens moved", "", f"Share of the context's tokens that were moved: {what}."),
-    ]
+def _proportion(name: str, title: str, reading: str, control: str = "chance", control_title: str = "chance") -> Metric:
+    return Metric(name, title, reading, control=control, control_title=control_title, proportion=True)
 
 
 def _change(name: str, what: str) -> Metric:
-    reading = f"The same less the untouched: {what}."
-    return Metric(name, "— its change", "", reading, bounds=(f"{name}_low", f"{name}_high"))
+    reading = f"Change from the intact context: {what}."
+    return Metric(name, "— its change", reading, bounds=(f"{name}_low", f"{name}_high"))
+
+
+def _metrics_at(name: str, what: str) -> list[Metric]:
+    """Return the metrics of one perturbation at one rate."""
+    intact = "intact context"
+    return [
+        _proportion(f"accuracy_{name}", what, f"Accuracy: {what}.", "accuracy", intact),
+        _change(f"change_{name}", what),
+        _proportion(
+            f"accuracy_norm_{name}", "— by character", f"Accuracy by character: {what}.", "accuracy_norm", intact
+        ),
+        _change(f"change_norm_{name}", what),
+        Metric(
+            f"probability_change_{name}", "— probability", f"Change of the right alternative's probability: {what}."
+        ),
+        Metric(
+            f"flipped_{name}",
+            "— other answers",
+            f"Share of items whose chosen alternative changes, right or wrong: {what}.",
+            proportion=True,
+        ),
+        Metric(f"moved_{name}", "— tokens moved", f"Share of the context's tokens that were moved: {what}."),
+    ]
 
 
 class ItemChoices(ChoicesMeasurement):
@@ -148,16 +76,58 @@ class ItemChoices(ChoicesMeasurement):
     name = "choices"
     page = "evaluate"
     revision = 2
-    summary = "Whether the model chooses the right alternative, and still does with a disturbed question."
+    summary = "Accuracy on questions with alternatives, intact and perturbed."
     config = ChoicesConfig
-    metrics = METRICS
-    limits = LIMITS
+    metrics = (
+        _proportion(
+            "accuracy",
+            "right",
+            "Share of items whose right alternative has the largest log-probability (acc of lm-evaluation-harness).",
+        ),
+        _proportion(
+            "accuracy_norm",
+            "right, by character",
+            "The same with log-probabilities divided by the number of characters (acc_norm).",
+        ),
+        _proportion(
+            "accuracy_blank",
+            "right without context",
+            "Accuracy without the context: the part that does not depend on it.",
+        ),
+        _proportion(
+            "accuracy_norm_blank",
+            "the same by character",
+            "The same with log-probabilities divided by the number of characters.",
+        ),
+        Metric(
+            "accuracy_one_place", "always one place", "Accuracy of always choosing the same place, for the best place."
+        ),
+        Metric(
+            "probability",
+            "probability of right",
+            "Probability of the right alternative, normalised over the alternatives.",
+            control="chance",
+            control_title="chance",
+        ),
+        Metric(
+            "margin",
+            "margin",
+            "Log-probability of the right alternative minus that of the best wrong one.",
+            unit="nats",
+        ),
+    )
+    limits = (
+        "One wording of each question and one draw per item and rate. A rate is a share of units, rounded to the "
+        "nearest swap: 1 % of a short question is none, and 5 % may be one swap, so compare the share of tokens moved. "
+        "If accuracy without context, or of always one place, is as high, unchanged accuracy shows nothing. Intervals "
+        "are over items: Wilson's for shares, paired ones (Bonett & Price) for changes."
+    )
 
     def measure(self, subject: Subject, choices: Choices, config: ChoicesConfig) -> DocumentScores:
         """Return the scores."""
-        from wherewhat.measures.choices.answers import Continuing, measure_choices
+        from wherewhat.measures.choices.answers import ContinuationSubject, measure_choices
 
-        return measure_choices(cast(Continuing, subject), choices, config)
+        return measure_choices(cast(ContinuationSubject, subject), choices, config)
 
     def combine(self, documents: Sequence[DocumentScores], config: ChoicesConfig) -> DocumentScores:
         """Return scores of all documents together."""
@@ -166,5 +136,10 @@ class ItemChoices(ChoicesMeasurement):
         return combine_items(documents, config)
 
     def more_metrics(self, config: ChoicesConfig) -> tuple[Metric, ...]:
-        """Return the metrics whose names depend on the config."""
-        return more_metrics(config)
+        """Return the metrics of every kind and rate."""
+        found: list[Metric] = []
+        for label, title in titles(config.kinds, config.layers):
+            for rate in sorted(config.rates):
+                if rate > 0:
+                    found += _metrics_at(f"{label}_at_{percent(rate)}", f"{title}, {percent(rate)} %")
+        return tuple(found)

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.tensors import centred_ranks, cosine
+from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine
 
 
 def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
-    """``x`` ``(..., d)`` with every plane turned by its angle at ``positions`` ``(...)``, not rescaled; float64.
+    """Rotate every plane of ``x`` ``(..., d)`` by its angle at ``positions`` ``(...)``, without scaling; float64.
 
-    The angle is a float64 product, unlike the model's own: a distance may be far beyond the text, where float32
-    would round it visibly.
+    The angle is a float64 product, unlike in the model: float32 is not precise enough at distances far beyond the text.
     """
     return turn_planes(
         x, positions.double()[..., None] * rotation.inv_freq.to(positions.device, torch.float64), rotation
@@ -26,7 +25,7 @@ def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
 
 
 def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
-    """``x`` ``(..., d)`` with plane f turned by ``angles[..., f]``, broadcast over the leading dimensions; float64."""
+    """Rotate plane f of ``x`` ``(..., d)`` by ``angles[..., f]``, broadcast over the leading dimensions; float64."""
     left, right = _sides(rotation)
     out = x.double() + torch.zeros_like(angles[..., :1])  # a copy of the broadcast shape
     u, v = out[..., left], out[..., right]
@@ -36,16 +35,16 @@ def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _sides(rotation: Rotation) -> tuple[slice, slice]:
-    """First and second dimension of every plane, as slices: several times faster than indices."""
+    """Return the first and second dimensions of all planes as slices: several times faster than indices."""
     step = 2 if rotation.pairing == "interleaved" else 1
     left, right = (slice(start, start + step * rotation.planes, step) for start in rotation.pairs[0].tolist())
     return left, right
 
 
-def as_they_meet(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
-    """Queries ``(..., d)`` with every factor of the logit in them, so that turned queries times keys are logits.
+def scale_queries(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
+    """Multiply queries ``(..., d)`` by all factors of the logit, so that rotated queries times keys are logits.
 
-    The rotation rescales queries and keys by ``scaling`` each, in the rotated dimensions only.
+    The rotation scales queries and keys by ``scaling`` each, in the rotated dimensions only.
     """
     out = q.double() * scale
     rotated = rotation.pairs.flatten().to(q.device)
@@ -54,13 +53,13 @@ def as_they_meet(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
 
 
 def scramble_phases(k: Tensor, rotation: Rotation, *, keep_mean: bool = False, seed: int = 0) -> Tensor:
-    """Keys before rotation with a random phase in every plane of every key; magnitudes are kept.
+    """Return keys before rotation with a random phase in every plane of every key and unchanged magnitudes.
 
     Args:
-        k: Keys, ``(kv_heads, m, d)``. Dimensions that are not rotated stay as they are.
-        rotation: Which dimensions form a plane.
-        keep_mean: Turn only what differs from the mean key, so that what all keys share stays.
-        seed: The phases depend on it and on the shape alone.
+        k: Keys, ``(kv_heads, m, d)``. Dimensions that are not rotated are unchanged.
+        rotation: Dimensions of the planes.
+        keep_mean: Rotate only deviations from the mean key.
+        seed: Seed of the phases.
     """
     mean = k.double().mean(-2, keepdim=True) if keep_mean else torch.zeros_like(k[..., :1, :], dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
@@ -69,17 +68,17 @@ def scramble_phases(k: Tensor, rotation: Rotation, *, keep_mean: bool = False, s
 
 
 def additive_shares(turned: Tensor, curve: Tensor, centred: Tensor, energy: Tensor) -> dict[str, Tensor]:
-    """Shares of the two-way table's variance, ``(kv_heads, groups)``, from the Gram matrix of the keys.
+    """Return shares of the two-way table's variance, ``(kv_heads, groups)``, from the Gram matrix of the keys.
 
-    With C the Gram matrix of the centred keys and w_d the turned queries, the key term's square is D·w̄ᵀCw̄, the
-    interaction's Σ_d (w_d − w̄)ᵀC(w_d − w̄), and the distance term's m·Σ_d (f_d − f̄)². All three are sums of squares,
-    so nothing cancels.
+    With C the Gram matrix of the centred keys and w_d the rotated queries, the squares of the key term are D·w̄ᵀCw̄, of
+    the interaction Σ_d (w_d − w̄)ᵀC(w_d − w̄), and of the distance term m·Σ_d (f_d − f̄)². All three are sums of
+    squares, without cancellation.
 
     Args:
-        turned: Turned queries, ``(kv_heads, groups, distances, d)``.
+        turned: Rotated queries, ``(kv_heads, groups, distances, d)``.
         curve: Mean over keys at each distance, ``(kv_heads, groups, distances)``.
         centred: Keys around their mean, ``(kv_heads, m, d)``.
-        energy: Sum of squares of the keys themselves, ``(kv_heads,)``.
+        energy: Sum of squares of the keys, ``(kv_heads,)``.
     """
     m, count = centred.shape[-2], turned.shape[-2]
     gram = (centred.mT @ centred)[:, None]  # (kv_heads, 1, d, d)
@@ -89,7 +88,7 @@ def additive_shares(turned: Tensor, curve: Tensor, centred: Tensor, energy: Tens
     by_key = count * ((mean @ gram) * mean).sum((-1, -2)).clamp_min(0)
     by_distance = m * (curve - curve.mean(-1, keepdim=True)).square().sum(-1)
     total = interaction + by_key + by_distance
-    # What rounding alone would leave of a constant table.
+    # Rounding errors of a constant table.
     least = 1e-24 * turned.square().sum((-1, -2)) * energy[:, None]
     divided = torch.where(total > least, total, torch.nan)
     return {
@@ -100,8 +99,8 @@ def additive_shares(turned: Tensor, curve: Tensor, centred: Tensor, energy: Tens
     }
 
 
-def spread(values: Tensor) -> Tensor:
-    """Standard deviation over the first dimension, leaving out NaN; NaN where fewer than two are left."""
+def nan_deviation(values: Tensor) -> Tensor:
+    """Return the standard deviation over the first dimension without NaN; NaN where fewer than two are left."""
     around = (values - values.nanmean(0)).square()
     count = around.isfinite().sum(0)
     return torch.where(count > 1, around.nansum(0) / (count - 1).clamp_min(1), torch.nan).sqrt()
@@ -112,26 +111,26 @@ FEWEST_KEYS = 3
 
 @dataclass(frozen=True)
 class ControlledDistance:
-    """What controlled distance shows of one layer, averaged over queries.
+    """Controlled distance of one layer, averaged over queries.
 
-    The *key profile* at distance d is ``L[·, d]`` around its mean over keys. The *key component* is the profile at the
-    real distances without the distance curve, ``L[k, d_k] - f(d_k)``; for an additive head all of them are the same.
+    The *key profile* at distance d is ``L[·, d]`` minus its mean over keys. The *key component* is the profile at the
+    real distances without the distance curve, ``L[k, d_k] - f(d_k)``; for an additive head both are the same.
 
     Attributes:
         distances: The dummy distances, ``(distances,)`` float64.
-        within: Which of them the shares are taken over, ``(distances,)`` bool.
+        within: True for distances that the shares are over, ``(distances,)`` bool.
         queries: Indices of the queries, ``(queries,)``.
         additive_share: 1 − ‖interaction‖² / ‖L − mean‖² of the table over keys and distances, ``(heads,)``.
         additive_share_spread: Its standard deviation over queries, ``(heads,)``; NaN for one query.
-        distance_share: The part of the additive share that the distance curve has, ``(heads,)``.
-        key_share: The part that the keys have, ``(heads,)``.
+        distance_share: Part of the additive share explained by the distance curve, ``(heads,)``.
+        key_share: Part explained by the keys, ``(heads,)``.
         key_constancy: Share of the variance between keys that does not depend on the distance, ``(heads,)``: the
-            additive share of the table without its distance curve, which flatters it where the curve is large.
+            additive share of the table without its distance curve.
         curve: The distance curve f: mean over keys of the logit at each distance, ``(heads, distances)``.
         drift: ‖profile − key component‖ / ‖key component‖, ``(heads, distances)``.
         shape_drift: The same squared, after the best scale: 1 − cos², ``(heads, distances)``.
         rank_correlation: Spearman correlation of the profile with the key component, ``(heads, distances)``.
-        logit_drift: As ``drift``, from the real logits with their distance curve, ``(heads, distances)``.
+        logit_drift: As ``drift``, relative to the real logits with their distance curve, ``(heads, distances)``.
         logit_rank_correlation: Spearman correlation of the profile with the real logits, ``(heads, distances)``.
         rank_correlation_reference: Spearman correlation with the profile at ``reference``, ``(heads, distances)``.
         reference: That distance.
@@ -169,21 +168,21 @@ def controlled_distance(
     reference: float = 0.0,
     block_mib: int = 64,
 ) -> ControlledDistance:
-    """Give the keys of some queries dummy distances, and see what of the logits stays.
+    """Recompute the logits of some queries with all keys at dummy distances (controlled distance).
 
-    All in float64; time O(m d (d + distances) + m log m · distances) for each head and query with m keys, memory
+    In float64; time O(m d (d + distances) + m log m · distances) for each head and query with m keys, memory
     O(heads · m) beyond the tensors given.
 
     Args:
         q: Queries before rotation, ``(heads, n, d)``.
         k: Keys before rotation, ``(kv_heads, m, d)``; query head h reads key head ``h // (heads // kv_heads)``.
-        rotation: How the layer rotates them.
+        rotation: The layer's rotation.
         distances: Dummy distances, query position minus key position.
-        queries: Indices of the queries to look at, below n.
+        queries: Indices of the queries, below n.
         scale: Factor on the dot product.
         positions: Position of every key, ``(m,)``; the last n are the queries'. Counted from 0 if not given.
         visible: True where a query of ``queries`` may see a key, ``(queries, m)``. Causal if not given.
-        within: Shares are taken over distances up to this one; over all if not given.
+        within: Shares are over distances up to this one; over all if not given.
         reference: Distance whose profile ``rank_correlation_reference`` compares with.
         block_mib: Memory for one block of profiles, in MiB.
     """
@@ -199,12 +198,12 @@ def controlled_distance(
     found: dict[str, list[Tensor]] = {}
     for row, i in enumerate(chosen.tolist()):
         own = i + m - n
-        seen = torch.arange(m, device=q.device) <= own if visible is None else visible[row].to(q.device)
-        if int(seen.sum()) < FEWEST_KEYS:
-            raise MeasureError(f"query {i} sees {int(seen.sum())} keys: at least {FEWEST_KEYS} are needed")
-        keys = k[:, seen].double()
-        query = as_they_meet(q[:, i], rotation, scale).view(k.shape[0], -1, 1, q.shape[-1])
-        real = places[own] - places[seen]
+        shown = torch.arange(m, device=q.device) <= own if visible is None else visible[row].to(q.device)
+        if int(shown.sum()) < FEWEST_KEYS:
+            raise MeasureError(f"query {i} sees {int(shown.sum())} keys: at least {FEWEST_KEYS} are needed")
+        keys = k[:, shown].double()
+        query = scale_queries(q[:, i], rotation, scale).view(k.shape[0], -1, 1, q.shape[-1])
+        real = places[own] - places[shown]
         numbers = _one_query(query, keys, real, rotation, grid, kept, reference, block_mib)
         for name, values in numbers.items():
             found.setdefault(name, []).append(values.flatten(0, 1))
@@ -214,7 +213,7 @@ def controlled_distance(
         distances=grid.cpu(),
         within=kept.cpu(),
         queries=chosen,
-        additive_share_spread=spread(shares).cpu(),
+        additive_share_spread=nan_deviation(shares).cpu(),
         reference=reference,
         **means,
     )
@@ -230,15 +229,15 @@ def _one_query(
     reference: float,
     block_mib: int,
 ) -> dict[str, Tensor]:
-    """All numbers of one query, ``(kv_heads, groups)`` or ``(kv_heads, groups, distances)``.
+    """Return the values of one query, ``(kv_heads, groups)`` or ``(kv_heads, groups, distances)``.
 
     Args:
-        query: The query, factors included, ``(kv_heads, groups, 1, d)``.
-        keys: The keys it sees, ``(kv_heads, m, d)``.
+        query: The scaled query, ``(kv_heads, groups, 1, d)``.
+        keys: Its visible keys, ``(kv_heads, m, d)``.
         real: Their real distances, ``(m,)``.
-        rotation: How both are turned.
+        rotation: The layer's rotation.
         grid: Dummy distances, ``(distances,)``.
-        kept: Those that count for the shares, ``(distances,)``.
+        kept: True for distances that the shares are over, ``(distances,)``.
         reference: Distance of the reference profile.
         block_mib: Memory for a block of profiles.
     """
@@ -247,13 +246,13 @@ def _one_query(
     turned = turn(query, grid, rotation)  # (kv_heads, groups, distances, d)
     curve = (turned * mean_key[:, None]).sum(-1)
     numbers = additive_shares(turned[:, :, kept], curve[:, :, kept], centred, keys.square().sum((-1, -2)))
-    # A key turned back by its distance meets the unturned query as the key meets the turned query.
+    # The query times a key rotated back by its distance is the rotated query times the key.
     component = _profile(query, turn(centred, -real, rotation))
     logits = component + _profile(query, turn(mean_key, -real, rotation))
     component, logits = (x - x.mean(-1, keepdim=True) for x in (component, logits))
     pinned = _profile(turn(query, grid.new_tensor([reference]), rotation), centred)
     component_ranks, logit_ranks, pinned_ranks = (centred_ranks(x) for x in (component, logits, pinned))
-    block = max(1, block_mib * 2**20 // (8 * 6 * component.numel()))  # ranking holds about six copies
+    block = max(1, block_mib * 2**20 // (8 * 6 * component.numel()))  # ranking needs about six copies
     parts: list[dict[str, Tensor]] = []
     for start in range(0, grid.numel(), block):
         profile = _profile(turned[:, :, start : start + block], centred)  # (kv_heads, groups, some, m)
@@ -272,7 +271,7 @@ def _one_query(
 
 
 def _profile(turned: Tensor, keys: Tensor) -> Tensor:
-    """Dot products of ``(kv_heads, groups, rows, d)`` and ``(kv_heads, m, d)``: ``(kv_heads, groups, rows, m)``."""
+    """Return products ``(kv_heads, groups, rows, m)`` of ``(kv_heads, groups, rows, d)`` and ``(kv_heads, m, d)``."""
     kv_heads, groups, rows, d = turned.shape
     return (turned.reshape(kv_heads, groups * rows, d) @ keys.mT).view(kv_heads, groups, rows, -1)
 
@@ -291,18 +290,15 @@ def _check(
     positions: Tensor | None,
     visible: Tensor | None,
 ) -> None:
-    if q.ndim != 3 or k.ndim != 3:
-        raise MeasureError(f"q and k must be (heads, n, d), not {tuple(q.shape)} and {tuple(k.shape)}")
+    check_heads(q, k)
     if q.shape[2] != k.shape[2] or q.shape[1] > k.shape[1]:
         raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree in dimension, with a key per query")
-    if k.shape[0] == 0 or q.shape[0] == 0 or q.shape[0] % k.shape[0]:
-        raise MeasureError(f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly")
     if rotation.offset + 2 * rotation.planes > q.shape[2]:
         raise MeasureError(f"{rotation.planes} planes from dimension {rotation.offset} do not fit into {q.shape[2]}")
     if not bool(rotation.inv_freq.any()):
-        raise MeasureError("no plane of the rotation turns: distance changes nothing")
+        raise MeasureError("no plane of the rotation turns: the logits do not depend on distance")
     if not bool(grid.isfinite().all()) or grid.numel() == 0 or bool(grid.min() == grid.max()):
-        raise MeasureError(f"distances {grid.tolist()} must be finite and at least 2 different ones")
+        raise MeasureError(f"distances {grid.tolist()} must be finite and at least 2 different values")
     n, m = q.shape[1], k.shape[1]
     if chosen.numel() == 0 or int(chosen.min()) < 0 or int(chosen.max()) >= n:
         raise MeasureError(f"queries {chosen.tolist()} must be at least one, each from 0 to {n - 1}")
@@ -310,6 +306,4 @@ def _check(
         raise MeasureError(f"positions {tuple(positions.shape)} must be one per key: ({m},)")
     if visible is not None and visible.shape != (chosen.numel(), m):
         raise MeasureError(f"visible {tuple(visible.shape)} must be (queries, keys): ({chosen.numel()}, {m})")
-    for name, x in (("q", q), ("k", k)):
-        if not bool(x.isfinite().all()):
-            raise MeasureError(f"{name} holds NaN or Inf ({x.dtype}): the model overflows; use float32 or bfloat16")
+    check_finite(q, k)

@@ -1,4 +1,4 @@
-"""The ``distance`` measurement: controlled distance on every rotated layer of a model, beside its control."""
+"""Controlled distance of every layer that rotates, with keys of random phases as control."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.distance.controlled import ControlledDistance, controlled_distance, scramble_phases
 from wherewhat.measures.distance.measurement import DistanceConfig
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.tensors import rotates
+
+_BY_DISTANCE = (
+    "curve",
+    "drift",
+    "shape_drift",
+    "rank_correlation",
+    "logit_drift",
+    "logit_rank_correlation",
+    "rank_correlation_reference",
+)
 
 FEWEST_TOKENS = 8
-"""Half of them are queries' past at least, and a rank correlation over fewer keys than four says nothing."""
+"""Queries are in the second half of the text, and a rank correlation needs at least four keys."""
 
 
 def distance_grid(reach: float, *, per_octave: int = 1, beyond: tuple[int, ...] = ()) -> list[int]:
-    """Whole distances 0, 1, 2, 4, … up to ``reach``, finer with ``per_octave``, then multiples of ``reach`` + 1."""
+    """Return integer distances 0, 1, 2, 4, … up to ``reach``, finer with ``per_octave``, and multiples beyond."""
     last = int(reach)
     steps = math.floor(math.log2(max(1, last)) * per_octave) + 1
     inside = {0, last, *(min(last, round(2 ** (step / per_octave))) for step in range(steps))}
@@ -26,14 +37,14 @@ def distance_grid(reach: float, *, per_octave: int = 1, beyond: tuple[int, ...] 
 
 
 def spaced_queries(n: int, count: int) -> list[int]:
-    """Up to ``count`` different queries, evenly spaced from the middle of the text to its end."""
+    """Return up to ``count`` different queries, evenly spaced from the middle of the text to its end."""
     return sorted(
         {round(x) for x in torch.linspace(n // 2, n - 1, min(count, n - n // 2), dtype=torch.float64).tolist()}
     )
 
 
 def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> DocumentScores:
-    """Controlled distance of every rotated layer on one document.
+    """Return controlled distance of every layer that rotates on one document.
 
     Args:
         subject: The model.
@@ -44,18 +55,18 @@ def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> D
         raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")
     found: list[LayerScores] = []
 
-    def look(attention: LayerAttention) -> None:
-        if attention.rotation is not None and bool(attention.rotation.inv_freq.any()):
+    def measure(attention: LayerAttention) -> None:
+        if rotates(attention):
             found.append(layer_scores(attention, config))
 
-    subject.run(ids, look)
+    subject.run(ids, measure)
     if not found:
-        raise MeasureError("no layer of this model rotates queries and keys: distance does not act through them")
+        raise MeasureError("no layer of this model rotates queries and keys: controlled distance needs rotation")
     return DocumentScores(sorted(found, key=lambda scores: scores.layer))
 
 
 def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScores:
-    """Scores and curves of one rotated layer."""
+    """Return scores and curves of one layer that rotates."""
     rotation = attention.rotation
     assert rotation is not None
     positions = attention.positions if attention.positions.ndim == 1 else attention.positions[0]
@@ -83,14 +94,7 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScor
     )
     control = {f"{name}_scrambled": values for name, values in _heads(scrambled).items()}
     axes = ("head", "distance")
-    curves = {
-        "curve": Curve(real.curve, axes),
-        "drift": Curve(real.drift, axes),
-        "shape_drift": Curve(real.shape_drift, axes),
-        "rank_correlation": Curve(real.rank_correlation, axes),
-        "logit_drift": Curve(real.logit_drift, axes),
-        "logit_rank_correlation": Curve(real.logit_rank_correlation, axes),
-        "rank_correlation_reference": Curve(real.rank_correlation_reference, axes),
+    curves = {name: Curve(getattr(real, name), axes) for name in _BY_DISTANCE} | {
         "rank_correlation_scrambled": Curve(scrambled.rank_correlation, axes),
         "drift_scrambled": Curve(scrambled.drift, axes),
         "distances": Curve(real.distances, ("distance",)),
@@ -101,7 +105,7 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScor
 
 
 def _heads(found: ControlledDistance) -> dict[str, Tensor]:
-    """One number per head: shares, and means of the curves over the distances the layer can see."""
+    """Return one value per head: shares, and means of the curves over the visible distances."""
     return {
         "additive_share": found.additive_share,
         "distance_share": found.distance_share,
@@ -115,6 +119,6 @@ def _heads(found: ControlledDistance) -> dict[str, Tensor]:
 
 
 def _visible(attention: LayerAttention, queries: list[int]) -> Tensor:
-    """True where a query sees a key in any head, ``(queries, m)``; made a row at a time."""
+    """Return True where a query sees a key in any head, ``(queries, m)``, computed one row at a time."""
     rows = [attention.visible(slice(i, i + 1))[0].any(0)[0].expand(attention.m) for i in queries]
     return torch.stack(rows)

@@ -1,11 +1,20 @@
-"""The ``distance`` measurement: controlled distance on every rotated layer of a model, beside its control."""
+"""Declaration of ``wherewhat distance``: controlled distance on every layer that rotates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import (
+    Capacity,
+    DocumentScores,
+    Metric,
+    ReportRun,
+    Subject,
+    Text,
+    TextMeasurement,
+    check_minimum,
+)
 from wherewhat.options import check_seed, option
 
 
@@ -13,19 +22,17 @@ from wherewhat.options import check_seed, option
 class DistanceConfig:
     """Options of the distance measurement."""
 
-    queries: int = option(16, "number of queries looked at, evenly spaced in the second half of the text")
-    per_octave: int = option(1, "dummy distances for each doubling; 1 gives 0, 1, 2, 4, … and the longest in the text")
-    beyond: tuple[int, ...] = option((), "also dummy distances of so many times the text, such as 2,4")
+    queries: int = option(16, "number of queries, evenly spaced in the second half of the text")
+    per_octave: int = option(1, "dummy distances per octave; 1 gives 0, 1, 2, 4, … and the longest in the text")
+    beyond: tuple[int, ...] = option((), "also dummy distances at these multiples of the text length, such as 2,4")
     reference: int = option(0, "dummy distance whose key profile the others are compared with, besides the real one")
     block_mib: int = option(64, "memory for one block of key profiles, in MiB")
-    keep_mean: bool = option(False, "the control keeps the mean key and gives random phases to deviations from it only")
+    keep_mean: bool = option(False, "give random phases in the control only to deviations from the mean key")
     seed: int = option(0, "seed of the control's random phases")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        for name in ("queries", "per_octave", "block_mib"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+        """Check the values."""
+        check_minimum(self, 1, "queries", "per_octave", "block_mib")
         if self.per_octave > 64:
             raise ConfigError(f"per_octave is {self.per_octave}: more than 64 gives the same distances again")
         if any(times < 2 for times in self.beyond):
@@ -33,7 +40,9 @@ class DistanceConfig:
         check_seed(self.seed)
 
 
-_SCRAMBLED = "random phases"
+def _metric(name: str, title: str, reading: str) -> Metric:
+    """Return a metric with its value for keys with random phases as control."""
+    return Metric(name, title, reading, control=f"{name}_scrambled", control_title="random phases")
 
 
 class DistanceMeasurement(TextMeasurement):
@@ -41,83 +50,50 @@ class DistanceMeasurement(TextMeasurement):
 
     name = "distance"
     page = "controlled-distance"
-    summary = "Controlled distance: how far logits are a distance term plus a key term, per head."
+    summary = "Controlled distance: distance and key terms of logits recomputed at dummy distances."
     config = DistanceConfig
     metrics = (
-        Metric(
+        _metric(
             "additive_share",
             "additive share",
-            "",
-            "Share of the logits' variance over keys and dummy distances that distance plus key explains; 1 is a "
-            "pure sum. The control keeps every magnitude: what it reaches is owed to slow planes, not to phases.",
-            "additive_share_scrambled",
-            _SCRAMBLED,
+            "Share of the logits' variance over keys and dummy distances explained by distance plus key; 1 is a pure "
+            "sum. The control keeps every magnitude: its value comes from slow planes, not from phases.",
         ),
-        Metric(
+        _metric(
             "distance_share",
             "distance share",
-            "",
-            "The part of the additive share that a distance curve common to all keys has.",
-            "distance_share_scrambled",
-            _SCRAMBLED,
+            "Part of the additive share explained by a distance curve common to all keys.",
         ),
-        Metric(
-            "key_share",
-            "key share",
-            "",
-            "The part of the additive share that the keys have, whatever their distance.",
-            "key_share_scrambled",
-            _SCRAMBLED,
-        ),
-        Metric(
+        _metric("key_share", "key share", "Part of the additive share explained by the keys, at any distance."),
+        _metric(
             "key_constancy",
             "key constancy",
-            "",
-            "Share of the variance between keys that does not depend on the distance: the additive share where no "
-            "distance curve flatters it.",
-            "key_constancy_scrambled",
-            _SCRAMBLED,
+            "Share of the variance between keys that does not depend on the distance: the additive share without the "
+            "distance curve.",
         ),
-        Metric(
+        _metric(
             "key_rank_correlation",
             "key rank correlation",
-            "",
-            "How far the order of keys at a dummy distance is that of their key component where they really stand; "
-            "mean over dummy distances within the text.",
-            "key_rank_correlation_scrambled",
-            _SCRAMBLED,
+            "Rank correlation of keys at a dummy distance with their key component at the real distances; mean over "
+            "dummy distances within the text.",
         ),
-        Metric(
+        _metric(
             "drift",
             "drift of the key component",
-            "",
-            "How far the key component moves with the distance, relative to its size; 0 is not at all, unrelated "
-            "profiles of equal size are √2 apart.",
-            "drift_scrambled",
-            _SCRAMBLED,
+            "Change of the key component with the distance, relative to its size; 0 is none, √2 that of unrelated "
+            "profiles of equal size.",
         ),
-        Metric(
-            "shape_drift",
-            "drift of its shape",
-            "",
-            "The same when the profile may also be rescaled: 1 − cos², from 0 to 1.",
-            "shape_drift_scrambled",
-            _SCRAMBLED,
-        ),
-        Metric(
+        _metric("shape_drift", "drift of its shape", "The same after rescaling the profile: 1 − cos², from 0 to 1."),
+        _metric(
             "logit_rank_correlation",
             "logit rank correlation",
-            "",
-            "How far the order of keys at a dummy distance is that of the real logits, whose order owes something to "
-            "distance too.",
-            "logit_rank_correlation_scrambled",
-            _SCRAMBLED,
+            "Rank correlation of keys at a dummy distance with the real logits, which also depend on distance.",
         ),
     )
     limits = (
-        "Distances are dummies: queries and keys are those the model made at the real ones. Soft-cap and additive bias "
-        "are left out. Layers without rotation have no scores. Slow planes are additive by themselves: read the shares "
-        "against the random phases, and against the random model."
+        "Distances are dummies: queries and keys are computed at the real ones. Soft-cap and additive bias are left "
+        "out. Layers without rotation have no scores. Slow planes are always nearly additive: compare the shares with "
+        "the random phases and with the random model."
     )
 
     def measure(self, subject: Subject, text: Text, config: DistanceConfig) -> DocumentScores:

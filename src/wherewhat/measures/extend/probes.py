@@ -19,26 +19,25 @@ from wherewhat.measures.tensors import centred_ranks, cosine
 SINKS = 4
 """First keys that count as attention sink."""
 _BLOCKS, _ROWS = 8, 16
-"""Queries looked at: so many groups of so many, evenly spread."""
+"""Number of groups of queries that are measured, evenly spread, and queries per group."""
 _STRETCH = 256
-"""Side of the triangle of logits whose axes are fitted, at most."""
+"""Largest side of the triangle of logits whose axes are fitted."""
 
 
-def look(attention: LayerAttention, method: LengthMethod, queries: slice, limit: int) -> dict[str, Tensor]:
-    """Numbers of one layer under a method, from some of its queries.
+def attention_probe(attention: LayerAttention, method: LengthMethod, queries: slice, limit: int) -> dict[str, Tensor]:
+    """Return attention statistics of one layer under a method, from some of its queries.
 
     Args:
         attention: One layer, batch 1.
         method: The method.
-        queries: Queries to choose from.
+        queries: Queries to sample from.
         limit: Distance from which keys count as far.
 
     Returns:
-        Values ``(heads,)`` by name, NaN where there are none: ``entropy`` and ``sink_mass`` of the weights;
-        ``far_mass``, the weight on keys at far distances, the sink aside; ``far_logit``, by how much the largest logit
-        of such keys exceeds the largest of near ones at the query where it does so most; ``axes_r`` and
-        ``axes_distance``, the correlation of logits with their three axes and the share of variance that distance alone
-        explains, in the last stretch of the queries.
+        Values ``(heads,)`` by name, NaN where undefined: ``entropy`` and ``sink_mass`` of the weights; ``far_mass``,
+        the weight on far keys without the sink; ``far_logit``, the largest excess over queries of the largest logit of
+        far keys over that of near ones; ``axes_r`` and ``axes_distance``, the correlation of logits with their three
+        axes and the share of variance that distance alone explains, in the last part of the queries.
     """
     sums = SpreadSums(attention, SINKS)
     device = attention.rot_q.device
@@ -46,12 +45,10 @@ def look(attention: LayerAttention, method: LengthMethod, queries: slice, limit:
     margin = torch.full((attention.heads,), -torch.inf, dtype=torch.float64, device=device)
     j = torch.arange(attention.m, device=device)
     count = 0
-    for rows in sample(queries):
+    for rows in sample_queries(queries):
         scores = method.scores(attention, rows)
         weights = attention.weigh(scores, rows)[0]
-        seen = scores[0].isfinite()
-        missing = torch.zeros_like(weights[..., 0]) if attention.sinks is None else (1 - weights.sum(-1)).clamp_min(0)
-        sums.add(WeightBlock(rows, weights, seen.any(0), missing))
+        sums.add(WeightBlock.of(attention, rows, weights, scores[0].isfinite().any(0)))
         i = torch.arange(rows.start, rows.stop, device=device)[:, None]
         far = (i - j >= limit) & (j >= SINKS)
         near = i - j < limit
@@ -66,11 +63,11 @@ def look(attention: LayerAttention, method: LengthMethod, queries: slice, limit:
         "sink_mass": spread.sink_mass,
         "far_mass": (mass / count).cpu(),
         "far_logit": torch.where(margin.isfinite(), margin, torch.nan).cpu(),
-    } | axes(attention, method, queries)
+    } | axes_probe(attention, method, queries)
 
 
-def axes(attention: LayerAttention, method: LengthMethod, queries: slice) -> dict[str, Tensor]:
-    """``axes_r`` and ``axes_distance`` ``(heads,)`` of the triangle of logits in the last stretch of the queries."""
+def axes_probe(attention: LayerAttention, method: LengthMethod, queries: slice) -> dict[str, Tensor]:
+    """Return ``axes_r`` and ``axes_distance`` ``(heads,)`` of the logits in the last part of the queries."""
     side = min(_STRETCH, queries.stop - queries.start)
     rows = slice(queries.stop - side, queries.stop)
     logits = method.scores(attention, rows)[0, ..., rows].double()
@@ -94,25 +91,25 @@ def axes(attention: LayerAttention, method: LengthMethod, queries: slice) -> dic
     return {"axes_r": fit.r.cpu(), "axes_distance": fit.unique["a"].cpu()}
 
 
-def sample(queries: slice) -> Iterator[slice]:
-    """Groups of queries, evenly spread over ``queries`` and as far as there are so many, the last one at its end."""
-    room = queries.stop - queries.start
-    rows = min(_ROWS, max(1, room // _BLOCKS))
-    count = min(_BLOCKS, room // rows)
+def sample_queries(queries: slice) -> Iterator[slice]:
+    """Yield up to 8 groups of up to 16 queries, evenly spread over ``queries`` with the last at its end."""
+    length = queries.stop - queries.start
+    rows = min(_ROWS, max(1, length // _BLOCKS))
+    count = min(_BLOCKS, length // rows)
     for group in range(1, count + 1):
-        stop = queries.start + round(room * group / count)
+        stop = queries.start + round(length * group / count)
         yield slice(stop - rows, stop)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Attention outputs of one layer at positions that training has seen.
+    """Distribution of the attention outputs of one layer at positions within the trained length.
 
     Attributes:
         mean: Mean output, ``(heads, d)`` float64.
         covariance: Their covariance, ``(heads, d, d)``.
         spread: Root of its trace, ``(heads,)``: the size of deviations from the mean.
-        far: Deviation that 1 % of them exceed, ``(heads,)``.
+        far: 99 % quantile of the deviations, ``(heads,)``.
     """
 
     mean: Tensor
@@ -122,7 +119,7 @@ class Reference:
 
     @classmethod
     def of(cls, output: Tensor) -> Reference:
-        """From outputs ``(n, heads, d)``."""
+        """Return the distribution of outputs ``(n, heads, d)``."""
         x = output.double().transpose(0, 1)  # (heads, n, d)
         mean = x.mean(1)
         centred = x - mean[:, None]
@@ -133,15 +130,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class Shift:
-    """How outputs elsewhere differ, per head.
+    """Difference of outputs from the reference, per head.
 
     Attributes:
         mean: Distance of the means in units of the reference's spread, ``(heads,)``.
         covariance: Distance of the covariances (Frobenius) relative to the reference's size, ``(heads,)``.
         outliers: Share of outputs farther from the reference's mean than 99 % of its own, ``(heads,)``.
 
-    None of them is what it would be of infinitely many outputs (0, 0 and 0.01) where nothing differs but the draw: read
-    them beside those of outputs that cannot have shifted, as many and against the same reference.
+    For finite samples of the same distribution they differ from the limits of infinite samples (0, 0 and 0.01): compare
+    them with those of as many outputs that have not shifted, relative to the same reference.
     """
 
     mean: Tensor
@@ -149,15 +146,15 @@ class Shift:
     outliers: Tensor
 
     def heads(self) -> dict[str, Tensor]:
-        """The three by metric."""
+        """Return the three by metric."""
         return {"output_shift": self.mean, "output_covariance": self.covariance, "output_outliers": self.outliers}
 
 
 class ShiftSums:
-    """Outputs against a reference, added part by part."""
+    """Accumulate :class:`Shift` over parts of the outputs."""
 
     def __init__(self, reference: Reference) -> None:
-        """Begin with none."""
+        """Start with no outputs."""
         self._reference = reference
         self._count = 0
         self._sums = torch.zeros_like(reference.mean)
@@ -173,7 +170,7 @@ class ShiftSums:
         self._outliers += (away.norm(dim=-1) > self._reference.far[:, None]).sum(-1)
 
     def result(self) -> Shift:
-        """How they differ, all together."""
+        """Return the shift of all outputs."""
         reference = self._reference
         moved = self._sums / self._count
         covariance = self._products / self._count - moved[:, :, None] * moved[:, None]
@@ -185,29 +182,22 @@ class ShiftSums:
         )
 
 
-def shift(reference: Reference, output: Tensor) -> Shift:
-    """Outputs ``(n, heads, d)`` against the reference."""
-    sums = ShiftSums(reference)
-    sums.add(output)
-    return sums.result()
-
-
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's correlation of two ``(n,)``; NaN for fewer than 3."""
+    """Return Spearman's correlation of two ``(n,)``; NaN for fewer than 3."""
     return float(cosine(centred_ranks(x), centred_ranks(y))) if len(x) >= 3 else torch.nan
 
 
 _FIRST = 16
-"""First tokens that stay as they are: where attention rests, and what some methods always show."""
+"""Number of first tokens without planted runs: attention sinks, and keys that some methods always keep."""
 
 
 @dataclass(frozen=True)
 class Planting:
-    """A text whose last runs of tokens stand in it a second time.
+    """A text whose last runs of tokens are also planted earlier in it.
 
     Attributes:
-        control: Token ids ``(1, n)`` of the text as it is.
-        planted: Token ids ``(1, n)`` with each run at its depth too.
+        control: Token ids ``(1, n)`` of the intact text.
+        planted: Token ids ``(1, n)`` with each run copied to its depth.
         places: First token of each planted run, ``(depths,)``.
         run: Tokens of a run.
     """
@@ -219,22 +209,22 @@ class Planting:
 
     @property
     def body(self) -> int:
-        """Tokens before the runs at the end."""
+        """Number of tokens before the runs at the end."""
         return self.control.shape[1] - len(self.places) * self.run
 
     @property
     def distances(self) -> Tensor:
-        """Tokens from each run at the end back to the planted one, ``(depths,)``."""
+        """Distance in tokens of each run at the end from the planted one, ``(depths,)``."""
         return self.body + self.run * torch.arange(len(self.places)) - self.places
 
 
 @dataclass(frozen=True)
-class Found:
-    """What of the planted runs a model finds, by depth.
+class PlantedGain:
+    """Gain from planted runs, by depth.
 
     Attributes:
-        gain: Mean log-probability of the tokens asked for, less that without the planting, nats, ``(depths,)``.
-        exact: Share of them that are the likeliest token, less that without the planting, ``(depths,)``.
+        gain: Mean log-probability of the runs' tokens after the cue, minus that without planting, nats, ``(depths,)``.
+        exact: Share of them that are the most likely token, minus that without planting, ``(depths,)``.
     """
 
     gain: Tensor
@@ -246,18 +236,18 @@ def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
 
     Args:
         ids: Token ids ``(1, n)``.
-        depths: Where, in percent of the text: 0 is its beginning, 100 is just before its last runs.
+        depths: Depth of each run in percent of the text: 0 is its beginning, 100 just before its last runs.
         run: Tokens of a run.
     """
     n, count = ids.shape[1], len(depths)
     body = n - count * run
-    # One run's length is left between the last planted one and the end: what follows it there is no repetition.
-    room = body - 2 * run
-    first = min(_FIRST, max(0, room - count * run))
-    places = torch.tensor([first + round(depth / 100 * (room - first)) for depth in depths])
-    if room < first or bool((places.sort().values.diff() < run).any()):
+    # The last planted run is one run's length before the end, so that it is not repeated immediately.
+    last = body - 2 * run
+    first = min(_FIRST, max(0, last - count * run))
+    places = torch.tensor([first + round(depth / 100 * (last - first)) for depth in depths])
+    if last < first or bool((places.sort().values.diff() < run).any()):
         raise MeasureError(
-            f"{n} tokens have no room for {count} planted runs of {run} tokens: give a longer text, fewer depths or a "
+            f"{n} tokens are too few for {count} planted runs of {run} tokens: give a longer text, fewer depths or a "
             "shorter run"
         )
     planted = ids.clone()
@@ -267,14 +257,14 @@ def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
     return Planting(ids, planted, places, run)
 
 
-def find_planted(planting: Planting, planted: Tensor, control: Tensor) -> Found:
-    """Compare what a model says at the end of both texts, from its logits ``(1, n, vocabulary)`` on each."""
-    (gain, exact), (gain_before, exact_before) = _asked(planting, planted), _asked(planting, control)
-    return Found(gain - gain_before, exact - exact_before)
+def planted_gain(planting: Planting, planted: Tensor, control: Tensor) -> PlantedGain:
+    """Return the gain at the end of the text, from the logits ``(1, n, vocabulary)`` on the planted and intact text."""
+    (gain, exact), (gain_before, exact_before) = _run_scores(planting, planted), _run_scores(planting, control)
+    return PlantedGain(gain - gain_before, exact - exact_before)
 
 
-def _asked(planting: Planting, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean log-probability and share of likeliest tokens at the end of the text, both ``(depths,)``."""
+def _run_scores(planting: Planting, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean log-probability and share of most likely tokens of the runs at the end, both ``(depths,)``."""
     predicting = logits[0, planting.body - 1 : -1].float()
     targets = planting.control[0, planting.body :].to(logits.device)
     logprob = predicting.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()

@@ -1,4 +1,4 @@
-"""Losses by position and attention statistics of one text under every length method."""
+"""Loss by position, retrieval and attention statistics of one text under every length method."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from wherewhat.errors import MeasureError
 from wherewhat.extend.method import LengthMethod
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import Untouched
-from wherewhat.measures.extend.measurement import LADDER, ExtendConfig
+from wherewhat.measures.extend.measurement import ExtendConfig
 from wherewhat.measures.extend.probes import (
     Planting,
     Reference,
     ShiftSums,
-    find_planted,
-    look,
+    attention_probe,
     plant,
+    planted_gain,
     rank_correlation,
-    shift,
 )
+from wherewhat.measures.extend.verdicts import LADDER
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.tensors import token_losses
 
 
 def read_in_pieces(
-    subject: Subject, ids: Tensor, trained: int, look: Callable[[LayerAttention], None] = lambda _: None
+    subject: Subject, ids: Tensor, trained: int, reducer: Callable[[LayerAttention], None] = lambda _: None
 ) -> Tensor:
-    """What the untouched model loses on each token when it never reads more than the trained length.
+    """Return the loss of each token if the unmodified model reads at most the trained length at a time.
 
-    Pieces of that length overlap by half, and of each the second half counts: every token has at least half a trained
-    length before it. Each piece begins with the text's first token, on which attention often rests.
+    Pieces of that length overlap by half, and the second half of each is used: every token has at least half a trained
+    length before it. Each piece begins with the text's first token, which is often an attention sink.
 
     Args:
         subject: The model.
         ids: Token ids ``(1, n)``.
         trained: The trained length.
-        look: Is handed each layer of the pieces behind the first: the second half of these is the text beyond.
+        reducer: Called with each layer of the pieces after the first, whose second half is the text beyond.
 
     Returns:
-        Loss by the place it is foretold from, ``(n - 1,)``; NaN in the first half of the first piece.
+        Loss by the index it is predicted from, ``(n - 1,)``; NaN in the first half of the first piece.
     """
     n, half = ids.shape[1], trained // 2
     found = torch.full((n - 1,), torch.nan, dtype=torch.float64)
     for start in range(0, n - 1 - half, trained - half):
         stop = min(n - 1, start + trained)
         piece = torch.cat([ids[:, :1], ids[:, start + 1 : stop]], 1)
-        logits = subject.run(piece, look if start else lambda _: None, logits=True)
+        logits = subject.run(piece, reducer if start else lambda _: None, logits=True)
         assert logits is not None
         with_target = torch.cat([piece, ids[:, stop : stop + 1]], 1)
         found[start + half : stop] = token_losses(logits, with_target)[half:]
@@ -59,7 +59,7 @@ def read_in_pieces(
 
 
 def by_multiple(rise: Tensor, trained: int) -> dict[float, float]:
-    """Mean of ``rise`` ``(n - 1,)`` on each step of the ladder that the text reaches."""
+    """Return the mean of ``rise`` ``(n - 1,)`` on each step of the ladder that the text reaches."""
     found = {}
     start = trained
     for multiple in LADDER:
@@ -72,7 +72,7 @@ def by_multiple(rise: Tensor, trained: int) -> dict[float, float]:
 
 
 def buckets(values: Tensor, trained: int, *, first: int = 0) -> Tensor:
-    """Mean position and value of each quarter of a trained length from ``first`` on, ``(buckets, 2)``."""
+    """Return mean position and value of each quarter of a trained length from ``first`` on, ``(buckets, 2)``."""
     size = max(1, trained // 4)
     rows = [
         (float(i + min(size, len(values) - i) / 2), float(values[i : i + size].mean()))
@@ -87,26 +87,24 @@ _Heads = dict[int, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class _Inside:
-    """What the untouched model does on the first part of a text, as long as in training.
+    """Attention of the unmodified model in the second half of the trained length.
 
     Attributes:
-        outputs: Attention outputs in the second half of it, by layer.
-        heads: What attention is like there, by layer.
-        rotates: Whether any layer rotates.
+        outputs: Distribution of attention outputs by layer.
+        heads: Attention statistics by layer.
     """
 
     outputs: dict[int, Reference]
     heads: _Heads
-    rotates: bool
 
 
 def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> DocumentScores:
-    """Losses, planted runs, attention and its outputs beyond the trained length, under each method.
+    """Return losses, gains from planted runs, attention and its outputs beyond the trained length, per method.
 
     Losses beyond are compared with those of the same tokens read in pieces of the trained length; planted runs with the
-    text that has none; attention and its outputs with the untouched model's in the second half of the trained length,
-    layer by layer and head by head. How far outputs differ without any change of length is told by those of the same
-    tokens in pieces. Each method reads the text twice: as it is, and planted.
+    text without them; attention and its outputs with those of the unmodified model in the second half of the trained
+    length, per layer and head. The control for outputs is the same tokens in pieces, without a change of length. Each
+    method reads the text twice: intact and planted.
 
     Args:
         subject: The model.
@@ -117,8 +115,8 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
     trained = config.trained or subject.trained_length()
     if n <= trained + 1:
         raise MeasureError(
-            f"{n} tokens are not beyond the {trained} the model was trained on: ask for more with --tokens and "
-            "--beyond, or say less with trained"
+            f"{n} tokens are not beyond the {trained} the model was trained on: use more with --tokens and --beyond, "
+            "or a smaller value of trained"
         )
     methods = [config.method(name, trained=trained, length=n) for name in config.methods]
     for method in methods:
@@ -126,29 +124,33 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
     piece = plant(torch.cat([ids[:, :1], ids[:, n - trained + 1 :]], 1), config.depths, run=config.run)
     planting = plant(ids, config.depths, run=config.run)
     inside = _inside(subject, ids[:, :trained], methods)
-    unmoved = {layer: ShiftSums(reference) for layer, reference in inside.outputs.items()}
+    in_pieces = {layer: ShiftSums(reference) for layer, reference in inside.outputs.items()}
     pieces = read_in_pieces(
-        subject, ids, trained, lambda attention: unmoved[attention.layer].add(attention.output[0, trained // 2 :])
+        subject, ids, trained, lambda attention: in_pieces[attention.layer].add(attention.output[0, trained // 2 :])
     )
+    logits = (subject.edited(x, Untouched().attend) for x in (piece.planted, piece.control))
     whole: dict[str, float] = {
         "trained_length": float(trained),
         "text_length": float(n),
         "loss_pieces": float(pieces[trained:].mean()),
-        "found_pieces": float(find_planted(piece, *_both(subject, piece, Untouched())).gain.mean()),
+        "found_pieces": float(planted_gain(piece, *logits).gain.mean()),
     } | {f"distance_{depth}": float(x) for depth, x in zip(config.depths, planting.distances, strict=True)}
     curves: dict[str, Curve] = {}
     heads: _Heads = {
-        layer: {f"{name}_inside": x for name, x in of.items()}
-        | {f"{name}_pieces": x for name, x in unmoved[layer].result().heads().items()}
-        for layer, of in inside.heads.items()
+        layer: {f"{name}_inside": x for name, x in statistics.items()}
+        | {f"{name}_pieces": x for name, x in in_pieces[layer].result().heads().items()}
+        for layer, statistics in inside.heads.items()
     }
     for method in methods:
-        found = _measured(subject, planting, method, config, trained, inside, pieces)
+        found = _measure_method(subject, planting, method, config, trained, inside, pieces)
         whole |= {f"{name}_{method.name}": value for name, value in found.whole.items() if math.isfinite(value)}
         curves |= {f"{name}_{method.name}": curve for name, curve in found.curves.items()}
         for layer in found.layers:
             heads[layer.layer] |= {f"{name}_{method.name}": x for name, x in layer.heads.items()}
-    shifts = [_mean(heads, f"output_shift_{name}") for name in config.methods]
+    shifts = [
+        float(torch.cat([values[f"output_shift_{name}"] for values in heads.values()]).mean())
+        for name in config.methods
+    ]
     ranked = rank_correlation(
         torch.tensor(shifts), torch.tensor([whole[f"loss_beyond_{name}"] for name in config.methods])
     )
@@ -158,29 +160,29 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
 
 
 def _inside(subject: Subject, ids: Tensor, methods: list[LengthMethod]) -> _Inside:
-    """Look at the untouched model within the trained length."""
+    """Return attention of the unmodified model within the trained length ``(1, n)``."""
     n = ids.shape[1]
     queries = slice(n // 2, n)
     outputs: dict[int, Reference] = {}
     heads: _Heads = {}
     rotating = []
 
-    def remember(attention: LayerAttention) -> None:
+    def measure(attention: LayerAttention) -> None:
         rotating.append(attention.rotation is not None)
         outputs[attention.layer] = Reference.of(attention.output[0, queries])
-        heads[attention.layer] = look(attention, Untouched(), queries, limit=n // 2)
+        heads[attention.layer] = attention_probe(attention, Untouched(), queries, limit=n // 2)
 
-    subject.run(ids, remember)
-    turning = [method.name for method in methods if method.rotary]
-    if turning and not any(rotating):
+    subject.run(ids, measure)
+    rotary = [method.name for method in methods if method.rotary]
+    if rotary and not any(rotating):
         raise MeasureError(
-            f"{turning[0]} changes distances, and no layer of this model rotates its queries and keys: choose of "
+            f"{rotary[0]} changes distances, and no layer of this model rotates its queries and keys: choose from "
             + ", ".join(name for name in METHODS if not find_method(name).rotary)
         )
-    return _Inside(outputs, heads, any(rotating))
+    return _Inside(outputs, heads)
 
 
-def _measured(
+def _measure_method(
     subject: Subject,
     planting: Planting,
     method: LengthMethod,
@@ -189,26 +191,27 @@ def _measured(
     inside: _Inside,
     pieces: Tensor,
 ) -> DocumentScores:
-    """Numbers of one method, by names without its own."""
+    """Return the scores of one method, by metric without the method's name."""
     ids = planting.control
     beyond = slice(trained, ids.shape[1])
     layers = []
 
     def attend(attention: LayerAttention) -> Tensor | None:
         output = method.attend(attention)
-        seen = attention.output if output is None else output
-        found = shift(inside.outputs[attention.layer], seen[0, beyond]).heads()
-        layers.append(LayerScores(attention.layer, found | look(attention, method, beyond, limit=trained)))
+        sums = ShiftSums(inside.outputs[attention.layer])
+        sums.add((attention.output if output is None else output)[0, beyond])
+        heads = sums.result().heads() | attention_probe(attention, method, beyond, limit=trained)
+        layers.append(LayerScores(attention.layer, heads))
         return output
 
     logits = subject.edited(ids, attend)
-    by_place = token_losses(logits, ids)
-    found = find_planted(planting, subject.edited(planting.planted, method.attend), logits)
-    rise = by_place - pieces
+    losses = token_losses(logits, ids)
+    found = planted_gain(planting, subject.edited(planting.planted, method.attend), logits)
+    rise = losses - pieces
     half = slice(trained // 2, trained)
     whole = {
-        "loss_inside": float(by_place[half].mean()),
-        "loss_beyond": float(by_place[trained:].mean()),
+        "loss_inside": float(losses[half].mean()),
+        "loss_beyond": float(losses[trained:].mean()),
         "loss_rise": float(rise[trained:].mean()),
         "rise_inside": float(rise[half].mean()),
     }
@@ -219,16 +222,7 @@ def _measured(
     for index, depth in enumerate(config.depths):
         whole |= {f"found_{depth}": float(found.gain[index]), f"exact_{depth}": float(found.exact[index])}
     curves = {
-        "loss_by_position": Curve(buckets(by_place, trained), ("bucket", "position and loss")),
+        "loss_by_position": Curve(buckets(losses, trained), ("bucket", "position and loss")),
         "rise_by_position": Curve(buckets(rise, trained, first=half.start), ("bucket", "position and rise")),
     }
     return DocumentScores(layers, whole, curves)
-
-
-def _both(subject: Subject, planting: Planting, method: LengthMethod) -> tuple[Tensor, Tensor]:
-    """Logits ``(1, n, vocabulary)`` on the planted text and on the text as it is."""
-    return subject.edited(planting.planted, method.attend), subject.edited(planting.control, method.attend)
-
-
-def _mean(heads: _Heads, name: str) -> float:
-    return float(torch.cat([values[name] for values in heads.values()]).mean())

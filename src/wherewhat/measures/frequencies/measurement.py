@@ -1,4 +1,4 @@
-"""``wherewhat frequencies``: which frequencies heads use, what each is by itself, and what heads are without them."""
+"""Declaration of ``wherewhat frequencies``: RoPE frequencies that heads use, and the loss without them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import re
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import (
+    Capacity,
+    DocumentScores,
+    Metric,
+    ReportRun,
+    Subject,
+    Text,
+    TextMeasurement,
+    check_minimum,
+)
 from wherewhat.measures.swaps import TAU
 from wherewhat.options import option
 
@@ -17,61 +26,57 @@ BANDS = 4
 class FrequenciesConfig:
     """Options of the frequencies measurement."""
 
-    queries: int = option(2, "number of queries, spread evenly with the last token among them; 0 for all")
-    tau: float = option(TAU, "temperature of the weights of swaps")
-    bands: int = option(BANDS, "bands that the planes, sorted by speed, are cut into; band 1 is the fastest")
+    queries: int = option(2, "number of queries, spread evenly up to the last; 0 for all")
+    tau: float = option(TAU, "temperature of the swap weights")
+    bands: int = option(BANDS, "number of bands of the planes, sorted by frequency; band 1 is the fastest")
     masking: bool = option(True, "also measure the model with each band removed, and with only that band")
     heads: tuple[str, ...] = option((), "heads to mask, as layer.head, such as 3.1,5.0; all if empty")
     block_mib: int = option(64, "memory for one block of logits, in MiB")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if self.queries < 0:
-            raise ConfigError(f"queries is {self.queries}: give 1 or more, or 0 for all")
+        """Check the values."""
+        check_minimum(self, 0, "queries")
+        check_minimum(self, 1, "bands", "block_mib")
         if not self.tau > 0:
-            raise ConfigError(f"tau is {self.tau}: it must be positive, because it divides the weights of swaps")
-        for name in ("bands", "block_mib"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+            raise ConfigError(f"tau is {self.tau}: it must be positive, because it divides weight differences")
         for head in self.heads:
             if not re.fullmatch(r"[0-9]{1,6}\.[0-9]{1,6}", head):
                 raise ConfigError(f"heads holds {head!r}: give layer.head, such as 3.1 for head 1 of layer 3")
 
 
-def _band_metrics(config: FrequenciesConfig) -> tuple[Metric, ...]:
-    """Words for the numbers of each band."""
-    described = (
-        ("s_pos_band", "positional, band {}", "", "Mean positional score of single planes in band {}.", None),
-        ("s_sym_band", "symbolic, band {}", "", "Mean symbolic score of single planes in band {}.", None),
-        ("loss_without_band", "loss without band {}", "nats", "Loss with band {} masked out.", "loss_without_random"),
-        ("loss_only_band", "loss with only band {}", "nats", "Loss with all others masked out.", "loss_only_random"),
-        (
-            "s_pos_change_without_band",
-            "positional without band {}",
-            "",
-            "Change of the masked heads' mean positional score when band {} is masked out.",
-            None,
-        ),
-        (
-            "s_sym_change_without_band",
-            "symbolic without band {}",
-            "",
-            "Change of the masked heads' mean symbolic score when band {} is masked out.",
-            None,
-        ),
-    )
-    return tuple(
+def _band_metrics(band: int) -> list[Metric]:
+    """Return the metrics of one band."""
+    planes, control = f"band {band}", "random planes"
+    return [
+        Metric(f"s_pos_band_{band}", f"positional, {planes}", f"Mean positional score of single planes in {planes}."),
+        Metric(f"s_sym_band_{band}", f"symbolic, {planes}", f"Mean symbolic score of single planes in {planes}."),
         Metric(
-            f"{name}_{band}",
-            title.format(band),
-            unit,
-            reading.format(band),
-            control,
-            "random planes" if control is not None else "",
-        )
-        for name, title, unit, reading, control in described
-        for band in range(1, config.bands + 1)
-    )
+            f"loss_without_band_{band}",
+            f"loss without {planes}",
+            f"Loss with {planes} masked.",
+            unit="nats",
+            control="loss_without_random",
+            control_title=control,
+        ),
+        Metric(
+            f"loss_only_band_{band}",
+            f"loss with only {planes}",
+            "Loss with all other bands masked.",
+            unit="nats",
+            control="loss_only_random",
+            control_title=control,
+        ),
+        Metric(
+            f"s_pos_change_without_band_{band}",
+            f"positional without {planes}",
+            f"Change of the masked heads' mean positional score with {planes} masked.",
+        ),
+        Metric(
+            f"s_sym_change_without_band_{band}",
+            f"symbolic without {planes}",
+            f"Change of the masked heads' mean symbolic score with {planes} masked.",
+        ),
+    ]
 
 
 class FrequenciesMeasurement(TextMeasurement):
@@ -79,44 +84,40 @@ class FrequenciesMeasurement(TextMeasurement):
 
     name = "frequencies"
     revision = 2
-    summary = (
-        "Which of RoPE's frequencies heads use, how positional or symbolic each is, and what heads are without it."
-    )
+    summary = "RoPE frequencies that heads use, and the loss without them."
     config = FrequenciesConfig
     metrics = (
         Metric(
             "mean_frequency",
             "mean frequency ID",
-            "",
-            "Mean rank of the planes by speed, 1 the fastest, weighted by the largest logit each contributes; the "
-            "control is a head that uses all alike.",
-            "mean_frequency_even",
-            "even use",
+            "Mean rank of the planes by frequency, 1 the fastest, weighted by the largest logit of each; the control "
+            "is equal use of all planes.",
+            control="mean_frequency_even",
+            control_title="even use",
         ),
-        Metric("s_pos", "positional", "", "1: attention of the head stays with places when contents are swapped."),
-        Metric("s_sym", "symbolic", "", "1: attention of the head goes along with contents when they are swapped."),
+        Metric("s_pos", "positional", "1 if the head's attention stays at its positions when contents are swapped."),
+        Metric("s_sym", "symbolic", "1 if the head's attention follows the contents when they are swapped."),
         Metric(
             "frequency_s_pos",
             "frequency ID × positional",
-            "",
-            "Correlation over heads of mean frequency ID and positional score; above 0: slow heads are positional.",
+            "Correlation over heads of mean frequency ID and positional score; above 0, slow heads are positional.",
         ),
         Metric(
             "frequency_s_sym",
             "frequency ID × symbolic",
-            "",
-            "Correlation over heads of mean frequency ID and symbolic score; above 0: slow heads are symbolic.",
+            "Correlation over heads of mean frequency ID and symbolic score; above 0, slow heads are symbolic.",
         ),
-        Metric("s_pos_rest", "positional, unrotated", "", "Positional score of the dimensions that do not rotate."),
-        Metric("s_sym_rest", "symbolic, unrotated", "", "Symbolic score of the dimensions that do not rotate."),
-        Metric("loss", "loss", "nats", "Mean next-token loss of the untouched model."),
+        Metric("s_pos_rest", "positional, unrotated", "Positional score of the dimensions that do not rotate."),
+        Metric("s_sym_rest", "symbolic, unrotated", "Symbolic score of the dimensions that do not rotate."),
+        Metric("loss", "loss", "Mean next-token loss of the intact model.", unit="nats"),
     )
     limits = (
-        "A plane by itself is not the plane in its head: softmax mixes them, and a plane with small logits attends "
-        "almost evenly, which counts as positional and symbolic at once. Speeds are ranks; whether a plane turns over "
-        "the text depends on its length. Soft-cap and bias are no part of a plane. Masked heads are not heads trained "
-        "without the band: a loss says that the model relies on the band, not that the task needs it. Later layers see "
-        "changed inputs, so a change of scores is that of all masking before a head as well."
+        "A single plane is not the plane in its head: softmax combines them, and the attention of a plane with small "
+        "logits is almost uniform, which counts as positional and symbolic at once. Frequencies are ranks; the number "
+        "of turns over the text depends on its length. Soft-cap and bias are not part of a plane. A masked model is "
+        "not a model trained without the band: the loss shows that this model relies on the band, not that the task "
+        "requires it. Later layers have changed inputs, so changes of scores include the effect of masking earlier "
+        "layers."
     )
 
     def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> DocumentScores:
@@ -126,8 +127,9 @@ class FrequenciesMeasurement(TextMeasurement):
         return measure_frequencies(subject, text.ids, config)
 
     def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
-        """Return the metrics whose names depend on the config."""
-        return _band_metrics(config)
+        """Return the metrics of every band, ordered by metric and then by band."""
+        by_band = [_band_metrics(band) for band in range(1, config.bands + 1)]
+        return tuple(metric for same in zip(*by_band, strict=True) for metric in same)
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it: with no more bands than there are planes."""

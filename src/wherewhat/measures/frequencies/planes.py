@@ -1,4 +1,4 @@
-"""How much each RoPE plane contributes to a head's logits, and its own swap scores."""
+"""Contribution of each RoPE plane to a head's logits, and swap scores of single planes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,10 @@ from wherewhat.measures.swaps.placement import places_before, query_logits
 from wherewhat.measures.swaps.scores import QueryLogits, score_swaps
 
 
-def plane_logits(attention: LayerAttention, query: int, keys: Tensor) -> Tensor:
-    """What each plane adds to the logits of one query, ``(heads, keys, planes)`` float64.
-
-    Dimensions that are not rotated are one more plane, the last. The sum over planes is ``scale · rot_q · rot_k``: the
-    logits before soft-cap and bias.
-    """
-    return torch.cat([partial_logits(attention, query, keys, dims) for dims in dimensions(attention)], -1)
-
-
 def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Tensor) -> Tensor:
-    """What groups of head dimensions add to the logits of one query, ``(heads, keys, groups)`` float64.
+    """Return contributions of groups of head dimensions to the logits of one query, ``(heads, keys, groups)`` float64.
+
+    Over all groups they sum to ``scale · rot_q · rot_k``, the logits before soft-cap and bias.
 
     Args:
         attention: One layer of a pass over one text.
@@ -43,7 +36,7 @@ def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Te
 
 
 def dimensions(attention: LayerAttention) -> list[Tensor]:
-    """Head dimensions of the planes, ``(planes, 2)``, and of what is not rotated, ``(1, rest)``, if anything is."""
+    """Return head dimensions of the planes, ``(planes, 2)``, and those that are not rotated, ``(1, rest)``, if any."""
     assert attention.rotation is not None
     pairs = attention.rotation.pairs
     turned = set(pairs.flatten().tolist())
@@ -52,7 +45,7 @@ def dimensions(attention: LayerAttention) -> list[Tensor]:
 
 
 def frequency_ids(inv_freq: Tensor) -> Tensor:
-    """Rank of each plane by speed, ``(planes,)`` float64: 1 turns fastest."""
+    """Return the rank of each plane by frequency, ``(planes,)`` float64: 1 is the fastest."""
     order = inv_freq.abs().argsort(descending=True, stable=True)
     ids = torch.empty(len(inv_freq), dtype=torch.float64)
     ids[order.cpu()] = torch.arange(1, len(inv_freq) + 1, dtype=torch.float64)
@@ -60,9 +53,9 @@ def frequency_ids(inv_freq: Tensor) -> Tensor:
 
 
 def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
-    """Largest logit contribution of each rotated plane, ``(heads, planes)`` float64.
+    """Return the largest logit contribution of each rotated plane, ``(heads, planes)`` float64.
 
-    The largest absolute contribution over the keys before a query, mean over queries (arXiv 2511.11579).
+    The largest absolute contribution over the keys before a query, averaged over queries (arXiv 2511.11579).
     """
     assert attention.rotation is not None
     pairs = attention.rotation.pairs
@@ -73,13 +66,13 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
 
 
 def mean_frequency(use: Tensor, inv_freq: Tensor) -> Tensor:
-    """Mean frequency ID of each head, weighted by use ``(heads, planes)``: ``(heads,)``; NaN where nothing is used."""
+    """Return the mean frequency ID, ``(heads,)``, weighted by use ``(heads, planes)``; NaN where all use is zero."""
     total = use.sum(-1)
     return torch.where(total > 0, use @ frequency_ids(inv_freq) / total.clamp_min(1e-300), torch.nan)
 
 
 _ENTRIES = 2**21
-"""Pairs of planes and keys held at a time, 32 bytes each."""
+"""Pairs of planes and keys processed at a time, 32 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ class PlaneSwaps:
     """Swap scores of single planes at one query.
 
     Attributes:
-        s_pos: Positional score of each plane, ``(heads, planes)``; dimensions that do not rotate come last, as one.
+        s_pos: Positional score of each plane, ``(heads, planes)``; the last is that of the unrotated dimensions.
         s_sym: Symbolic score, ``(heads, planes)``.
     """
 
@@ -96,19 +89,19 @@ class PlaneSwaps:
 
 
 def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip: int = 0) -> PlaneSwaps:
-    """Positional and symbolic score of every plane of every head, each as if it were the whole head.
+    """Return positional and symbolic scores of every plane of every head, each treated as a head.
 
-    A plane's logits are what it adds to those of its head, before soft-cap and bias, which are not made of planes. Its
-    attention is their softmax over the keys before the query: the query's own key and sinks do not take part.
+    A plane's logits are its contribution to those of its head, before soft-cap and bias, which do not consist of
+    planes. Its attention is their softmax over the keys before the query, without the query's own key and sinks.
 
     Args:
-        attention: One layer of a pass over one text without cache, with rotation, whose keys are made token by token.
+        attention: One layer of a pass over one text without cache, with rotation, whose keys each depend on one token.
         query: Position of the query.
-        tau: Temperature of the weights of swaps.
-        skip: Leave the first so many keys where they are.
+        tau: Temperature of the swap weights.
+        skip: Number of first keys that are never swapped.
     """
     if tau <= 0:
-        raise MeasureError(f"tau={tau} must be positive: it divides the weights of swaps")
+        raise MeasureError(f"tau={tau} must be positive: it divides weight differences")
     groups = plane_queries(attention, query, skip=skip)
     found = [score_swaps(planes, taus=(tau,)) for planes in groups]
     s_pos, s_sym = (
@@ -119,9 +112,9 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
 
 
 def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> Iterator[QueryLogits]:
-    """One query's planes as heads of their own: some planes at a time, then what is not rotated.
+    """Yield one query's planes as heads, some planes at a time, then the unrotated dimensions.
 
-    Each has ``heads · planes`` heads, those of one real head together. Summed over planes, ``contents · placed`` and
+    Each item has ``heads · planes`` heads, grouped by real head. Summed over planes, ``contents · placed`` and
     ``logits`` are those of :func:`~wherewhat.measures.swaps.placement.query_logits` before soft-cap and bias.
     """
     if attention.rotation is None:
@@ -141,19 +134,14 @@ def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> It
         )
 
 
-def rotates(attention: LayerAttention) -> bool:
-    """Whether a layer turns its queries and keys at all."""
-    return attention.rotation is not None and bool(attention.rotation.inv_freq.any())
-
-
 def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau: float, scored: bool) -> LayerScores:
-    """Numbers and curves of one layer that rotates, means over queries.
+    """Return scores and curves of one layer that rotates, averaged over queries.
 
     Args:
         attention: One layer of a pass over one text without cache.
         queries: Positions of the queries.
-        tau: Temperature of the weights of swaps.
-        scored: Whether its keys are made token by token: without that there are no swap scores, and they are NaN.
+        tau: Temperature of the swap weights.
+        scored: Whether its keys each depend on one token; otherwise its swap scores are NaN.
     """
     assert attention.rotation is not None
     planes, inv_freq = attention.rotation.planes, attention.rotation.inv_freq

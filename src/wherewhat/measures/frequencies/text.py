@@ -1,4 +1,4 @@
-"""``wherewhat frequencies``: which frequencies heads use, what each is by itself, and what heads are without them."""
+"""Frequencies that heads use, scores of single planes, and the model with bands of frequencies masked."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.frequencies.masking import Masking, frequency_bands
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
-from wherewhat.measures.frequencies.planes import layer_frequencies, rotates
+from wherewhat.measures.frequencies.planes import layer_frequencies
 from wherewhat.measures.measurement import KEYS_MIX, DocumentScores, LayerScores, Subject
 from wherewhat.measures.swaps.placement import choose_queries
-from wherewhat.measures.tensors import correlation, next_token_loss
+from wherewhat.measures.tensors import correlation, defined, next_token_loss, rotates
 
 
 def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig) -> DocumentScores:
-    """Frequencies of every layer that rotates, and the model with bands of them masked.
+    """Return frequencies of every layer that rotates, and the loss with bands of them masked.
 
     Args:
         subject: The model.
@@ -30,7 +30,7 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
     found: list[LayerScores] = []
     bands: dict[int, Tensor] = {}
 
-    def look(attention: LayerAttention) -> None:
+    def measure(attention: LayerAttention) -> None:
         if not rotates(attention):
             return
         assert attention.rotation is not None
@@ -38,7 +38,7 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
         scored = mixing.get(attention.layer, 0.0) <= KEYS_MIX
         found.append(layer_frequencies(attention, queries, tau=config.tau, scored=scored))
 
-    logits = subject.run(ids, look, logits=config.masking)
+    logits = subject.run(ids, measure, logits=config.masking)
     if not found:
         raise MeasureError(
             "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
@@ -62,12 +62,11 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
         )
         masking.check(loss)
         whole |= {"loss": loss} | _effects(masking, found, masked, config.bands)
-    defined = {name: value for name, value in whole.items() if value == value}
-    return DocumentScores(sorted(found, key=lambda layer: layer.layer), defined)
+    return DocumentScores(sorted(found, key=lambda layer: layer.layer), defined(whole))
 
 
 def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[int, Tensor]:
-    """Heads to mask by layer, ``(heads,)`` bool each."""
+    """Return the heads to mask by layer, ``(heads,)`` bool each."""
     sizes = {layer.layer: len(layer.heads["mean_frequency"]) for layer in layers}
     if not chosen:
         return {layer: torch.ones(size, dtype=torch.bool) for layer, size in sizes.items()}
@@ -75,8 +74,8 @@ def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[
     for text in chosen:
         layer, head = map(int, text.split("."))
         if layer not in sizes:
-            there = ", ".join(map(str, sorted(sizes)))
-            raise MeasureError(f"heads holds {text}, but layer {layer} is not one that rotates: choose of {there}")
+            rotating = ", ".join(map(str, sorted(sizes)))
+            raise MeasureError(f"heads holds {text}, but layer {layer} is not one that rotates: choose from {rotating}")
         if head >= sizes[layer]:
             raise MeasureError(f"heads holds {text}, but layer {layer} has heads 0 to {sizes[layer] - 1}")
         found.setdefault(layer, torch.zeros(sizes[layer], dtype=torch.bool))[head] = True
@@ -84,13 +83,13 @@ def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[
 
 
 def _correlations(layers: Sequence[LayerScores]) -> dict[str, float]:
-    """Correlations over heads of the mean frequency with the scores of whole heads."""
+    """Return correlations over heads of the mean frequency with the swap scores."""
     used, s_pos, s_sym = (torch.cat([x.heads[name] for x in layers]) for name in ("mean_frequency", "s_pos", "s_sym"))
     return {"frequency_s_pos": correlation(used, s_pos), "frequency_s_sym": correlation(used, s_sym)}
 
 
 def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count: int) -> dict[str, float]:
-    """Mean over heads and the planes of a band of single planes' scores."""
+    """Return the scores of single planes, averaged over heads and the planes of each band."""
     return {
         f"{name}_band_{band + 1}": float(
             torch.cat(
@@ -105,7 +104,7 @@ def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count:
 def _effects(
     masking: Masking, layers: Sequence[LayerScores], masked: dict[int, Tensor], bands: int
 ) -> dict[str, float]:
-    """Loss with each band removed and with only it, and what removing it does to the masked heads' scores."""
+    """Return the loss without each band and with only it, and changes of the masked heads' scores without it."""
     before = {
         name: float(torch.cat([x.heads[name][masked[x.layer]] for x in layers if x.layer in masked]).nanmean())
         for name in ("s_pos", "s_sym")

@@ -1,1 +1,1 @@
-"""Positional and symbolic heads, and attention patterns."""
+"""Positional and symbolic scores of heads, and attention patterns."""

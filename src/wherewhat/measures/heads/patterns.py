@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from wherewhat.measures.attention.weights import (
 )
 from wherewhat.measures.heads.measurement import PatternConfig
 from wherewhat.measures.measurement import Curve
+from wherewhat.measures.tensors import check_single_text, defined, per_query_head
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Slashes:
     Attributes:
         by_lag: ``(heads, lags)`` float64.
         uniform: The same for uniform attention over the visible keys, ``(lags,)`` float64.
-        compared: Number of lags, from 0, that the maximum is taken over: those that half of the queries or more have.
-            At larger lags few pairs are left, and the queries that look at the first token pass for a slash.
+        compared: Number of lags, from 0, that the maximum is over: those of at least half of the queries. Larger lags
+            have few pairs, and queries that attend to the first token would count as a slash.
     """
 
     by_lag: Tensor
@@ -39,49 +39,49 @@ class Slashes:
 
     @property
     def largest(self) -> Tensor:
-        """The largest mean weight at a lag, ``(heads,)``."""
+        """Largest mean weight at a lag, ``(heads,)``."""
         return self.by_lag[:, : self.compared].amax(-1)
 
     @property
     def lag(self) -> Tensor:
-        """The lag of the largest mean weight, ``(heads,)`` float64."""
+        """Lag of the largest mean weight, ``(heads,)`` float64."""
         return self.by_lag[:, : self.compared].argmax(-1).double()
 
     @property
     def largest_uniform(self) -> float:
-        """The largest that uniform attention has."""
+        """Largest mean weight of uniform attention."""
         return float(self.uniform[: self.compared].amax())
 
 
 class SlashSums:
-    """Sums behind ``Slashes``, one block of queries after the other.
+    """Accumulate :class:`Slashes` over blocks of queries.
 
     Args:
         attention: The layer whose blocks will be added, n queries over n keys.
-        max_lag: Largest lag; n - 1 where the text is too short for it.
+        max_lag: Largest lag, at most n - 1.
     """
 
     def __init__(self, attention: LayerAttention, max_lag: int) -> None:
         self.lags = min(attention.n, max_lag + 1)
         self._n = attention.n
-        # Uniform attention is one more head.
+        # The last head is uniform attention.
         self._sums = torch.zeros(attention.heads + 1, self.lags, dtype=torch.float64, device=attention.rot_q.device)
 
     def add(self, block: WeightBlock) -> None:
-        """Take in the next block."""
+        """Add the next block."""
         uniform = block.visible / block.seen.clamp_min(1)[:, None]
         self._sums[:-1] += lag_sums(block.weights, block.rows.start, self.lags)
         self._sums[-1:] += lag_sums(uniform[None], block.rows.start, self.lags)
 
     def result(self) -> Slashes:
-        """Means over the pairs of all blocks."""
+        """Return means over the pairs of all blocks."""
         pairs = self._n - torch.arange(self.lags, device=self._sums.device)
         means = (self._sums / pairs).cpu()
         return Slashes(means[:-1], means[-1], compared=min(self.lags, self._n // 2 + 1))
 
 
 def lag_sums(weights: Tensor, start: int, lags: int) -> Tensor:
-    """Sums over queries of the weights at each lag, ``(heads, lags)``.
+    """Return sums over queries of the weights at each lag, ``(heads, lags)``.
 
     Args:
         weights: Rows ``start``, ``start + 1``, … of attention matrices, ``(heads, rows, m)``.
@@ -92,7 +92,7 @@ def lag_sums(weights: Tensor, start: int, lags: int) -> Tensor:
     first = start - lags + 1  # the key at the largest lag from the first query; before the text if negative
     band = torch.nn.functional.pad(weights[..., max(0, first) : start + rows], (max(0, -first), 0)).contiguous()
     width = band.shape[-1]
-    # One step more than a row makes each sub-diagonal a column of the same storage.
+    # A row stride of one more than the width makes each sub-diagonal a column.
     skewed = band.as_strided((heads, rows, lags), (rows * width, width + 1, 1))
     return skewed.sum(1).flip(-1)
 
@@ -107,8 +107,8 @@ class TargetMass:
     Attributes:
         mass: Mean total weight on the targets, ``(heads,)`` float64; NaN if no query sees a target.
         hits: Share of those queries whose most attended key is a target, ``(heads,)`` float64; NaN likewise.
-        uniform: Mean weight that uniform attention over the visible keys puts on the targets: also the share of hits
-            of a key taken at random. NaN likewise.
+        uniform: Mean weight of uniform attention on the targets, equal to the share of hits of a random key; NaN
+            likewise.
         queries: Number of those queries.
     """
 
@@ -119,21 +119,21 @@ class TargetMass:
 
 
 def target_keys(ids: Tensor, rows: slice) -> Tensor:
-    """Keys that queries look for, were they heads of a known kind, ``(targets, rows, n)`` boolean.
+    """Return the keys that heads of known kinds attend to, ``(targets, rows, n)`` boolean.
 
     In the order of ``TARGETS``, for query i and keys j up to i:
 
     - duplicate token: earlier occurrences of its token, ``j < i`` and ``ids[j] = ids[i]``;
-    - induction: what followed them, ``ids[j - 1] = ids[i]`` for ``j - 1 < i`` (Olsson et al. 2022, arXiv 2209.11895,
-      prefix matching). In a doubled token that is the query itself. Both are the detection patterns of
+    - induction: the tokens after them, ``ids[j - 1] = ids[i]`` for ``j - 1 < i`` (Olsson et al. 2022, arXiv 2209.11895,
+      prefix matching). In a doubled token this is the query itself. Both are the detection patterns of
       TransformerLens' head detector;
-    - retrieval: the token that comes next, ``ids[j] = ids[i + 1]``: what a head attends to that copies it from the
+    - retrieval: occurrences of the next token, ``ids[j] = ids[i + 1]``: targets of a head that copies it from the
       context (Wu et al. 2024, arXiv 2404.15574, with the text's own next token in place of the generated one). The
       last query has none.
 
     Args:
         ids: Token ids, ``(n,)``.
-        rows: Which queries.
+        rows: Indices of the queries.
     """
     n = ids.shape[0]
     position = torch.arange(n, device=ids.device)
@@ -146,7 +146,7 @@ def target_keys(ids: Tensor, rows: slice) -> Tensor:
 
 
 class TargetSums:
-    """Sums behind ``TargetMass`` for every target, one block of queries after the other.
+    """Accumulate :class:`TargetMass` of every target over blocks of queries.
 
     Args:
         attention: The layer whose blocks will be added, n queries over n keys.
@@ -160,7 +160,7 @@ class TargetSums:
         self._uniform, self._queries = torch.zeros(2, len(TARGETS), dtype=torch.float64, device=device)
 
     def add(self, block: WeightBlock) -> None:
-        """Take in the next block."""
+        """Add the next block."""
         targets = target_keys(self._ids, block.rows) & block.visible  # (targets, rows, n)
         count = targets.sum(-1)
         # One small product per query: (heads, n) times (n, targets).
@@ -173,8 +173,8 @@ class TargetSums:
         self._queries += (count > 0).sum(-1)
 
     def result(self) -> dict[str, TargetMass]:
-        """Means over the queries of all blocks that see a target, by name of the target."""
-        # Zero divided by zero is the NaN of a target that no query sees.
+        """Return means over the queries of all blocks that see a target, by name of the target."""
+        # 0 / 0 gives NaN for a target that no query sees.
         queries = self._queries[:, None]
         mass, hits = (self._mass / queries).cpu(), (self._hits / queries).cpu()
         uniform = (self._uniform / self._queries).tolist()
@@ -184,13 +184,13 @@ class TargetSums:
 
 @dataclass(frozen=True)
 class RankOne:
-    """Rank-one share of queries and keys before rotation: 1 if all tokens are multiples of one.
+    """Rank-one share of queries and keys before rotation: 1 if all tokens are parallel.
 
     Attributes:
         q: Share of the queries, ``(heads,)`` float64.
-        k: Share of the keys each head reads, ``(heads,)`` float64.
-        q_centred: Share of what is left of the queries without their mean; NaN where nothing is.
-        k_centred: The same of the keys.
+        k: Share of the keys that each head reads, ``(heads,)`` float64.
+        q_centred: Share of the queries minus their mean, ``(heads,)``; NaN where all are equal.
+        k_centred: The same for the keys.
         gaussian: Share of Gaussian noise of the same shape.
     """
 
@@ -203,13 +203,13 @@ class RankOne:
 
 @dataclass(frozen=True)
 class PatternStatistics:
-    """What the heads of one layer do on one document; tensors on the CPU.
+    """Attention patterns of the heads of one layer on one document; tensors on the CPU.
 
     Attributes:
         slashes: Attention by lag.
         duplicate_token: Attention on earlier occurrences of the query's token.
-        induction: Attention on what followed them.
-        retrieval: Attention on occurrences of the token that comes next.
+        induction: Attention on the tokens after them.
+        retrieval: Attention on occurrences of the next token.
         rank_one: Rank-one share of queries and keys before rotation.
         spread: Entropy and sink mass.
     """
@@ -223,7 +223,7 @@ class PatternStatistics:
 
     @property
     def previous_token(self) -> Tensor:
-        """Mean attention on the token before, over the queries that have one, ``(heads,)``."""
+        """Mean attention on the previous token, over the queries that have one, ``(heads,)``."""
         return self.slashes.by_lag[:, 1]
 
     @property
@@ -233,25 +233,20 @@ class PatternStatistics:
 
 
 def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternConfig) -> PatternStatistics:
-    """Slash, previous-token, duplicate-token, induction and retrieval scores, rank-one shares, entropy, sink mass.
+    """Return slash, previous-token, duplicate, induction and retrieval scores, rank-one shares, entropy, sink mass.
 
-    Attention weights are made once, a block of queries at a time: memory is a small multiple of ``block_mib``,
-    time n². Where the model has a sink column of its own, weights sum to less than one and so do scores; the
-    most attended key is the most attended *key*. The first tokens count as keys throughout: a head that rests on
-    them at a query copies nothing there.
+    Attention weights are computed once, a block of queries at a time: memory is a small multiple of ``block_mib``, time
+    O(n²). In models with a sink column, the weights on keys sum to less than one; the sink column is never the most
+    attended key. The first tokens count as keys.
 
     Args:
         attention: One layer, batch 1, n queries over n keys.
         ids: Tokens of the text, ``(n,)``.
         config: Options.
     """
-    if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
-        raise MeasureError(
-            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for {attention.n} "
-            "queries: look at one text at a time, without a cache"
-        )
+    check_single_text(attention)
     if tuple(ids.shape) != (attention.n,):
-        raise MeasureError(f"ids have the shape {tuple(ids.shape)}, but the layer saw {attention.n} tokens of one text")
+        raise MeasureError(f"ids have the shape {tuple(ids.shape)}, but the layer has {attention.n} tokens of one text")
     spread = SpreadSums(attention, config.sink_tokens)
     slashes = SlashSums(attention, config.max_lag)
     targets = TargetSums(attention, ids)
@@ -267,22 +262,20 @@ def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternCo
 
 
 def _rank_one(attention: LayerAttention) -> RankOne:
-    groups = attention.heads // attention.kv_heads
     q, k = attention.q[0], attention.k[0]
     return RankOne(
         q=rank_one_share(q).cpu(),
-        k=rank_one_share(k).repeat_interleave(groups).cpu(),
+        k=per_query_head(rank_one_share(k), attention).cpu(),
         q_centred=rank_one_share(q, centred=True).cpu(),
-        k_centred=rank_one_share(k, centred=True).repeat_interleave(groups).cpu(),
+        k_centred=per_query_head(rank_one_share(k, centred=True), attention).cpu(),
         gaussian=gaussian_rank_one_share(attention.n, q.shape[-1]),
     )
 
 
 def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Curve]]:
-    """Values per head, controls and curves of one layer, as ``LayerScores`` takes them.
+    """Return values per head, controls and curves of one layer, the parts of ``LayerScores``.
 
-    Values that the text does not define, such as induction where no token comes twice, are NaN; controls that it
-    does not define are left out.
+    Undefined values, such as induction in a text without repeated tokens, are NaN; undefined controls are left out.
     """
     slashes, rank_one = stats.slashes, stats.rank_one
     heads = {
@@ -311,5 +304,4 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
         "slash": Curve(slashes.by_lag.float(), ("head", "lag")),
         "slash_uniform": Curve(slashes.uniform.float(), ("lag",)),
     }
-    defined = {name: value for name, value in controls.items() if not math.isnan(value)}
-    return heads | stats.spread.heads(), defined, curves
+    return heads | stats.spread.heads(), defined(controls), curves

@@ -1,9 +1,8 @@
-"""``wherewhat heads``: positional and symbolic scores of every head, with patterns, axes and frequencies."""
+"""Positional and symbolic scores of every head, with patterns, axes and frequencies."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,33 +19,31 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries, reference_scores
 from wherewhat.measures.swaps.scores import label
-from wherewhat.measures.tensors import correlation, over_documents
+from wherewhat.measures.tensors import correlation, defined, over_documents
 
 
-def relations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
-    """The correlations over all heads of a model, those that are defined."""
+def head_correlations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
+    """Return the correlations of scores over all heads of a model that are defined."""
     found: dict[str, float] = {}
-    for name, (first, second) in PAIRS.items():
-        both = [layer for layer in layers if first in layer.heads and second in layer.heads]
+    for name, pair in PAIRS.items():
+        both = [layer for layer in layers if all(metric in layer.heads for metric in pair)]
         if both:
-            value = correlation(*(torch.cat([layer.heads[m].cpu() for layer in both]) for m in (first, second)))
-            if not math.isnan(value):
-                found[name] = value
-    return found
+            found[name] = correlation(*(torch.cat([layer.heads[metric].cpu() for layer in both]) for metric in pair))
+    return defined(found)
 
 
 def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> DocumentScores:
-    """Score every head on one text: swaps, patterns, axes and frequencies."""
+    """Return swap scores, patterns, axes and frequencies of every head on one text ``(1, n)``."""
     queries = choose_queries(ids.shape[1], count=config.queries, positions=config.positions)
     mixing = subject.key_mixing()
     found: dict[int, LayerScores] = {}
 
-    def look(attention: LayerAttention) -> None:
+    def measure(attention: LayerAttention) -> None:
         swaps = None
         if mixing.get(attention.layer, 0.0) <= KEYS_MIX:
             swaps = layer_swaps(
                 attention,
-                _seen(attention, queries, config),
+                _scored_queries(attention, queries, config),
                 tau=config.tau,
                 block=config.block,
                 skip=config.skip,
@@ -55,7 +52,7 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Documen
             )
         found[attention.layer] = _layer(attention, ids[0], queries, swaps, config)
 
-    subject.run(ids, look)
+    subject.run(ids, measure)
     mixed = [layer for layer in found if mixing.get(layer, 0.0) > KEYS_MIX]
     if mixed and config.rerun:
         with subject.blocks(ids) as again:
@@ -64,18 +61,18 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Documen
                 scores = reference_scores(
                     before,
                     functools.partial(again.swapped, layer, block=config.block),
-                    _seen(before, queries, config),
+                    _scored_queries(before, queries, config),
                     tau=config.tau,
                     block=config.block,
                     skip=config.skip,
                 )
                 found[layer] = _with_scores(found[layer], *scores, config)
     layers = list(found.values())
-    return DocumentScores(layers, relations(layers))
+    return DocumentScores(layers, head_correlations(layers))
 
 
-def _seen(attention: LayerAttention, queries: list[int], config: HeadsConfig) -> list[int]:
-    """Chosen queries that see two blocks at least; those given by position must, and are refused otherwise."""
+def _scored_queries(attention: LayerAttention, queries: list[int], config: HeadsConfig) -> list[int]:
+    """Return the queries with at least two blocks before them; queries given by position are checked later."""
     if config.positions or len(queries) == 1:
         return queries
     least = 2 * config.block + config.skip
@@ -94,7 +91,7 @@ def _layer(
     heads, whole, curves = layer_scores(pattern_statistics(attention, ids, config))
     try:
         fit = fit_layer(attention)
-    except MeasureError:  # a mask that is no causal band has no three axes; the rest still means something
+    except MeasureError:  # the three axes are defined only for a causal band
         pass
     else:
         heads |= {"r": fit.r, "r_behaviour": fit.r_behaviour, "r_a": fit.r_subset["a"], "r_c": fit.r_subset["c"]}
@@ -119,14 +116,14 @@ def _layer(
     from_logits = {
         "s_pos_logits": swaps.s_pos_logits.mean(1),
         "s_sym_logits": swaps.s_sym_logits.mean(1),
-        "exclusion": swaps.exclusion.amin(1).clamp_max(1e6),  # infinite for constant logits, which a table cannot hold
+        "exclusion": swaps.exclusion.amin(1).clamp_max(1e6),  # infinite for constant logits; stored values are finite
     }
     scores = LayerScores(scores.layer, {**from_logits, **scores.heads}, scores.whole, {**sensitivity, **scores.curves})
     return _with_scores(scores, swaps.s_pos, swaps.s_sym, config)
 
 
 def _with_scores(layer: LayerScores, s_pos: Tensor, s_sym: Tensor, config: HeadsConfig) -> LayerScores:
-    """The layer's numbers with swap scores ``(heads, queries)``, their intervals and labels."""
+    """Return the layer's scores with swap scores ``(heads, queries)``, their intervals and labels."""
     heads = _summary(s_pos[:, None], s_sym[:, None], config.gamma)
     curves = {
         "s_pos_by_query": Curve(s_pos.float(), ("head", "query")),
@@ -137,7 +134,7 @@ def _with_scores(layer: LayerScores, s_pos: Tensor, s_sym: Tensor, config: Heads
 
 
 def _summary(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, Tensor]:
-    """Means over documents and queries of scores ``(heads, documents, queries)``, with intervals and labels."""
+    """Return means of scores ``(heads, documents, queries)`` with intervals and labels."""
     heads = {}
     for name, values in (("s_pos", s_pos), ("s_sym", s_sym)):
         bounds = over_documents(values).clamp(0, 1)
@@ -148,7 +145,7 @@ def _summary(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, Tensor]:
 
 
 def _shares(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, float]:
-    """Share of heads with each label, and of pure ones with half of γ."""
+    """Return the share of heads with each label, and of pure heads at half of γ."""
     codes, strict = label(s_pos, s_sym, gamma), label(s_pos, s_sym, gamma / 2)
     found = {f"heads_{name}": float((codes == code).double().mean()) for code, name in enumerate(LABELS)}
     for name in ("positional", "symbolic"):
@@ -157,7 +154,7 @@ def _shares(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, float]:
 
 
 def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
-    """Means, intervals and labels of every head over all documents, each of which counts once."""
+    """Return means, intervals and labels of every head over all documents, each with equal weight."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):
         if any("s_pos_by_query" not in layer.curves for layer in same):

@@ -13,40 +13,39 @@ from wherewhat.measures.measurement import Text
 from wherewhat.measures.perturb.measurement import PerturbConfig
 
 
-def seeded(seed: int) -> torch.Generator:
-    """A generator of random numbers that depends on the seed alone."""
-    return torch.Generator().manual_seed(seed)
+def _permutation(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
-def share(count: int, rate: float, *, per: int = 1) -> int:
-    """How many groups of ``per`` units make up a share of ``count`` units, to the nearest."""
-    return min(count // per, int(rate * count / per + 0.5))
+def _count(units: int, rate: float, *, per: int = 1) -> int:
+    """Return the number of groups of ``per`` units in a share of all units, rounded to the nearest."""
+    return min(units // per, int(rate * units / per + 0.5))
 
 
-def some(count: int, rate: float, seed: int) -> Tensor:
-    """A share of ``count`` units, in random order, ``(m,)``."""
-    return torch.randperm(count, generator=seeded(seed))[: share(count, rate)]
+def random_units(count: int, rate: float, seed: int) -> Tensor:
+    """Return a share of ``count`` units in random order, ``(m,)``."""
+    return _permutation(count, seed)[: _count(count, rate)]
 
 
 def random_pairs(count: int, rate: float, seed: int) -> Tensor:
-    """Disjoint pairs, drawn evenly, that make up a share of ``count`` units, ``(pairs, 2)``."""
-    pairs = share(count, rate, per=2)
-    return torch.randperm(count, generator=seeded(seed))[: 2 * pairs].view(pairs, 2)
+    """Return uniformly drawn disjoint pairs that are a share of ``count`` units, ``(pairs, 2)``."""
+    pairs = _count(count, rate, per=2)
+    return _permutation(count, seed)[: 2 * pairs].view(pairs, 2)
 
 
 def adjacent_pairs(count: int, rate: float, seed: int) -> Tensor:
-    """The same of neighbours, ``(pairs, 2)``: every set of so many disjoint pairs of neighbours is as likely."""
-    pairs = share(count, rate, per=2)
-    # A pair taken for one unit leaves count - pairs units, of which any may be the pairs.
-    starts = torch.randperm(count - pairs, generator=seeded(seed))[:pairs].sort().values + torch.arange(pairs)
+    """Return uniformly drawn disjoint pairs of neighbours that are a share of ``count`` units, ``(pairs, 2)``."""
+    pairs = _count(count, rate, per=2)
+    # With each pair as one unit there are count - pairs units, any of which may be the pairs.
+    starts = _permutation(count - pairs, seed)[:pairs].sort().values + torch.arange(pairs)
     return torch.stack([starts, starts + 1], 1)
 
 
 def jitter(n: int, rate: float, seed: int, *, prefix: int = 0, reach: int = 8) -> tuple[Tensor, Tensor]:
-    """A share of the tokens stands up to ``reach`` places before or after where it should; two may stand together."""
-    chosen = some(n - prefix, rate, seed) + prefix
-    # Drawn for all tokens, so that a higher rate adds tokens and leaves the others' steps as they are.
-    generator = seeded(seed + 1_000_000)
+    """Move a share of the tokens by up to ``reach``; return positions ``(n,)`` and True for moved tokens ``(n,)``."""
+    chosen = random_units(n - prefix, rate, seed) + prefix
+    # Drawn for all tokens, so that a higher rate adds tokens and keeps the steps of the others.
+    generator = torch.Generator().manual_seed(seed + 1_000_000)
     steps = torch.randint(1, reach + 1, (n,), generator=generator)[chosen]
     steps = torch.where(torch.rand(n, generator=generator)[chosen] < 0.5, -steps, steps)
     steps = torch.where(chosen + steps < 0, -steps, steps)
@@ -54,30 +53,30 @@ def jitter(n: int, rate: float, seed: int, *, prefix: int = 0, reach: int = 8) -
 
 
 def swap(n: int, rate: float, seed: int, *, prefix: int = 0) -> tuple[Tensor, Tensor]:
-    """A share of the tokens exchange their positions in random pairs."""
+    """Swap the positions of a share of the tokens in random pairs."""
     pairs = random_pairs(n - prefix, rate, seed) + prefix
     return _moved(n, pairs.flatten(), pairs.flip(1).flatten())
 
 
 def shuffle(n: int, rate: float, seed: int, *, prefix: int = 0) -> tuple[Tensor, Tensor]:
-    """A share of the tokens hand their positions round in one random circle: none keeps its own."""
-    chosen = some(n - prefix, rate, seed) + prefix
+    """Permute the positions of a share of the tokens in one random cycle: none keeps its own."""
+    chosen = random_units(n - prefix, rate, seed) + prefix
     if len(chosen) < 2:
         chosen = chosen[:0]
     return _moved(n, chosen, chosen.roll(-1))
 
 
 def gaps(n: int, rate: float, seed: int, *, prefix: int = 0, size: int = 1) -> tuple[Tensor, Tensor]:
-    """In front of a share of the tokens ``size`` positions are left out; those tokens count as moved."""
-    chosen = some(n - prefix, rate, seed) + prefix
+    """Leave out ``size`` positions before a share of the tokens, which count as moved."""
+    chosen = random_units(n - prefix, rate, seed) + prefix
     before = torch.zeros(n, dtype=torch.int64)
     before[chosen] = size
     return torch.arange(n) + before.cumsum(0), before > 0
 
 
 def shift(n: int, rate: float) -> tuple[Tensor, Tensor]:
-    """All tokens stand further on by the share of n; none counts as moved, because all distances stay."""
-    return torch.arange(n) + share(n, rate), torch.zeros(n, dtype=torch.bool)
+    """Add a share of n to all positions; no token counts as moved, because all distances stay the same."""
+    return torch.arange(n) + _count(n, rate), torch.zeros(n, dtype=torch.bool)
 
 
 def _moved(n: int, tokens: Tensor, to: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,14 +88,14 @@ def _moved(n: int, tokens: Tensor, to: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a text of n tokens.
+    """A perturbation of a text of n tokens.
 
     Attributes:
-        ids: Tokens of the disturbed text, ``(m,)``; m differs from n only where words are respelled.
-        origin: Index of each in the untouched text, ``(m,)``; -1 for tokens that are not in it.
-        moved: True for the tokens that were themselves disturbed, ``(m,)``. Those that only slide because units of
-            different lengths were swapped are not.
-        positions: Where the tokens stand, ``(m,)``; None for one after the other.
+        ids: Tokens of the perturbed text, ``(m,)``; m differs from n only if words are respelled.
+        origin: Index of each in the intact text, ``(m,)``; -1 for tokens that are not in it.
+        moved: True for the tokens that were perturbed, ``(m,)``; False for those that only shift because units of
+            different lengths were swapped.
+        positions: Positions of the tokens, ``(m,)``; None for consecutive ones.
         orders: Order in which hidden states enter layers, ``(m,)`` by layer.
     """
 
@@ -108,72 +107,72 @@ class Change:
 
     @property
     def untouched(self) -> Tensor:
-        """Targets 1 to m-1 whose own token and the one in front of it were not moved, ``(m - 1,)`` bool."""
+        """True for targets 1 to m-1 whose own token and previous token were not moved, ``(m - 1,)`` bool."""
         return ~(self.moved[1:] | self.moved[:-1])
 
 
-def nothing(ids: Tensor) -> Change:
-    """The text ``ids`` ``(n,)`` as it is."""
+def no_change(ids: Tensor) -> Change:
+    """Return the text ``ids`` ``(n,)`` unchanged."""
     return Change(ids, torch.arange(len(ids)), torch.zeros(len(ids), dtype=torch.bool))
 
 
 def swapped_order(n: int, spans: Sequence[tuple[int, int]], pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Order of n tokens after swapping spans of them.
+    """Return the order of n tokens after swapping spans of them.
 
     Args:
         n: Number of tokens.
-        spans: Disjoint spans, first token and one past the last, in order. What is between them stays between.
-        pairs: Which spans to swap with each other, ``(pairs, 2)``, no span twice.
+        spans: Disjoint spans, first token and one past the last, in order. Tokens between spans stay between them.
+        pairs: Indices of the spans to swap with each other, ``(pairs, 2)``, no span twice.
 
     Returns:
-        Order, ``(n,)``: place i takes token ``order[i]``; and which places hold a token of a swapped span.
+        Order, ``(n,)``: index i takes token ``order[i]``; and True where a token of a swapped span is, ``(n,)`` bool.
     """
-    goes = list(range(len(spans)))
+    source = list(range(len(spans)))
     for one, other in pairs.tolist():
-        goes[one], goes[other] = other, one
+        source[one], source[other] = other, one
     order: list[int] = []
     moved: list[bool] = []
     at = 0
-    for place, (start, end) in enumerate(spans):
-        first, last = spans[goes[place]]
+    for index, (start, end) in enumerate(spans):
+        first, last = spans[source[index]]
         order += [*range(at, start), *range(first, last)]
-        moved += [False] * (start - at) + [goes[place] != place] * (last - first)
+        moved += [False] * (start - at) + [source[index] != index] * (last - first)
         at = end
     order += range(at, n)
     moved += [False] * (n - at)
     return torch.tensor(order, dtype=torch.int64), torch.tensor(moved, dtype=torch.bool)
 
 
-def replaced(ids: Tensor, spans: Sequence[tuple[int, int]], others: Sequence[Sequence[int]]) -> Change:
-    """The text ``ids`` ``(n,)`` with other tokens in the place of spans, which are disjoint and in order."""
+def replace_spans(ids: Tensor, spans: Sequence[tuple[int, int]], others: Sequence[Sequence[int]]) -> Change:
+    """Replace disjoint spans, given in order, of the text ``ids`` ``(n,)`` by other tokens."""
     tokens, origin = ids.tolist(), list(range(len(ids)))
     for (start, end), other in reversed(list(zip(spans, others, strict=True))):
         tokens[start:end] = other
         origin[start:end] = [-1] * len(other)
-    where = torch.tensor(origin, dtype=torch.int64)
-    return Change(torch.tensor(tokens, dtype=torch.int64), where, where < 0)
+    index = torch.tensor(origin, dtype=torch.int64)
+    return Change(torch.tensor(tokens, dtype=torch.int64), index, index < 0)
 
 
 def make_change(
     text: Text, kind: str, rate: float, seed: int, config: PerturbConfig, *, layer: int | None = None
 ) -> Change:
-    """A text disturbed.
+    """Return a perturbation of a text.
 
-    Tokens, positions and features draw the same pairs for the same seed, so that they can be compared swap by swap.
+    For one seed, tokens, positions and features are swapped in the same pairs, so that they can be compared.
 
     Args:
         text: The text.
-        kind: What to disturb.
-        rate: Share of the units (tokens, words, sentences, words that can be respelled) to disturb.
+        kind: Kind of perturbation.
+        rate: Share of the units (tokens, words, sentences, words that can be respelled) to perturb.
         seed: Seed of the draw.
         config: Options of the kinds.
-        layer: Where features are swapped.
+        layer: Layer at which features are swapped.
     """
     ids, prefix = text.ids[0].cpu(), text.prefix
     n = len(ids)
     if kind.startswith("position_"):
-        where, moved = _positions(n, kind, rate, seed, config, prefix)
-        return Change(ids, torch.arange(n), moved, positions=where)
+        positions, moved = _positions(n, kind, rate, seed, config, prefix)
+        return Change(ids, torch.arange(n), moved, positions=positions)
     if kind == "letters":
         return _respelled(text, rate, seed)
     unit = kind.removeprefix("adjacent_")
@@ -187,7 +186,7 @@ def make_change(
 
 
 def units(text: Text, unit: str) -> list[tuple[int, int]]:
-    """Spans of tokens that can be swapped.
+    """Return the spans of tokens that can be swapped.
 
     Args:
         text: The text.
@@ -197,7 +196,7 @@ def units(text: Text, unit: str) -> list[tuple[int, int]]:
         return [(t, t + 1) for t in range(text.prefix, text.ids.shape[1])]
     spans = text.spans.words if unit == "words" else text.spans.sentences
     if spans is None:
-        raise MeasureError(f"the tokenizer does not tell where {unit} are: leave kinds of {unit} out")
+        raise MeasureError(f"the tokenizer does not report where {unit} are: leave kinds of {unit} out")
     if len(spans) < 2:
         raise MeasureError(f"a text of {text.ids.shape[1]} tokens has {len(spans)} whole {unit}: use a longer text")
     return list(spans)
@@ -208,10 +207,10 @@ def _respelled(text: Text, rate: float, seed: int) -> Change:
     if spans.words is None or not any(spans.respelled):
         raise MeasureError("no word of the text can be respelled with this tokenizer: leave the kind letters out")
     can = [(span, other) for span, other in zip(spans.words, spans.respelled, strict=True) if other]
-    chosen = [can[i] for i in sorted(some(len(can), rate, seed).tolist())]
+    chosen = [can[i] for i in sorted(random_units(len(can), rate, seed).tolist())]
     if not chosen:
-        return nothing(text.ids[0].cpu())
-    return replaced(text.ids[0].cpu(), [span for span, _ in chosen], [other for _, other in chosen])
+        return no_change(text.ids[0].cpu())
+    return replace_spans(text.ids[0].cpu(), [span for span, _ in chosen], [other for _, other in chosen])
 
 
 def _positions(n: int, kind: str, rate: float, seed: int, config: PerturbConfig, prefix: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Effect of a perturbation on single heads, and position swaps compared with content swaps."""
+"""Effect of a perturbation on losses and single heads, and position swaps compared with feature swaps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from wherewhat.measures.tensors import correlation, token_losses
 
 
 def ignore(_: LayerAttention) -> None:
-    """A reducer for passes whose layers are of no interest."""
+    """Ignore a layer: the reducer of passes that need only logits."""
 
 
-def perform(
+def perturbed_losses(
     subject: Subject,
     change: Change,
     reducer: Callable[[LayerAttention], None] = ignore,
     *,
     targets: Tensor | None = None,
 ) -> Tensor:
-    """Loss of each target of a disturbed text in nats, ``(m - 1,)`` float64.
+    """Return the loss of each target of a perturbed text in nats, ``(m - 1,)`` float64.
 
     Args:
         subject: The model.
-        change: The disturbed text.
+        change: The perturbed text.
         reducer: Called with each layer.
         targets: Tokens ``(m,)`` to score in place of those of the text.
     """
@@ -42,12 +42,12 @@ def perform(
 
 
 @dataclass(frozen=True)
-class LayerView:
-    """One layer in one pass.
+class LayerState:
+    """Fit and output of one layer in one pass.
 
     Attributes:
         r: Correlation of logits with the three axes, ``(heads,)``.
-        shares: What R² loses without an axis, ``(heads,)`` by axis.
+        shares: Decrease of R² without an axis, ``(heads,)`` by axis.
         output: Attention output of some tokens, ``(rows, heads, d_v)``.
     """
 
@@ -56,60 +56,60 @@ class LayerView:
     output: Tensor
 
 
-def view(subject: Subject, change: Change, rows: Tensor) -> dict[int, LayerView]:
-    """Every layer of a pass over a disturbed text, with the attention output of tokens ``rows`` ``(rows,)``."""
-    found: dict[int, LayerView] = {}
+def layer_states(subject: Subject, change: Change, rows: Tensor) -> dict[int, LayerState]:
+    """Return fits of all layers on a perturbed text, with the attention output of tokens ``rows`` ``(rows,)``."""
+    found: dict[int, LayerState] = {}
 
-    def look(attention: LayerAttention) -> None:
+    def measure(attention: LayerAttention) -> None:
         fit = fit_layer(attention)
         output = attention.output[0, rows.to(attention.output.device)].detach().float().cpu()
         shares = {axis: fit.unique[axis].cpu().double() for axis in "abc"}
-        found[attention.layer] = LayerView(fit.r.cpu().double(), shares, output)
+        found[attention.layer] = LayerState(fit.r.cpu().double(), shares, output)
 
-    perform(subject, change, look)
+    perturbed_losses(subject, change, measure)
     return found
 
 
-def last_untouched(change: Change, n: int, queries: int) -> tuple[Tensor, Tensor]:
-    """Tokens among the last ``queries`` of n that were not moved: their places in the disturbed text, and before."""
+def last_unmoved(change: Change, n: int, queries: int) -> tuple[Tensor, Tensor]:
+    """Return indices of the last ``queries`` of n tokens that were not moved, in the perturbed and the intact text."""
     kept = (~change.moved & (change.origin >= n - queries)).nonzero()[:, 0]
     return kept, change.origin[kept]
 
 
 def sensitivity(before: Tensor, after: Tensor) -> Tensor:
-    """Mean over tokens of ‖after − before‖ / ‖before‖ by head, ``(heads,)``, from outputs ``(rows, heads, d_v)``."""
+    """Return the mean over tokens of ‖after − before‖ / ‖before‖, ``(heads,)``, of outputs ``(rows, heads, d_v)``."""
     size = before.norm(dim=-1).clamp_min(1e-30)
-    felt: Tensor = ((after - before).norm(dim=-1) / size).double().mean(0)
-    return felt
+    relative: Tensor = ((after - before).norm(dim=-1) / size).double().mean(0)
+    return relative
 
 
-def sees_whole_swaps(order: Tensor) -> Tensor:
-    """Places up to which an order ``(n,)`` only exchanges tokens among themselves, ``(n,)`` bool."""
+def closed_prefixes(order: Tensor) -> Tensor:
+    """Return True where an order ``(n,)`` maps all indices up to there onto themselves, ``(n,)`` bool."""
     return order.cummax(0).values == torch.arange(len(order))
 
 
 def equivalence(
     subject: Subject, text: Text, plain: Tensor, *, rate: float, seeds: range, first: int
 ) -> dict[str, float]:
-    """Swapped positions beside swapped hidden states, the same swaps.
+    """Compare swapped positions with swapped hidden states, for the same swaps.
 
     Args:
         subject: The model.
         text: The text.
-        plain: Loss of each target of the untouched text, ``(n - 1,)``.
+        plain: Loss of each target of the intact text, ``(n - 1,)``.
         rate: Share of the tokens to swap.
         seeds: Seeds of the draws.
         first: Index of the first layer.
 
     Returns:
         Over untouched targets, which are the same after both: ``index_minus_feature`` (mean difference of losses),
-        ``index_feature_correlation`` (of the two changes of the loss, over targets); where positions are rotations also
-        the identities ``identity_first_layer`` and ``identity_tokens``, which must be rounding.
+        ``index_feature_correlation`` (of the two changes of the loss, over targets); with rotary positions also the
+        identities ``identity_first_layer`` and ``identity_tokens``, which are rounding errors.
     """
     gaps, correlations, tokens = [], [], []
     for seed in seeds:
-        index, feature = both(text, random_pairs, rate, seed, first)
-        by_index, by_feature = perform(subject, index), perform(subject, feature)
+        index, feature = same_swaps(text, random_pairs, rate, seed, first)
+        by_index, by_feature = (perturbed_losses(subject, change) for change in (index, feature))
         kept = index.untouched
         if not bool(kept.any()):
             continue
@@ -117,22 +117,23 @@ def equivalence(
         correlations.append(correlation((by_index - plain)[kept], (by_feature - plain)[kept]))
         order = feature.orders[first]
         swapped = Change(index.ids[order], order, index.moved)
-        tokens.append(float((perform(subject, swapped, targets=index.ids) - by_feature).abs().max()))
+        by_tokens = perturbed_losses(subject, swapped, targets=index.ids)
+        tokens.append(float((by_tokens - by_feature).abs().max()))
     found = {
         "index_minus_feature": float(torch.tensor(gaps).double().mean()),
         "index_feature_correlation": float(torch.tensor(correlations).double().nanmean()),
     }
-    # Where other blocks come before the first that attends, its hidden states are no longer single tokens'.
+    # If other blocks precede the first attention layer, its hidden states do not depend on single tokens.
     identity = first_layer_identity(subject, text, rate, seeds[0], first) if first == 0 else None
     if identity is not None:
         found |= {"identity_first_layer": identity, "identity_tokens": max(tokens, default=torch.nan)}
     return found
 
 
-def both(
+def same_swaps(
     text: Text, draw: Callable[[int, float, int], Tensor], rate: float, seed: int, layer: int
 ) -> tuple[Change, Change]:
-    """The same swaps of tokens' positions, and of the hidden states that enter a layer."""
+    """Return the same swaps of positions, and of the hidden states that enter a layer."""
     ids = text.ids[0].cpu()
     spans = units(text, "tokens")
     order, moved = swapped_order(len(ids), spans, draw(len(spans), rate, seed))
@@ -141,7 +142,7 @@ def both(
 
 
 def first_layer_identity(subject: Subject, text: Text, rate: float, seed: int, first: int) -> float | None:
-    """Largest difference of the first layer's attention after the two swaps, where there must be none.
+    """Return the largest difference of the first layer's outputs after the two swaps where they are equivalent.
 
     Swaps of neighbours leave the most queries to compare. Relative to the largest entry; None without rotation.
     """
@@ -151,10 +152,10 @@ def first_layer_identity(subject: Subject, text: Text, rate: float, seed: int, f
         if attention.layer == first and attention.rotation is not None:
             outputs.append(attention.output[0].detach().float().cpu().clone())
 
-    index, feature = both(text, adjacent_pairs, rate, seed, first)
-    rows = sees_whole_swaps(feature.orders[first]) & ~feature.moved
+    index, feature = same_swaps(text, adjacent_pairs, rate, seed, first)
+    rows = closed_prefixes(feature.orders[first]) & ~feature.moved
     for change in (index, feature):
-        perform(subject, change, keep)
+        perturbed_losses(subject, change, keep)
     if len(outputs) < 2 or not bool(rows.any()):
         return None
     one, other = (output[rows] for output in outputs)

@@ -1,11 +1,21 @@
-"""``wherewhat perturb``: loss under word-order and position perturbation."""
+"""Declaration of ``wherewhat perturb``: loss under word-order, position and feature perturbation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import (
+    Capacity,
+    DocumentScores,
+    Metric,
+    ReportRun,
+    Subject,
+    Text,
+    TextMeasurement,
+    check_minimum,
+)
 from wherewhat.options import check_seed, nearest, option
 
 KINDS: dict[str, str] = {
@@ -22,37 +32,44 @@ KINDS: dict[str, str] = {
     "position_shift": "positions shifted",
     "features": "hidden states swapped",
 }
-"""What each kind disturbs, most important first."""
+"""Title of each kind of perturbation, most important first."""
 
 
-def labels(kind: str, layers: tuple[int, ...]) -> dict[str, int | None]:
-    """Names under which a kind's numbers are stored, with the layer of each where it is about one."""
+def labels(kind: str, layers: Sequence[int]) -> dict[str, int | None]:
+    """Return the names under which a kind's numbers are stored, with the layer of each if it is of one layer."""
     return {f"{kind}_{layer}": layer for layer in layers} if kind == "features" else {kind: None}
 
 
+def titles(kinds: Sequence[str], layers: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Yield the name and title of each kind of perturbation, and of each layer where features are swapped."""
+    for kind in kinds:
+        for label, layer in labels(kind, layers).items():
+            yield label, KINDS[kind] if layer is None else f"{KINDS[kind]}, layer {layer}"
+
+
 def percent(rate: float) -> str:
-    """A rate as it stands in names of metrics: 5 for 0.05."""
+    """Return a rate as it is written in names of metrics: 5 for 0.05."""
     return f"{100 * rate:.6g}"
 
 
 @dataclass(frozen=True)
 class PerturbConfig:
-    """Options of the perturbation experiment."""
+    """Options of the perturb measurement."""
 
     kinds: tuple[str, ...] = option((), f"of {', '.join(KINDS)}; all that the model and the text allow if empty")
-    rates: tuple[float, ...] = option((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), "shares of units to disturb, 0 to 1")
+    rates: tuple[float, ...] = option((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), "shares of units to perturb, 0 to 1")
     seeds: int = option(3, "draws per rate, averaged")
     seed: int = option(0, "seed of the first draw")
-    layers: tuple[int, ...] = option((0,), "layers, one at a time, whose entering hidden states are swapped")
-    reach: int = option(8, "farthest that jitter moves a position")
+    layers: tuple[int, ...] = option((0,), "layers, one at a time, whose input hidden states are swapped")
+    reach: int = option(8, "largest change of a position by jitter")
     gap: int = option(1, "positions left out at a gap")
-    at: float = option(0.05, "rate at which axes, heads and the equivalence of positions and features are looked at")
-    axes: bool = option(True, "also fit the three axes under each kind, and measure how sensitive heads are")
+    at: float = option(0.05, "rate at which axes, heads and the equivalence of positions and features are measured")
+    axes: bool = option(True, "also fit the three axes under each kind, and measure the sensitivity of heads")
     equivalence: bool = option(True, "also compare swapped positions with swapped features")
-    queries: int = option(16, "last tokens at which the sensitivity of heads is taken")
+    queries: int = option(16, "number of last tokens at which the sensitivity of heads is measured")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the values."""
         for kind in self.kinds:
             if kind not in KINDS:
                 raise ConfigError(f"there is no kind of perturbation '{kind}': {nearest(kind, KINDS)}")
@@ -64,102 +81,11 @@ class PerturbConfig:
             raise ConfigError("rates is empty: give one or more shares from 0 to 1")
         for rate in (*self.rates, self.at):
             if not 0 <= rate <= 1:
-                raise ConfigError(f"rate {rate:g} is outside 0 to 1: a rate is the share of units that are disturbed")
-        for name in ("seeds", "reach", "gap", "queries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+                raise ConfigError(f"rate {rate:g} is outside 0 to 1: a rate is the share of units that are perturbed")
+        check_minimum(self, 1, "seeds", "reach", "gap", "queries")
         check_seed(self.seed)
         if not self.layers or min(self.layers) < 0:
             raise ConfigError(f"layers={','.join(map(str, self.layers))}: give one or more layers, 0 the first")
-
-
-METRICS = (
-    Metric("loss", "loss", "nats", "Mean next-token loss of the untouched text."),
-    Metric("rise_at_5", "rise, 5 % of words", "nats", "Rise of the loss when 5 % of the words are transposed."),
-    Metric("rise_at_10", "rise, 10 % of words", "nats", "Rise of the loss when 10 % of the words are transposed."),
-    Metric(
-        "rise_at_5_untouched",
-        "the same, untouched",
-        "nats",
-        "Rise at 5 % on targets whose own word and the token before were not moved: what the rest of the text feels.",
-    ),
-    Metric("rise_at_10_untouched", "the same at 10 %", "nats", "Rise at 10 % on targets that were not touched."),
-    Metric(
-        "index_minus_feature",
-        "positions − features",
-        "nats",
-        "Loss on untouched targets after swapping positions, less that after swapping hidden states; 0: alike.",
-    ),
-    Metric(
-        "index_feature_correlation",
-        "positions × features",
-        "",
-        "Correlation over untouched targets of what the two swaps do to the loss; 1: they act alike on each.",
-    ),
-    Metric(
-        "identity_first_layer",
-        "first layer differs by",
-        "",
-        "Difference of the first layer's attention after the two swaps, where there must be none: rounding.",
-    ),
-    Metric(
-        "identity_tokens",
-        "tokens differ by",
-        "nats",
-        "Difference of swapped tokens and swapped hidden states at the first layer, which are the same: rounding.",
-    ),
-    Metric("share_a", "unique: distance", "", "Share of the logits' variance only the distance term explains."),
-)
-
-
-def more_metrics(config: PerturbConfig) -> tuple[Metric, ...]:
-    """Words for what depends on kinds and rates."""
-    found: list[Metric] = []
-    kinds = [
-        (label, KINDS[kind], layer)
-        for kind in config.kinds or KINDS
-        for label, layer in labels(kind, config.layers).items()
-    ]
-    for label, title, layer in kinds:
-        where = title if layer is None else f"{title}, layer {layer}"
-        for rate in sorted(config.rates):
-            if rate > 0:
-                what = f"{where}, {percent(rate)} %"
-                found.append(Metric(f"rise_{label}_at_{percent(rate)}", what, "nats", f"Rise of the loss: {what}."))
-    at = percent(config.at)
-    for label, title, layer in kinds if config.axes else []:
-        where = title if layer is None else f"{title}, layer {layer}"
-        found += (
-            Metric(
-                f"rise_{label}_at_{at}_untouched",
-                f"untouched: {where}",
-                "nats",
-                f"Rise of the loss on untouched targets: {where}, {at} %.",
-            ),
-            Metric(
-                f"sensitivity_{label}",
-                f"heads: {where}",
-                "",
-                f"Relative change of heads' output at untouched last tokens: {where}, {at} %.",
-            ),
-            Metric(
-                f"predicted_{label}",
-                f"× distance: {where}",
-                "",
-                "Correlation over heads of that change with the share of distance; 1: the axes predict who suffers.",
-            ),
-            Metric(f"r_change_{label}", f"r: {where}", "", f"Change of r of the three axes: {where}, {at} %."),
-            *(
-                Metric(
-                    f"share_{axis}_change_{label}",
-                    f"{word}: {where}",
-                    "",
-                    f"Change of the share only the {word} term explains: {where}, {at} %.",
-                )
-                for axis, word in (("a", "distance"), ("b", "query"), ("c", "key"))
-            ),
-        )
-    return tuple(found)
 
 
 class PerturbMeasurement(TextMeasurement):
@@ -167,15 +93,50 @@ class PerturbMeasurement(TextMeasurement):
 
     name = "perturb"
     revision = 2
-    summary = "What the loss and the heads make of transposed words, disturbed positions and swapped features."
+    summary = "Loss under word-order, position and feature perturbation."
     config = PerturbConfig
     figure = "rates"
-    metrics = METRICS
+    metrics = (
+        Metric("loss", "loss", "Mean next-token loss of the intact text.", unit="nats"),
+        Metric("rise_at_5", "rise, 5 % of words", "Rise of the loss with 5 % of the words transposed.", unit="nats"),
+        Metric("rise_at_10", "rise, 10 % of words", "Rise of the loss with 10 % of the words transposed.", unit="nats"),
+        Metric(
+            "rise_at_5_untouched",
+            "the same, untouched",
+            "Rise at 5 % on untouched targets, whose own word and previous token were not moved: the effect on the "
+            "rest of the text.",
+            unit="nats",
+        ),
+        Metric("rise_at_10_untouched", "the same at 10 %", "Rise at 10 % on untouched targets.", unit="nats"),
+        Metric(
+            "index_minus_feature",
+            "positions − features",
+            "Loss on untouched targets after swapping positions, minus that after swapping hidden states.",
+            unit="nats",
+        ),
+        Metric(
+            "index_feature_correlation",
+            "positions × features",
+            "Correlation over untouched targets of the changes of the loss by the two swaps.",
+        ),
+        Metric(
+            "identity_first_layer",
+            "first layer differs by",
+            "Difference of the first layer's attention after the two swaps where they are equivalent: rounding.",
+        ),
+        Metric(
+            "identity_tokens",
+            "tokens differ by",
+            "Difference of swapped tokens and swapped hidden states at the first layer, which are the same: rounding.",
+            unit="nats",
+        ),
+        Metric("share_a", "unique: distance", "Share of the logits' variance that only the distance term explains."),
+    )
     limits = (
-        "All targets count disturbed text too, which is harder to predict for anybody; untouched targets show what the "
-        "model itself loses. A rate is a share of units, to the nearest swap: 1 % of a short text may be none. "
-        "Swapping two equal tokens counts as a swap. Features swapped at a layer are scored on the untouched text. "
-        "Axes of disturbed positions are still by order in the text. Correlations over heads say nothing about causes."
+        "All targets include perturbed text, which is harder to predict for any model; untouched targets show the loss "
+        "of the model. A rate is a share of units, rounded to the nearest swap: 1 % of a short text may be none. "
+        "Swapping two equal tokens counts as a swap. With features swapped at a layer, the loss is that of the intact "
+        "text. Axes of perturbed positions use the order in the text. Correlations over heads do not show causes."
     )
 
     def measure(self, subject: Subject, text: Text, config: PerturbConfig) -> DocumentScores:
@@ -185,8 +146,17 @@ class PerturbMeasurement(TextMeasurement):
         return measure_perturb(subject, text, config)
 
     def more_metrics(self, config: PerturbConfig) -> tuple[Metric, ...]:
-        """Return the metrics whose names depend on the config."""
-        return more_metrics(config)
+        """Return the metrics of every kind and rate."""
+        found: list[Metric] = []
+        kinds = list(titles(config.kinds or tuple(KINDS), config.layers))
+        for label, title in kinds:
+            for rate in sorted(config.rates):
+                if rate > 0:
+                    name, what = f"rise_{label}_at_{percent(rate)}", f"{title}, {percent(rate)} %"
+                    found.append(Metric(name, what, f"Rise of the loss: {what}.", unit="nats"))
+        for label, title in kinds if config.axes else []:
+            found += _head_metrics(label, title, percent(config.at))
+        return tuple(found)
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it: two kinds of perturbation, once each."""
@@ -198,3 +168,35 @@ class PerturbMeasurement(TextMeasurement):
             "equivalence": False,
         }
         return ReportRun(20.0, documents=3, tokens=256, options=options)
+
+
+def _head_metrics(label: str, title: str, at: str) -> list[Metric]:
+    """Return the metrics of one kind of perturbation at one rate."""
+    what = f"{title}, {at} %"
+    return [
+        Metric(
+            f"rise_{label}_at_{at}_untouched",
+            f"untouched: {title}",
+            f"Rise of the loss on untouched targets: {what}.",
+            unit="nats",
+        ),
+        Metric(
+            f"sensitivity_{label}",
+            f"heads: {title}",
+            f"Relative change of heads' output at untouched last tokens: {what}.",
+        ),
+        Metric(
+            f"predicted_{label}",
+            f"× distance: {title}",
+            "Correlation over heads of that change with the share of distance; 1 if the axes predict the sensitivity.",
+        ),
+        Metric(f"r_change_{label}", f"r: {title}", f"Change of r of the three axes: {what}."),
+        *(
+            Metric(
+                f"share_{axis}_change_{label}",
+                f"{term}: {title}",
+                f"Change of the share that only the {term} term explains: {what}.",
+            )
+            for axis, term in (("a", "distance"), ("b", "query"), ("c", "key"))
+        ),
+    ]

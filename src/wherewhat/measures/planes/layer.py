@@ -1,9 +1,8 @@
-"""``wherewhat planes``: what RoPE's planes hold, and the residual of the three-axis fit that this allows at most."""
+"""Plane statistics and residual bound of a captured layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
@@ -12,7 +11,8 @@ from wherewhat.measures.axes.layer import band_width
 from wherewhat.measures.measurement import Curve, LayerScores
 from wherewhat.measures.planes.layout import Planes
 from wherewhat.measures.planes.measurement import PlanesConfig
-from wherewhat.measures.planes.statistics import PlaneStats, plane_stats, residual_bound
+from wherewhat.measures.planes.statistics import plane_stats, residual_bound
+from wherewhat.measures.tensors import check_single_text
 
 _BY_PLANE = (
     "q_size",
@@ -28,19 +28,15 @@ _BY_PLANE = (
 
 
 def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores:
-    """Statistics and bound of one captured layer; only the bound where the layer does not rotate.
+    """Return plane statistics and residual bound of one captured layer; only the bound if it does not rotate.
 
-    Soft-cap and bias are left out: they are not made of planes.
+    Soft-cap and bias are left out: they do not consist of planes.
     """
-    if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
-        raise MeasureError(
-            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for {attention.n} "
-            "queries: look at one text at a time, without a cache"
-        )
+    check_single_text(attention)
     rot_q, rot_k, window = attention.rot_q[0], attention.rot_k[0], band_width(attention)
     positions = attention.positions.reshape(-1, attention.m)[0]
     if attention.rotation is not None and bool((positions.diff() != 1).any()):
-        raise MeasureError(f"positions of layer {attention.layer} are not consecutive: planes need them to be")
+        raise MeasureError(f"positions of layer {attention.layer} are not consecutive, as statistics of planes require")
     planes = Planes.of(attention.rotation, rot_q.shape[-1], device=rot_q.device)
     bound = residual_bound(rot_q, rot_k, planes, window=window)
     fit = fit_axes(rot_q.double(), rot_k.double(), window=window)
@@ -60,17 +56,10 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
         heads["k_concentration"] = stats.weighted(stats.k_concentration)
         whole["slow_dimensions"] = float(planes.dimensions[stats.slow].sum() / planes.dimensions.sum())
         whole["random_concentration"] = math.sqrt(math.pi / attention.n) / 2
-        curves = _curves(stats) if config.curves else {}
+        if config.curves:
+            curves = {
+                f"plane_{name}": Curve(getattr(stats, name).float().cpu(), ("head", "plane")) for name in _BY_PLANE
+            }
+            # The inverse of the period, which is infinite for planes that never turn.
+            curves["plane_turns_per_token"] = Curve((1 / stats.period).cpu(), ("plane",))
     return LayerScores(attention.layer, {name: x.cpu() for name, x in heads.items()}, whole, curves)
-
-
-def _curves(stats: PlaneStats) -> dict[str, Curve]:
-    curves = {f"plane_{name}": Curve(getattr(stats, name).float().cpu(), ("head", "plane")) for name in _BY_PLANE}
-    # Finite, so that it can be stored and plotted: a plane that never turns has frequency zero.
-    return curves | {"plane_turns_per_token": Curve((1 / stats.period).cpu(), ("plane",))}
-
-
-def check_rotation(layers: Sequence[LayerScores]) -> None:
-    """Refuse a model none of whose layers rotates."""
-    if not any("slow_dominance" in layer.heads for layer in layers):
-        raise MeasureError("no layer of this model rotates its queries and keys: it has no planes; measure its axes")

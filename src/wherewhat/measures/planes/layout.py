@@ -10,21 +10,22 @@ from torch import Tensor
 
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
+from wherewhat.measures.tensors import check_finite, check_heads
 
 
 @dataclass(frozen=True)
 class Planes:
-    """Dimensions of a head grouped by the angle they turn by.
+    """Dimensions of a head grouped by their rotation angle.
 
-    Dimensions are put in the order: first of every plane, unrotated ones, second of every plane. As complex numbers
-    these are the planes followed by the unrotated dimensions, whose imaginary part and angle are zero. In statistics
-    *by plane*, the unrotated dimensions together are one more plane, the last, that never turns.
+    Dimensions are ordered: first of every plane, unrotated ones, second of every plane. As complex numbers these are
+    the planes followed by the unrotated dimensions, whose imaginary part and angle are zero. In statistics *by plane*,
+    the unrotated dimensions together are one more plane, the last, that never turns.
 
     Attributes:
         order: Head dimensions in that order, ``(d,)``.
         turning: Angle per position of each plane, ``(planes,)`` float64.
         rest: Number of unrotated dimensions.
-        scaling: Factor that rotation puts on the planes.
+        scaling: Factor of the rotation on the planes.
     """
 
     order: Tensor
@@ -34,7 +35,7 @@ class Planes:
 
     @classmethod
     def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:
-        """The planes of heads with ``d`` dimensions; all of them are unrotated where ``rotation`` is None."""
+        """Return the planes of heads with ``d`` dimensions; all are unrotated if ``rotation`` is None."""
         if rotation is None:
             return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
         first, second = rotation.pairs.T
@@ -47,26 +48,26 @@ class Planes:
 
     @property
     def count(self) -> int:
-        """Number of planes, the unrotated dimensions being one."""
+        """Number of planes, with the unrotated dimensions as one."""
         return len(self.turning) + (self.rest > 0)
 
     @property
     def dimensions(self) -> Tensor:
-        """Dimensions of each plane, ``(count,)`` float64."""
+        """Number of dimensions of each plane, ``(count,)`` float64."""
         return self.by_plane(torch.ones(len(self.order), dtype=torch.float64, device=self.turning.device))
 
     @property
     def period(self) -> Tensor:
-        """Positions in which each plane turns once, ``(count,)`` float64; infinite where it never does."""
+        """Positions per full turn of each plane, ``(count,)`` float64; infinite if it never turns."""
         never = torch.full((self.count - len(self.turning),), math.inf, dtype=torch.float64, device=self.turning.device)
         return torch.cat([2 * math.pi / self.turning.abs(), never])
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Dimensions of ``x`` ``(..., d)`` in order, float64."""
+        """Return ``x`` ``(..., d)`` with its dimensions in order, float64."""
         return x[..., self.order].double()
 
     def to_complex(self, x: Tensor) -> Tensor:
-        """Arranged ``(..., d)`` as planes and unrotated dimensions, ``(..., planes + rest)`` complex128."""
+        """Return arranged ``(..., d)`` as planes and unrotated dimensions, ``(..., planes + rest)`` complex128."""
         count = len(self.turning) + self.rest
         return torch.complex(x[..., :count].contiguous(), torch.nn.functional.pad(x[..., count:], (0, self.rest)))
 
@@ -75,25 +76,25 @@ class Planes:
         return torch.cat([z.real, z.imag[..., : len(self.turning)]], -1)
 
     def rotor(self, positions: Tensor) -> Tensor:
-        """What rotation multiplies with, ``(n, planes + rest)`` complex128, without the scaling."""
+        """Return the complex factors of the rotation, ``(n, planes + rest)`` complex128, without the scaling."""
         angle = positions.to(self.turning)[:, None] * torch.nn.functional.pad(self.turning, (0, self.rest))
         return torch.polar(torch.ones_like(angle), angle)
 
     def by_plane(self, values: Tensor) -> Tensor:
-        """Sums over each plane's dimensions of arranged values ``(..., d)``, ``(..., count)``."""
+        """Return sums over each plane's dimensions of arranged values ``(..., d)``, ``(..., count)``."""
         turned = len(self.turning)
         planes = values[..., :turned] + values[..., turned + self.rest :]
         rest = values[..., turned : turned + self.rest]
         return torch.cat([planes, rest.sum(-1, keepdim=True)], -1) if self.rest else planes
 
     def size(self, z: Tensor) -> Tensor:
-        """Length of ``z`` ``(..., planes + rest)`` in each plane, ``(..., count)``."""
+        """Return the length of ``z`` ``(..., planes + rest)`` in each plane, ``(..., count)``."""
         size = z.abs()
         turned, rest = size[..., : len(self.turning)], size[..., len(self.turning) :]
         return torch.cat([turned, rest.square().sum(-1, keepdim=True).sqrt()], -1) if self.rest else size
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values by plane ``(..., count)`` as one for each complex dimension, ``(..., planes + rest)``."""
+        """Repeat values by plane ``(..., count)`` for each complex dimension, ``(..., planes + rest)``."""
         if not self.rest:
             return values
         return torch.cat([values[..., :-1], values[..., -1:].expand(*values.shape[:-1], self.rest)], -1)
@@ -107,8 +108,8 @@ class BandSums:
         rows: Sums of W over each query's keys, ``(..., heads, n)``.
         columns: Sums of W over each key's queries, ``(..., heads, n)``.
         totals: Sums of each dimension's part, ``(..., heads, d)``.
-        products: Sums of each dimension's part times W, ``(..., heads, d)``; together they are the sum of squares.
-        reach: Sum of W² over the whole triangle, ``(..., heads)``: what the other sums' rounding is relative to.
+        products: Sums of each dimension's part times W, ``(..., heads, d)``; their sum is the sum of squares.
+        reach: Sum of W² over the whole triangle, ``(..., heads)``: the scale of rounding errors.
     """
 
     rows: Tensor
@@ -123,23 +124,23 @@ class BandSums:
         return self.products.sum(-1)
 
     def varies(self, tss: Tensor) -> Tensor:
-        """Whether a sum of squares around the mean is more than rounding."""
+        """Return whether a sum of squares around the mean exceeds rounding errors."""
         return tss > 1e-12 * self.reach.clamp_min(1e-300)
 
 
 def band_sums(q: Tensor, k: Tensor, width: int) -> BandSums:
-    """Sums of ``q_i · k_j`` for heads that share a key head, in time O(n d²) and memory O(n d).
+    """Return sums of ``q_i · k_j`` for heads that share a key head, in time O(n d²) and memory O(n d).
 
     Args:
         q: ``(..., heads, n, d)`` float64.
-        k: ``(..., n, d)`` float64, one for the heads.
+        k: ``(..., n, d)`` float64, shared by the heads.
         width: Number of distances.
     """
     n = k.shape[-2]
     whole = _triangle(q, k)
     if width >= n:
         return whole
-    # A band is the triangle without the smaller triangle of its far pairs.
+    # A band is the triangle minus the smaller triangle of the far pairs.
     far = _triangle(q[..., width:, :], k[..., : n - width, :])
     whole.rows[..., width:] -= far.rows
     whole.columns[..., : n - width] -= far.columns
@@ -153,7 +154,7 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
     size = min(n, max(64, d))  # work inside a chunk grows with it, work between chunks shrinks
     chunks = -(-n // size)
     pad = chunks * size - n
-    # Padded tokens are zero: they add nothing to any sum.
+    # Padded tokens are zero and do not change the sums.
     q = torch.nn.functional.pad(q, (0, 0, 0, pad)).view(*lead, heads, chunks, size, d)
     k = torch.nn.functional.pad(k, (0, 0, 0, pad)).view(*lead, 1, chunks, size, d)
     inside = (q @ k.mT).tril_()  # (..., heads, chunks, size, size)
@@ -176,23 +177,20 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
 
 
 def check(q: Tensor, k: Tensor, window: int | None) -> int:
-    """Number of distances of a well-formed problem.
+    """Check queries and keys, and return the number of distances.
 
     Args:
         q: ``(heads, n, d)``.
         k: ``(kv_heads, n, d)``.
         window: Sliding window, if any.
     """
-    if q.ndim != 3 or k.ndim != 3 or q.shape[1:] != k.shape[1:]:
-        raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must be (heads, n, d) of the same n and d")
-    if k.shape[0] == 0 or q.shape[0] == 0 or q.shape[0] % k.shape[0]:
-        raise MeasureError(f"{q.shape[0]} query heads cannot share {k.shape[0]} key heads evenly")
+    check_heads(q, k)
+    if q.shape[1:] != k.shape[1:]:
+        raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must have the same n and d")
     n = q.shape[1]
     if n < 4:
         raise MeasureError(f"{n} tokens are too few for planes: at least 4 are needed")
     if window is not None and window < 3:
         raise MeasureError(f"window={window} leaves too few distances: at least 3 are needed")
-    for name, x in (("q", q), ("k", k)):
-        if not bool(x.isfinite().all()):
-            raise MeasureError(f"{name} holds NaN or Inf ({x.dtype}): the model overflows; use float32 or bfloat16")
+    check_finite(q, k)
     return n if window is None else min(n, window)

@@ -1,4 +1,4 @@
-"""``wherewhat planes``: what RoPE's planes hold, and the residual of the three-axis fit that this allows at most."""
+"""Declaration of ``wherewhat planes``: contributions of RoPE planes, and a bound on the non-additive part."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Capacity, LayerMeasurement, LayerScores, Metric, ReportRun
 from wherewhat.options import option
 
@@ -24,65 +25,54 @@ class PlanesMeasurement(LayerMeasurement):
     """``wherewhat planes``."""
 
     name = "planes"
-    summary = "What RoPE's planes hold of every head's logits, and the non-additive residual this allows at most."
+    summary = "Per-plane contributions to the logits, and an upper bound on the non-additive part."
     config = PlanesConfig
     metrics = (
         Metric(
             "slow_dominance",
             "slow planes",
-            "",
             "Share of the logits' variance in planes that turn less than once over the text; the control is the share "
             "of the head's dimensions in them.",
-            "slow_dimensions",
-            "of dimensions",
+            control="slow_dimensions",
+            control_title="of dimensions",
         ),
         Metric(
             "q_concentration",
             "q phases alike",
-            "",
-            "How alike the phases of queries are, planes weighted by their logits; 1: all tokens point the same way.",
-            "random_concentration",
-            "random phases",
+            "Concentration of the phases of queries, planes weighted by their logits; 1 if all phases are equal.",
+            control="random_concentration",
+            control_title="random phases",
         ),
         Metric(
             "k_concentration",
             "k phases alike",
-            "",
-            "How alike the phases of keys are, planes weighted by their logits; 1: all tokens point the same way.",
-            "random_concentration",
-            "random phases",
+            "Concentration of the phases of keys, planes weighted by their logits; 1 if all phases are equal.",
+            control="random_concentration",
+            control_title="random phases",
         ),
         Metric(
             "residual_bound",
             "residual bound",
-            "",
-            "Most that distance, query and key terms can leave of the variance, by means and turning of the planes; "
-            "the control is what they do leave.",
-            "residual_share",
-            "actual residual",
+            "Upper bound on the share of variance not explained by distance, query and key terms, from the means and "
+            "rotation of the planes; the control is the actual share.",
+            control="residual_share",
+            control_title="actual residual",
         ),
         Metric(
             "turning_q",
             "turning of q",
-            "",
-            "Part of the variance that is query content carried by planes that turn: neither distance nor query.",
+            "Share of the variance from query content in planes that turn: neither a distance nor a query term.",
         ),
         Metric(
             "turning_k",
             "turning of k",
-            "",
-            "Part of the variance that is key content carried by planes that turn: neither distance nor key.",
+            "Share of the variance from key content in planes that turn: neither a distance nor a key term.",
         ),
-        Metric(
-            "content",
-            "content × content",
-            "",
-            "Part of the variance that is query content times key content: what this query wants of this key.",
-        ),
+        Metric("content", "content × content", "Share of the variance from the product of query and key content."),
     )
     limits = (
-        "Shares are covariances with the logits: they sum to 1, and a plane that works against the others is negative. "
-        "The variance includes differences between queries, which softmax cancels. Slow is relative to the length of "
+        "Shares are covariances with the logits: they sum to 1, and a plane that counteracts the others is negative. "
+        "The variance includes differences between queries, which cancel in softmax. Slow is relative to the length of "
         "the text. The bound holds for the logits before soft-cap and bias; it says what the planes allow, not why "
         "they were learned."
     )
@@ -94,10 +84,11 @@ class PlanesMeasurement(LayerMeasurement):
         return layer_scores(layer, config)
 
     def check(self, layers: Sequence[LayerScores]) -> None:
-        """Refuse a model none of whose layers rotates."""
-        from wherewhat.measures.planes.layer import check_rotation
-
-        check_rotation(layers)
+        """Raise an error if no layer rotates."""
+        if not any("slow_dominance" in layer.heads for layer in layers):
+            raise MeasureError(
+                "no layer of this model rotates its queries and keys: it has no planes; measure its axes"
+            )
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it."""

@@ -12,29 +12,29 @@ from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.planes.layout import Planes, band_sums, check
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
-"""Numbers of q worked on at a time."""
+"""Entries of q processed at a time."""
 
 
 @dataclass(frozen=True)
 class PlaneStats:
     """Statistics by head and plane; unrotated dimensions together are the last plane.
 
-    Phases are those before rotation. The plane's mean distance curve is ``|μ_q| |μ_k| cos(θ d + φ_q - φ_k)``: it peaks
+    Phases are before rotation. The plane's mean distance curve is ``|μ_q| |μ_k| cos(θ d + φ_q - φ_k)``: its maximum is
     where the plane has turned by the difference of the mean directions.
 
     Attributes:
         q_size: Mean length of the queries in the plane, before rotation, ``(heads, planes)``.
-        k_size: The same of the keys each head reads.
-        q_concentration: Resultant length of the phases, |E z/|z||: 1 if all tokens point the same way.
-        k_concentration: The same of the keys.
-        q_alignment: The same with long vectors counting more, |E z| / E|z|.
-        k_alignment: The same of the keys.
+        k_size: The same for the keys that each head reads.
+        q_concentration: Mean resultant length of the phases, |E z/|z||: 1 if all phases are equal.
+        k_concentration: The same for the keys.
+        q_alignment: The same weighted by length, |E z| / E|z|.
+        k_alignment: The same for the keys.
         q_direction: Mean direction of the phases in radians; NaN for the unrotated dimensions.
-        k_direction: The same of the keys.
-        share: Covariance of the plane's logits with the logits over their variance. Sums to 1; negative where a plane
-            works against the others; NaN where the logits are constant.
-        period: Positions in which the plane turns once, ``(planes,)``.
-        slow: Whether that is more than the distances looked at, ``(planes,)``.
+        k_direction: The same for the keys.
+        share: Covariance of the plane's logits with the logits, divided by their variance. Sums to 1; negative for a
+            plane that counteracts the others; NaN where the logits are constant.
+        period: Positions per full turn, ``(planes,)``.
+        slow: Whether the period exceeds the number of distances, ``(planes,)``.
     """
 
     q_size: Tensor
@@ -55,7 +55,7 @@ class PlaneStats:
         return self.share[:, self.slow].sum(-1)
 
     def weighted(self, values: Tensor) -> Tensor:
-        """Mean over planes of ``values`` ``(heads, planes)``, weighted with the positive shares, ``(heads,)``."""
+        """Return the mean over planes of ``values`` ``(heads, planes)``, weighted by positive shares, ``(heads,)``."""
         weight = self.share.clamp_min(0)
         return (values * weight).sum(-1) / weight.sum(-1)
 
@@ -63,32 +63,32 @@ class PlaneStats:
 def plane_stats(
     rot_q: Tensor, rot_k: Tensor, planes: Planes, *, positions: Tensor | None = None, window: int | None = None
 ) -> PlaneStats:
-    """Statistics of every plane, in time O(n d²) a head.
+    """Return statistics of every plane, in time O(n d²) per head.
 
     Args:
         rot_q: Rotated queries, ``(heads, n, d)``.
         rot_k: Rotated keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
-        planes: Which dimensions form a plane and how fast it turns.
+        planes: Dimensions and angles of the planes.
         positions: Position of each token, ``(n,)``; 0, 1, … by default.
-        window: Only distances below this.
+        window: Only distances below this are used.
     """
     width = check(rot_q, rot_k, window)
     n = rot_q.shape[1]
     back = planes.rotor(torch.arange(n, device=rot_q.device) if positions is None else positions).conj()
     groups = rot_q.shape[0] // rot_k.shape[0]
-    # Key heads of one batch: a few on a CPU, where caches are small, all of a small model on a GPU.
+    # Key heads per batch: few on a CPU, where caches are small.
     step = max(1, _ENTRIES.get(rot_q.device.type, 2**20) // (groups * n * rot_q.shape[2]))
     by_key = torch.unflatten(rot_q, 0, (-1, groups))
     pieces = [
         _of_key_heads(planes.arrange(by_key[some]), planes.arrange(rot_k[some]), planes, back, width)
         for some in (slice(h, h + step) for h in range(0, len(rot_k), step))
     ]
-    joined = {f.name: torch.cat([getattr(piece, f.name) for piece in pieces]) for f in fields(PlaneStats)[:-2]}
+    joined = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     return PlaneStats(**joined, period=planes.period, slow=planes.period > width)
 
 
-def _of_key_heads(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int) -> PlaneStats:
-    """Statistics of arranged ``q`` ``(kv_heads, groups, n, d)`` that read arranged ``k`` ``(kv_heads, n, d)``."""
+def _of_key_heads(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int) -> dict[str, Tensor]:
+    """Return statistics of arranged ``q`` ``(kv_heads, groups, n, d)`` and ``k`` ``(kv_heads, n, d)``."""
     groups, n = q.shape[1:3]
     sums = band_sums(q, k, width)
     pairs = Band(n, width, q.device).pairs
@@ -97,50 +97,41 @@ def _of_key_heads(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int
     variance = covariance.sum(-1, keepdim=True)
     share = torch.where(sums.varies(variance[..., 0])[..., None], planes.by_plane(covariance) / variance, torch.nan)
     of_q = _phases((planes.to_complex(q) * back).flatten(0, 1), planes)
-    of_k = (x.repeat_interleave(groups, 0) for x in _phases(planes.to_complex(k) * back, planes))
-    q_size, q_concentration, q_alignment, q_direction = of_q
-    k_size, k_concentration, k_alignment, k_direction = of_k
-    return PlaneStats(
-        q_size=q_size,
-        k_size=k_size,
-        q_concentration=q_concentration,
-        k_concentration=k_concentration,
-        q_alignment=q_alignment,
-        k_alignment=k_alignment,
-        q_direction=q_direction,
-        k_direction=k_direction,
-        share=share.flatten(0, 1),
-        period=planes.period,
-        slow=planes.period > width,
-    )
+    of_k = {name: x.repeat_interleave(groups, 0) for name, x in _phases(planes.to_complex(k) * back, planes).items()}
+    phases = {f"{which}_{name}": x for which, found in (("q", of_q), ("k", of_k)) for name, x in found.items()}
+    return phases | {"share": share.flatten(0, 1)}
 
 
-def _phases(z: Tensor, planes: Planes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Size, concentration, alignment and direction of unrotated ``z`` ``(heads, n, planes + rest)``, by plane."""
+def _phases(z: Tensor, planes: Planes) -> dict[str, Tensor]:
+    """Return size, concentration, alignment and direction of unrotated ``z`` ``(heads, n, planes + rest)`` by plane."""
     size = planes.size(z)  # (heads, n, count)
     mean_size = size.mean(1)
-    # A vector of length zero has no direction and adds none.
+    # A vector of length zero has no direction and contributes none.
     mean_unit = (z / planes.spread(size.clamp_min(1e-300))).mean(1)
-    concentration = planes.size(mean_unit)
     alignment = planes.size(z.mean(1)) / mean_size.clamp_min(1e-300)
     turned = len(planes.turning)
     direction = torch.nn.functional.pad(mean_unit[:, :turned].angle(), (0, planes.count - turned), value=torch.nan)
     scale = torch.ones(planes.count, dtype=torch.float64, device=z.device)
     scale[:turned] = planes.scaling
-    return mean_size / scale, concentration, alignment, direction
+    return {
+        "size": mean_size / scale,
+        "concentration": planes.size(mean_unit),
+        "alignment": alignment,
+        "direction": direction,
+    }
 
 
 @dataclass(frozen=True)
 class ResidualBound:
-    """Bound on SSE/TSS of the three-axis fit, one entry per head, all ``(heads,)`` float64.
+    """Upper bound on SSE/TSS of the three-axis fit, one entry per head, all ``(heads,)`` float64.
 
     ``SSE/TSS ≤ bound ≤ from_causes``. NaN where the logits are constant.
 
     Attributes:
-        bound: Share of the variance that the closed-form distance, query and key terms leave, at most 1.
-        turning_q: What the turning of query deviations against the mean key leaves, as a share of the variance.
-        turning_k: What the turning of key deviations against the mean query leaves.
-        content: What the deviations' product leaves once its query and key means are taken out.
+        bound: Share of the variance not explained by closed-form distance, query and key terms, at most 1.
+        turning_q: Share from the rotation of query deviations relative to the mean key.
+        turning_k: Share from the rotation of key deviations relative to the mean query.
+        content: Share from the product of deviations, without its query and key means.
     """
 
     bound: Tensor
@@ -150,25 +141,25 @@ class ResidualBound:
 
     @property
     def from_causes(self) -> Tensor:
-        """The bound from the sizes of the three causes alone, ``(√turning_q + √turning_k + √content)²``."""
+        """Bound from the sizes of the three causes alone, ``(√turning_q + √turning_k + √content)²``."""
         return (self.turning_q.sqrt() + self.turning_k.sqrt() + self.content.sqrt()).square()
 
 
 def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int | None = None) -> ResidualBound:
-    """Bound the residual share of ``a[i-j] + b[i] + c[j]`` in time O(n d (d + log n)) a head.
+    """Return a bound on the residual share of ``a[i-j] + b[i] + c[j]``, in time O(n d (d + log n)) per head.
 
-    The share does not depend on the factor on the dot product, so it is not asked for. A bias that is itself additive
-    does not change the residual, only the variance it is a share of.
+    The share does not depend on the scale of the dot product. An additive bias does not change the residual, only the
+    variance that it is divided by.
 
     Args:
         rot_q: Rotated queries, ``(heads, n, d)``, of tokens at consecutive positions.
         rot_k: Rotated keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
-        planes: Which dimensions form a plane and how fast it turns.
-        window: Only distances below this.
+        planes: Dimensions and angles of the planes.
+        window: Only distances below this are used.
     """
     width = check(rot_q, rot_k, window)
     band = Band(rot_q.shape[1], width, rot_q.device)
-    # The origin of positions only turns the means along with it: the deviations after rotation stay the same.
+    # The origin of positions only rotates the means: the deviations after rotation stay the same.
     rotor = planes.rotor(torch.arange(band.n, device=rot_q.device))
     groups = rot_q.shape[0] // rot_k.shape[0]
     pieces = [
@@ -179,8 +170,8 @@ def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int 
 
 
 def _of_key_head(q: Tensor, k: Tensor, planes: Planes, rotor: Tensor, band: Band) -> ResidualBound:
-    """Bounds of arranged ``q`` ``(heads, n, d)`` that read the same arranged ``k`` ``(n, d)``."""
-    # Means weighted by how often a token is part of a pair: any means give a bound, these a tighter one.
+    """Return bounds of arranged ``q`` ``(heads, n, d)`` that read the same arranged ``k`` ``(n, d)``."""
+    # Means weighted by the number of pairs of each token: any means give a bound, these a tighter one.
     _, by_query, by_key = band.unpack(band.counts)
     mean_q = _weighted_mean(planes.to_complex(q) * rotor.conj(), by_query)  # (heads, planes + rest)
     mean_k = _weighted_mean(planes.to_complex(k) * rotor.conj(), by_key)  # (planes + rest,)
@@ -188,29 +179,29 @@ def _of_key_head(q: Tensor, k: Tensor, planes: Planes, rotor: Tensor, band: Band
     turned_k = planes.to_real(mean_k * rotor)
     rest_q, rest_k = q - turned_q, k - turned_k
 
-    # Deviations of queries against the mean key: all of a row's mean is a query term.
+    # Query deviations times mean key: the mean of each row is a query term.
     sums = band_sums(rest_q, turned_k, band.width)
     b = sums.rows / by_query
     turning_q = sums.squares - (sums.rows * b).sum(-1)
-    # Deviations of keys against the mean query: all of a column's mean is a key term.
+    # Key deviations times mean query: the mean of each column is a key term.
     sums = band_sums(turned_q, rest_k, band.width)
     c = sums.columns / by_key
     turning_k = sums.squares - (sums.columns * c).sum(-1)
-    # Deviations against deviations: row means, then column means of what they leave.
+    # Deviations times deviations: row means, then column means of the remainder.
     sums = band_sums(rest_q, rest_k, band.width)
     b_content = sums.rows / by_query
     left = sums.columns - _column_sums(band, b_content)
     c_content = left / by_key
     content = sums.squares - (sums.rows * b_content).sum(-1) - (left * c_content).sum(-1)
 
-    # Means against means, by distance: the rotor at position d is that of distance d.
+    # Means times means, by distance: the rotor at position d is that of distance d.
     a = (mean_q * mean_k.conj())[:, None] * rotor[: band.width]
     candidate = band.pack(a.real.sum(-1), b + b_content, c + c_content)
     logits = band_sums(q, k, band.width)
     margins = band.pack(diagonal_sums(q[None], k[None], band.width)[0], logits.rows, logits.columns)
     image = band.normal(candidate)
     errors = logits.squares - (candidate * (2 * margins - image)).sum(-1)
-    # What is left still has a mean at each distance: it belongs to the distance curve.
+    # The remainder's mean at each distance belongs to the distance curve.
     left_over = band.unpack(margins - image)[0]
     errors = errors - (left_over.square() / band.unpack(band.counts)[0]).sum(-1)
     tss = logits.squares - logits.rows.sum(-1).square() / band.pairs
@@ -222,11 +213,11 @@ def _of_key_head(q: Tensor, k: Tensor, planes: Planes, rotor: Tensor, band: Band
 
 
 def _weighted_mean(z: Tensor, weight: Tensor) -> Tensor:
-    """Mean over tokens of ``z`` ``(..., n, planes)`` with ``weight`` ``(n,)``."""
+    """Return the mean over tokens of ``z`` ``(..., n, planes)`` with ``weight`` ``(n,)``."""
     return (z * (weight / weight.sum())[:, None]).sum(-2)
 
 
 def _column_sums(band: Band, b: Tensor) -> Tensor:
-    """Sums over each key's queries of a query term ``(heads, n)``."""
+    """Return sums over each key's queries of a query term ``(heads, n)``."""
     nothing = b.new_zeros(b.shape[0], band.width)
     return band.unpack(band.normal(band.pack(nothing, b, torch.zeros_like(b))))[2]

@@ -1,7 +1,8 @@
-"""``wherewhat prompts``: accuracy on prompts with a known answer."""
+"""Answers to prompts with a question, and accuracy by size and position of the answer."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,20 +10,20 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.measurement import Curve, DocumentScores, Question, Subject
-from wherewhat.measures.prompts.measurement import _THIRDS, PromptsConfig
+from wherewhat.measures.prompts.measurement import THIRDS, PromptsConfig
 from wherewhat.measures.statistics import share_bounds
 
 
 @dataclass(frozen=True)
-class Answer:
+class PromptAnswer:
     """A model's answer to one question.
 
     Attributes:
         chosen: The candidate with the largest log-probability.
         correct: Whether that is the right one.
         logprob: Log-probability of the right answer's tokens, in nats.
-        margin: The same less that of the best wrong candidate.
-        said: Whether the single most likely next token, of the whole vocabulary, begins the right answer.
+        margin: The same minus that of the best wrong candidate.
+        said: Whether the most likely next token, of the whole vocabulary, begins the right answer.
     """
 
     chosen: int
@@ -32,21 +33,19 @@ class Answer:
     said: bool
 
 
-def answer(subject: Subject, question: Question) -> Answer:
-    """Ask, and compare all candidates by the log-probability of all their tokens.
+def answer_prompt(subject: Subject, question: Question) -> PromptAnswer:
+    """Return the candidate whose tokens have the largest log-probability.
 
-    One pass where candidates are single tokens, one more for each different beginning of longer ones.
+    Takes one pass if candidates are single tokens, and one more for each different prefix of longer ones.
     """
-    after: dict[tuple[int, ...], Tensor] = {}
 
-    def next_token(begun: tuple[int, ...]) -> Tensor:
-        """Log-probabilities ``(vocabulary,)`` of what follows the text and the beginning of an answer."""
-        if begun not in after:
-            ids = torch.cat([question.ids, torch.tensor([begun], dtype=torch.int64).view(1, -1)], 1)
-            logits = subject.run(ids, lambda _: None, logits=True)
-            assert logits is not None
-            after[begun] = logits[0, -1].float().log_softmax(-1).cpu()
-        return after[begun]
+    @functools.cache
+    def next_token(prefix: tuple[int, ...]) -> Tensor:
+        """Return log-probabilities ``(vocabulary,)`` of the token after the prompt and the prefix of an answer."""
+        ids = torch.cat([question.ids, torch.tensor([prefix], dtype=torch.int64).view(1, -1)], 1)
+        logits = subject.run(ids, lambda _: None, logits=True)
+        assert logits is not None
+        return logits[0, -1].float().log_softmax(-1).cpu()
 
     scores = torch.tensor(
         [
@@ -58,7 +57,7 @@ def answer(subject: Subject, question: Question) -> Answer:
     right = question.correct
     wrong = torch.cat([scores[:right], scores[right + 1 :]])
     chosen = int(scores.argmax())
-    return Answer(
+    return PromptAnswer(
         chosen=chosen,
         correct=chosen == right,
         logprob=float(scores[right]),
@@ -67,10 +66,9 @@ def answer(subject: Subject, question: Question) -> Answer:
     )
 
 
-def measure_question(subject: Subject, question: Question, config: PromptsConfig) -> DocumentScores:
-    """Return whether the model answers a question, and with which log-probability."""
-    del config
-    found = answer(subject, question)
+def measure_question(subject: Subject, question: Question) -> DocumentScores:
+    """Return the accuracy and log-probability of the answer to one question."""
+    found = answer_prompt(subject, question)
     chance = 1 / len(question.candidates)
     kind = question.kind
     whole = {"accuracy": float(found.correct), "chance": chance, "said": float(found.said)}
@@ -82,17 +80,17 @@ def measure_question(subject: Subject, question: Question, config: PromptsConfig
 
 
 def _third(place: float) -> int:
-    """Which third of a list a place from 0 to 1 is in; what lies on a border is in the middle, from either end."""
+    """Return the third of a list that a place from 0 to 1 is in; borders belong to the middle."""
     return 0 if 3 * place < 1 else 2 if 3 * place > 2 else 1
 
 
 def combine_prompts(documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
-    """Accuracy of each kind by size and third of the answer's place, NaN where there is no prompt."""
+    """Return the accuracy of each kind by size and third of the list, NaN where there are no prompts."""
     right = [document.whole["accuracy"] for document in documents]
     whole = {"accuracy_together": sum(right) / len(right)}
     curves = {}
     for kind in config.kinds:
-        sums = torch.zeros(3, len(config.sizes), len(_THIRDS), dtype=torch.float64)  # prompts, right ones, their chance
+        sums = torch.zeros(3, len(config.sizes), len(THIRDS), dtype=torch.float64)  # prompts, right ones, their chance
         for document in documents:
             found = document.whole
             for row, size in enumerate(config.sizes):
@@ -106,19 +104,19 @@ def combine_prompts(documents: Sequence[DocumentScores], config: PromptsConfig) 
 
 
 def _by_third(kind: str, counts: Tensor, accuracy: Tensor, chance: Tensor) -> dict[str, float]:
-    """Accuracy of each third with its interval, from tables ``(sizes, thirds)``.
+    """Return the accuracy of each third with its interval, from tables ``(sizes, thirds)``.
 
-    A third of a short list holds another share of the places than one of a long list, so each size counts alike, and
-    only sizes that have prompts in all thirds do: what depends on the size alone is then the same in each third.
+    Short and long lists have different shares of places in a third, so sizes have equal weights, and only sizes with
+    prompts in all thirds are used: effects of the size alone are then the same in each third.
     """
     whole = (counts > 0).all(1)
     found: dict[str, float] = {}
     if bool(whole.any()):
-        for column, third in enumerate(_THIRDS):
+        for column, third in enumerate(THIRDS):
             share = float(accuracy[whole, column].mean())
-            # Prompts of equal weight that give as exact a mean.
-            worth = float(whole.sum() ** 2 / (1 / counts[whole, column]).sum())
-            low, high = share_bounds(share, worth)
+            # Number of prompts of equal weight whose mean has the same variance.
+            effective = float(whole.sum() ** 2 / (1 / counts[whole, column]).sum())
+            low, high = share_bounds(share, effective)
             name = f"accuracy_{kind}_{third}"
             found |= {name: share, f"{name}_low": low, f"{name}_high": high}
             found[f"chance_{kind}_{third}"] = float(chance[whole, column].mean())

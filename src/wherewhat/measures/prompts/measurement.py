@@ -1,4 +1,4 @@
-"""``wherewhat prompts``: accuracy on prompts with a known answer."""
+"""Declaration of ``wherewhat prompts``: accuracy on prompts with a known answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import DocumentScores, Metric, PromptSet, Question, QuestionMeasurement, Subject
+from wherewhat.measures.measurement import (
+    DocumentScores,
+    Metric,
+    PromptSet,
+    Question,
+    QuestionMeasurement,
+    Subject,
+    check_minimum,
+)
 from wherewhat.options import option
 
 _SIZE = {"binding": "pairs", "numbers": "length", "letters": "pairs"}
-"""Kinds with a question, and the option that says how many alternatives there are."""
+"""Kinds of prompts with a question, and the option for the number of alternatives."""
 
-_THIRDS = ("first", "middle", "last")
+THIRDS = ("first", "middle", "last")
+"""Thirds of a list of alternatives."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +32,10 @@ class PromptsConfig:
         tuple(_SIZE), "binding (who likes what), numbers (which place), letters (which pair)"
     )
     sizes: tuple[int, ...] = option((4, 8, 16, 32), "numbers of alternatives: pairs, or symbols of a list")
-    count: int = option(12, "prompts of each kind and size; answers stand in every place equally often")
+    count: int = option(12, "prompts of each kind and size; positions of answers are equally frequent")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the values."""
         for kind in self.kinds:
             if kind not in _SIZE:
                 raise ConfigError(f"there are no questions of the kind '{kind}': known: {', '.join(_SIZE)}")
@@ -34,49 +43,35 @@ class PromptsConfig:
             raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give one or more, sizes from 2 on")
         if len(set(self.kinds)) < len(self.kinds) or len(set(self.sizes)) < len(self.sizes):
             raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give each once")
-        if self.count < 1:
-            raise ConfigError(f"count is {self.count}: at least 1 prompt is needed")
+        check_minimum(self, 1, "count")
 
 
-def _sets(config: PromptsConfig) -> Sequence[PromptSet]:
+def _kind_metrics(kind: str, sizes: Sequence[int]) -> list[Metric]:
+    """Return the accuracy of one kind of prompts: of all, by size, and by third of the list."""
+    unit = "symbols" if kind == "numbers" else "pairs"
+    groups = [("", kind), *((f"_{size}", f"{kind}, {size} {unit}") for size in sizes)]
     return [
-        PromptSet(f"{kind}-{size}", kind, config.count, {_SIZE[kind]: size})
-        for kind in config.kinds
-        for size in config.sizes
+        Metric(
+            f"accuracy_{kind}{suffix}",
+            title,
+            "Share of prompts with the right answer among the candidates.",
+            control=f"chance_{kind}{suffix}",
+            control_title="chance",
+            proportion=True,
+        )
+        for suffix, title in groups
+    ] + [
+        Metric(
+            name := f"accuracy_{kind}_{third}",
+            f"{kind}, answer in the {third} third",
+            "Accuracy, averaged with equal weights over sizes with prompts in all thirds, so that thirds do not differ "
+            "by size.",
+            control=f"chance_{kind}_{third}",
+            control_title="chance",
+            bounds=(f"{name}_low", f"{name}_high"),
+        )
+        for third in THIRDS
     ]
-
-
-def _metrics(config: PromptsConfig) -> tuple[Metric, ...]:
-    words = []
-    for kind in config.kinds:
-        what = "symbols" if kind == "numbers" else "pairs"
-        parts = [("", kind), *((f"_{size}", f"{kind}, {size} {what}") for size in config.sizes)]
-        words += [
-            Metric(
-                f"accuracy_{kind}{suffix}",
-                title,
-                "",
-                "Share of right answers among the candidates.",
-                f"chance_{kind}{suffix}",
-                "chance",
-                proportion=True,
-            )
-            for suffix, title in parts
-        ]
-        words += [
-            Metric(
-                name := f"accuracy_{kind}_{third}",
-                f"{kind}, answer in the {third} third",
-                "",
-                "Share of right answers, the mean over sizes with prompts in all thirds: each counts alike, so that "
-                "thirds do not differ by size.",
-                f"chance_{kind}_{third}",
-                "chance",
-                bounds=(f"{name}_low", f"{name}_high"),
-            )
-            for third in _THIRDS
-        ]
-    return tuple(words)
 
 
 class PromptsMeasurement(QuestionMeasurement):
@@ -84,40 +79,38 @@ class PromptsMeasurement(QuestionMeasurement):
 
     name = "prompts"
     revision = 2
-    summary = "Whether the model finds what a prompt asks for, by kind of question, length and place of the answer."
+    summary = "Accuracy on prompts with a known answer, by kind, length and position of the answer."
     config = PromptsConfig
     metrics = (
         Metric(
             "accuracy",
             "right answers",
-            "",
-            "Share of prompts where the right answer is the most likely of the candidates.",
-            "chance",
-            "chance",
+            "Share of prompts whose right answer is the most likely of the candidates.",
+            control="chance",
+            control_title="chance",
             proportion=True,
         ),
         Metric(
             "said",
             "said unprompted",
-            "",
-            "Share where the likeliest token of all begins the right answer.",
+            "Share of prompts whose most likely next token, of the whole vocabulary, begins the right answer.",
             proportion=True,
         ),
-        Metric("answer_logprob", "log-probability", "nats", "Mean log-probability of the right answer."),
-        Metric("answer_margin", "margin", "nats", "The same less that of the best wrong candidate."),
+        Metric("answer_logprob", "log-probability", "Mean log-probability of the right answer.", unit="nats"),
+        Metric("answer_margin", "margin", "The same minus that of the best wrong candidate.", unit="nats"),
     )
     limits = (
-        "Made-up prompts in one wording: another wording, or more solved examples, may give other numbers. Intervals "
-        "are over prompts. Thirds of the list are means over sizes, each of which counts alike; of 4 places one is in "
-        "the first, two in the middle and one in the last. A small model's failure says nothing of the mechanism; "
-        "where its heads look on the same prompts is measured by heads --prompts."
+        "Synthetic prompts in one wording: another wording, or more solved examples, may give other numbers. Intervals "
+        "are over prompts. Thirds of the list are means over sizes with equal weights; of 4 places one is in the "
+        "first, two in the middle and one in the last. A small model's failure says nothing about the mechanism; "
+        "heads --prompts measures attention on the same prompts."
     )
 
     def measure(self, subject: Subject, question: Question, config: PromptsConfig) -> DocumentScores:
         """Return the scores."""
         from wherewhat.measures.prompts.answers import measure_question
 
-        return measure_question(subject, question, config)
+        return measure_question(subject, question)
 
     def combine(self, documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
         """Return scores of all documents together."""
@@ -126,9 +119,13 @@ class PromptsMeasurement(QuestionMeasurement):
         return combine_prompts(documents, config)
 
     def more_metrics(self, config: PromptsConfig) -> tuple[Metric, ...]:
-        """Return the metrics whose names depend on the config."""
-        return _metrics(config)
+        """Return the metrics of every kind of prompts."""
+        return tuple(metric for kind in config.kinds for metric in _kind_metrics(kind, config.sizes))
 
     def prompts(self, config: PromptsConfig) -> Sequence[PromptSet]:
-        """Return the prompts to make."""
-        return _sets(config)
+        """Return the prompts to generate: each kind in each size."""
+        return [
+            PromptSet(f"{kind}-{size}", kind, config.count, {_SIZE[kind]: size})
+            for kind in config.kinds
+            for size in config.sizes
+        ]

@@ -1,4 +1,4 @@
-"""``wherewhat split``: the position and content parts of queries, keys and logits over documents."""
+"""Position and content parts of queries, keys and logits over documents, for all layers of a model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from wherewhat.measures.axes.layer import band_width
 from wherewhat.measures.measurement import DocumentScores, LayerScores, Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.measures.split.logits import LogitSums, flattened
-from wherewhat.measures.split.measurement import _LEAST, SplitConfig
+from wherewhat.measures.split.measurement import SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, jackknife_error
+from wherewhat.measures.tensors import check_single_text, defined
+
+_LEAST_TOKENS = 4
+"""Smallest number of tokens for a three-axis fit."""
 
 
 class LayerSplit:
-    """One layer's sums over documents, in two passes.
+    """Sums over documents for one layer, in two passes.
 
-    Holds sums over documents of queries and keys in float64, 2 · (heads + kv_heads) · n · d numbers.
+    Holds 2 · (heads + kv_heads) · n · d float64 numbers.
     """
 
     def __init__(self, documents: int, *, skip: int) -> None:
@@ -30,25 +34,25 @@ class LayerSplit:
         self._groups = 1
 
     def first(self, attention: LayerAttention) -> None:
-        """Take in a document."""
-        if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
-            raise MeasureError(
-                f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for "
-                f"{attention.n} queries: split one text at a time, without a cache"
-            )
+        """Add a document in the first pass."""
+        check_single_text(attention)
         self._groups = attention.heads // attention.kv_heads
         self._q.add(attention.q[0, :, self._skip :])
         self._k.add(attention.k[0, :, self._skip :])
 
     def second(self, attention: LayerAttention) -> None:
-        """Take in the same document again, now that the position parts are known."""
+        """Add the same document in the second pass, when the position parts are known."""
         of_q = self._q.compare(attention.q[0, :, self._skip :])
         of_k = self._k.compare(attention.k[0, :, self._skip :])
         if self._logits is None:
             self._logits = LogitSums(window=band_width(attention))
 
         def rotated(x: Tensor) -> Tensor:
-            return self._rotated(x, attention)
+            """Rotate vectors ``(heads, n, d)`` as the layer does; rotation is linear, so parts rotate separately."""
+            if attention.rotation is None:
+                return x
+            positions = attention.positions.reshape(-1, attention.m)[0, self._skip :]
+            return attention.rotation.rotate(x, positions)
 
         self._logits.add(
             attention.rot_q[0, :, self._skip :],
@@ -58,7 +62,7 @@ class LayerSplit:
         )
 
     def scores(self, layer: int) -> tuple[LayerScores, dict[str, Tensor]]:
-        """The layer's numbers, and what those that have an error would be without each document."""
+        """Return the layer's scores, and the estimates with a jackknife error without each document."""
         assert self._logits is not None
         estimates: dict[str, Estimate] = {}
         heads: dict[str, Tensor] = {}
@@ -79,25 +83,17 @@ class LayerSplit:
         heads = {name: values.cpu() for name, values in heads.items()}
         return LayerScores(layer, heads, whole=errors_of_means(left_out)), left_out
 
-    def _rotated(self, x: Tensor, attention: LayerAttention) -> Tensor:
-        """Vectors ``(heads, n, d)`` as the layer would rotate them: linear, so parts of a vector rotate along."""
-        if attention.rotation is None:
-            return x
-        positions = attention.positions.reshape(-1, attention.m)[0, self._skip :]
-        return attention.rotation.rotate(x, positions)
-
 
 def errors_of_means(left_out: dict[str, Tensor]) -> dict[str, float]:
-    """Standard errors of means over heads, from estimates ``(documents, heads)``; heads share their documents."""
-    errors = {f"{name}_se": float(jackknife_error(values.nanmean(-1))) for name, values in left_out.items()}
-    return {name: error for name, error in errors.items() if error == error}
+    """Return standard errors of means over heads, from leave-one-out estimates ``(documents, heads)``."""
+    return defined({f"{name}_se": float(jackknife_error(values.nanmean(-1))) for name, values in left_out.items()})
 
 
 def split_documents(subject: Subject, documents: Sequence[Tensor], config: SplitConfig) -> DocumentScores:
-    """Split queries, keys and logits of a model over documents of one length.
+    """Split queries, keys and logits of a model into position and content over documents of one length.
 
-    The model runs on every document twice. Held for every layer are 2 · (heads + kv_heads) · n · d float64 numbers,
-    whatever the number of documents.
+    The model runs on every document twice. Memory is 2 · (heads + kv_heads) · n · d float64 numbers per layer,
+    independent of the number of documents.
 
     Args:
         subject: The model.
@@ -111,9 +107,9 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
     lengths = sorted({len(ids) for ids in documents})
     if len(lengths) > 1:
         raise MeasureError(f"documents have from {lengths[0]} to {lengths[-1]} tokens: cut all to one length")
-    if lengths[0] - config.skip < _LEAST:
+    if lengths[0] - config.skip < _LEAST_TOKENS:
         raise MeasureError(
-            f"skip is {config.skip}, but the texts have only {lengths[0]} tokens: at least {_LEAST} must be left"
+            f"skip is {config.skip}, but the texts have only {lengths[0]} tokens: at least {_LEAST_TOKENS} must be left"
         )
     layers: dict[int, LayerSplit] = {}
 

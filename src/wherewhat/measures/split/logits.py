@@ -1,23 +1,23 @@
-"""The logits as four terms: position or content of the query times position or content of the key.
+"""Logits as four terms: position or content of the query times position or content of the key.
 
 With ``q[t, i] = p_i + u[t, i]`` and ``k[t, j] = r_j + v[t, j]``, the logits of document t are
 
     W[t, i, j] = p_i · r_j  +  p_i · v[t, j]  +  u[t, i] · r_j  +  u[t, i] · v[t, j].
 
-Vectors are those that meet in the dot product. A rotation is linear at each position, so both parts rotate along: with
-RoPE ``p_i`` stands for ``R_i p_i``, and even a mean vector that is the same everywhere becomes a curve of the distance.
+Vectors are those of the dot product, after rotation. A rotation is linear at each position, so both parts are rotated:
+with RoPE ``p_i`` is ``R_i p_i``, and even a constant mean vector contributes a curve of the distance.
 
-Every term is taken around its mean over the causal pairs of the document (a constant does nothing in softmax), squared,
-summed over pairs and documents and divided by the same sum for W. The terms are not all orthogonal; what their
-covariances add is reported as such, and with it the four shares sum to one.
+Every term is centred over the causal pairs of the document (constants cancel in softmax), squared, summed over pairs
+and documents and divided by the same sum for W. The terms are not orthogonal; their covariances are reported
+separately, and together with them the four shares sum to one.
 
-A document's position parts come from the other documents. A mean over D documents holds 1/D of their content, which
-would make p · r too large by about (p · v + u · r) / D and u · v too small by 2/D to 4/D of itself. So the mean comes
-with a sample of its noise, as a complex number whose square is free of it (``statistics.Others``):
-every term becomes complex, the four still sum to W exactly, and the real part of the sum of a term's squares is right
-up to third moments over D². It can be below zero where there is nothing.
+A document's position parts are estimated from the other documents. A mean over D documents contains 1/D of their
+content, which would make p · r too large by about (p · v + u · r) / D and u · v too small by a factor of 2/D to 4/D.
+So the mean is combined with a sample of its noise into a complex number whose square is unbiased
+(``statistics.Others``): every term becomes complex, the four still sum to W exactly, and the real part of the sum of a
+term's squares is unbiased up to third moments over D². It can be negative for a share of zero.
 
-Nothing n × n is made: see :mod:`wherewhat.measures.axes.margins`.
+No n × n matrix is computed: see :mod:`wherewhat.measures.axes.margins`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class LogitSplit:
 
     Attributes:
         pp: Position · position.
-        pc: Position of the query · content of the key. Its error takes the position parts as given.
+        pc: Position of the query · content of the key. The error takes the position parts as given.
         cp: Content of the query · position of the key, likewise.
         cc: Content · content, likewise.
         covariance: Twice the covariances of the terms, ``(heads,)``: 1 - pp - pc - cp - cc.
         pp_mean: pp with both position parts replaced by their means over positions, before rotation, ``(heads,)``.
-        pc_mean: pc likewise: what a mean query makes of the keys' content, at any position.
-        cp_mean: cp likewise.
-        axes_pp: Share of the three-axis part of the logits (a + b + c) that position · position gives.
-        distance_pp: The same of the distance curve alone.
+        pc_mean: pc with the mean query in place of the query's position part, ``(heads,)``.
+        cp_mean: cp with the mean key in place of the key's position part, ``(heads,)``.
+        axes_pp: Share of position · position in the three-axis part of the logits (a + b + c).
+        distance_pp: Share of position · position in the distance curve alone.
     """
 
     pp: Estimate
@@ -65,23 +65,23 @@ class LogitSplit:
 
 
 class LogitSums:
-    """Sums of squares of the terms over documents, one document at a time."""
+    """Accumulate sums of squares of the terms over documents."""
 
     def __init__(self, *, window: int | None = None) -> None:
-        """Begin; only distances below ``window`` count."""
+        """Start with no documents; only distances below ``window`` are used."""
         self._window = window
         self._terms: list[Tensor] = []  # per document: pc, cp, cc, and with means pp, pc, cp, (6, heads)
         self._whole: list[Tensor] = []  # per document: all logits, their three axes, their distance curve, (3, heads)
         self._position: list[Tensor] = []  # the same of position · position, without the document
 
     def add(self, q: Tensor, k: Tensor, others: tuple[Others, Others], flat: tuple[Tensor, Tensor]) -> None:
-        """Take in a document.
+        """Add a document.
 
         Args:
-            q: Its queries as they enter the dot product, ``(heads, n, d)``.
+            q: Its queries after rotation, ``(heads, n, d)``.
             k: Its keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
-            others: The position parts of queries and keys that the other documents tell, rotated likewise.
-            flat: The same, means over positions in place of each position's own, rotated likewise.
+            others: Position parts of queries and keys estimated from the other documents, after rotation.
+            flat: Means of these over positions, after rotation.
         """
         q, k = q.double(), k.double()
         of_q, of_k = others
@@ -97,7 +97,7 @@ class LogitSums:
         self._position.append(_real_part(self._explained, of_q, of_k))
 
     def split(self) -> LogitSplit:
-        """The shares."""
+        """Return the shares."""
         count = len(self._terms)
         if count < LEAST_DOCUMENTS:
             raise MeasureError(f"logits of {count} documents cannot be split: at least {LEAST_DOCUMENTS} are needed")
@@ -106,7 +106,7 @@ class LogitSums:
         without = _positive(whole.sum(0) - whole)  # (documents, 3, heads)
         shares = terms.sum(0) / totals[0]
         given = (terms.sum(0) - terms) / without[:, :1]
-        # Position · position of the others is already what leaving out the document leaves.
+        # Position · position is estimated from the other documents, so it already leaves out the document.
         left_out = position * (count - 1) / without
         pp, axes_pp, distance_pp = (
             Estimate(position[:, axis].sum(0) / totals[axis], left_out[:, axis]) for axis in range(3)
@@ -129,14 +129,14 @@ class LogitSums:
         return squares(q, k, window=self._window)
 
     def _explained(self, q: Tensor, k: Tensor) -> Tensor:
-        """Squares around the mean of the logits, of their three-axis fit and of their distance curve, (3, heads)."""
+        """Return centred squares of the logits, of their three-axis fit and of their distance curve, ``(3, heads)``."""
         fit = fit_axes(q, k, window=self._window)
         found = torch.stack([fit.tss, fit.tss - fit.sse, fit.tss * fit.r_subset["a"].square()])
-        return torch.where(fit.r.isnan(), 0.0, found)  # constant logits: what is left of their squares is rounding
+        return torch.where(fit.r.isnan(), 0.0, found)  # the squares of constant logits are rounding
 
 
 def logit_split(q: Tensor, k: Tensor, *, window: int | None = None) -> LogitSplit:
-    """The split of logits whose queries and keys are all at hand and are not rotated.
+    """Return the split of the logits of unrotated queries and keys.
 
     Args:
         q: Queries of every document, ``(documents, heads, n, d)``.
@@ -154,12 +154,12 @@ def logit_split(q: Tensor, k: Tensor, *, window: int | None = None) -> LogitSpli
 
 
 def flattened(x: Tensor) -> Tensor:
-    """``(heads, n, d)`` with its mean over positions at every position."""
+    """Return ``(heads, n, d)`` with its mean over positions at every position."""
     return x.mean(1, keepdim=True).expand_as(x)
 
 
 def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
-    """Sum over causal pairs of the squares of ``q_i · k_j`` around its mean over them, ``(heads,)`` float64.
+    """Return the sum over causal pairs of the squares of ``q_i · k_j`` around its mean, ``(heads,)`` float64.
 
     Args:
         q: ``(heads, n, d)``.
@@ -169,7 +169,7 @@ def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
     n = q.shape[1]
     margins, by_query, by_key = bilinear_margins(q, k, min(n, window or n), dtype=torch.float64)
     band = margins.band
-    # q_i · k_j = what the margins are of + by_query[i] + by_key[j]; a constant less does not change what is asked for.
+    # q_i · k_j = matrix of the margins + by_query[i] + by_key[j]; subtracting a constant does not change the result.
     by_query = by_query - by_query.mean(-1, keepdim=True)
     known = band.pack(by_query.new_zeros(len(by_query), band.width), by_query, by_key)
     total = margins.sums + band.normal(known)
@@ -179,11 +179,11 @@ def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
 
 
 def _real_part(quadratic: Callable[[Tensor, Tensor], Tensor], x: Others, y: Others) -> Tensor:
-    """Real part of a quadratic form of the complex products ``x_i · y_j``: that of Re less that of Im."""
+    """Return the real part of a quadratic form of the complex products ``x_i · y_j``: that of Re minus that of Im."""
     left = torch.cat([x.mean, x.noise], -1)
     return quadratic(left, torch.cat([y.mean, -y.noise], -1)) - quadratic(left, torch.cat([y.noise, y.mean], -1))
 
 
 def _positive(x: Tensor) -> Tensor:
-    """``x`` where it is more than zero, else NaN: shares of nothing are undefined."""
+    """Return ``x`` where it is positive, else NaN."""
     return torch.where(x > 0, x, torch.nan)

@@ -1,20 +1,19 @@
-"""How much of the vectors at a place belongs to the place: position and content over many documents.
+"""Share of position in the variance of vectors over many documents.
 
-A vector x[t, i] of document t at position i is ``p_i + u[t, i]``: what all documents have there on average, and the
-rest. Positions are fixed, documents are drawn independently; tokens inside a document may depend on each other in any
-way, as they do.
+A vector x[t, i] of document t at position i is ``p_i + u[t, i]``: the mean over documents at that position, and the
+rest. Positions are fixed, documents are independent; tokens inside a document may depend on each other.
 
-The mean over D documents still holds 1/D of the content, so its variance is too large. What is unbiased is what two
-*different* documents have in common at the same positions: with y = x less its document's mean over positions,
+The mean over D documents still contains 1/D of the content, so its variance is too large. Products of two *different*
+documents at the same position are unbiased: with y = x minus its document's mean over positions,
 
     P = mean over t ≠ s of Σ_i y[t, i] · y[s, i],      E P = Σ_i |p_i - p̄|².
 
-That is the ANOVA estimate (MS_position - MS_interaction) / D of a position × document table. The one-way estimate,
-which takes the variance inside positions for MS_interaction, counts what is constant in a document as noise of the mean
-as well and comes out too small by a D-th of it. Shuffling the positions inside every document leaves the denominator as
-it is and makes P zero in expectation, exactly: the shuffled control is already subtracted.
+This is the ANOVA estimate (MS_position - MS_interaction) / D of a position × document table. The one-way estimate,
+which uses the variance inside positions for MS_interaction, also counts what is constant in a document as noise of the
+mean and is too small by a D-th of it. Shuffling the positions inside every document leaves the denominator unchanged
+and makes the expectation of P exactly zero: the shuffled control is already subtracted.
 
-What is not quadratic in the mean, such as logits, needs another way to keep the content out: see :class:`Others`.
+Quantities that are not quadratic in the mean, such as logits, need another correction: see :class:`Others`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from wherewhat.errors import MeasureError
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number per head, and what it would be without each of the documents.
+    """An estimate per head, with its jackknife (leave-one-out) estimates.
 
     Attributes:
-        value: The number, ``(heads,)``.
-        left_out: The number without each document, ``(documents, heads)``.
+        value: The estimate, ``(heads,)``.
+        left_out: The estimate without each document, ``(documents, heads)``.
     """
 
     value: Tensor
@@ -47,9 +46,9 @@ class Estimate:
 
 
 def jackknife_error(left_out: Tensor) -> Tensor:
-    """Jackknife standard error from estimates without each document, ``(documents, ...)``; NaN for fewer than 3.
+    """Return the jackknife standard error of leave-one-out estimates ``(documents, ...)``; NaN for fewer than 3.
 
-    √((D - 1)/D · Σ_t (θ_t - θ̄)²), which is on average no smaller than the true one (Efron & Stein, Annals of
+    √((D - 1)/D · Σ_t (θ_t - θ̄)²), which is on average not smaller than the true error (Efron & Stein, Annals of
     Statistics 9, 1981); for shares of position near zero it is up to about 1.5 times as large.
     """
     count = left_out.shape[0]
@@ -60,13 +59,13 @@ def jackknife_error(left_out: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PositionShare:
-    """How much of the variance of vectors is position, one entry per head.
+    """Share of position in the variance of vectors, one entry per head.
 
     Attributes:
-        share: Position's share of the variance around the grand mean, corrected as the module says. Not clamped: where
-            there is no position it is zero on average, so below zero half of the time. NaN where all vectors are alike.
-        raw: The same with the variance of the mean over documents as it is, ``(heads,)``.
-        shuffled: What raw is on average after shuffling the positions inside every document, ``(heads,)``, exactly.
+        share: Share of position in the variance around the grand mean, with the correction of this module. Not clamped:
+            a share of zero is estimated below zero half of the time. NaN where all vectors are equal.
+        raw: The share without the correction, ``(heads,)``.
+        shuffled: Exact expectation of ``raw`` after shuffling the positions inside every document, ``(heads,)``.
     """
 
     share: Estimate
@@ -76,12 +75,12 @@ class PositionShare:
 
 @dataclass(frozen=True)
 class Others:
-    """A position part as the documents other than one tell it, with a sample of its noise.
+    """A position part estimated from all documents but one, with a sample of its noise.
 
-    Of m documents, ``mean`` is the mean and ``noise`` is Σ_s w_s x_s / m with weights that sum to zero and whose
-    squares sum to m. So ``mean + i · noise`` holds the position part once, and the content of document s with the
+    Over m documents, ``mean`` is the mean and ``noise`` is Σ_s w_s x_s / m with weights that sum to zero and whose
+    squares sum to m. So ``mean + i · noise`` contains the position part once, and the content of document s with the
     complex weight (1 + i w_s) / m. The squares of these weights sum to zero: in a product of two such sums the squares
-    of the contents cancel, and on average its real part is that of the true position parts.
+    of the contents cancel, and the expectation of its real part is that of the true position parts.
 
     Attributes:
         mean: Real part, ``(heads, n, d)``.
@@ -93,17 +92,17 @@ class Others:
 
 
 class PositionSums:
-    """Sums over documents in two passes, so that no document is kept: memory 2 · heads · n · d in float64.
+    """Sums over documents in two passes, in memory for 2 · heads · n · d float64 numbers.
 
-    First every document goes through :meth:`add`, then again through :meth:`compare`, in the same order.
+    First :meth:`add` every document, then :meth:`compare` every document in the same order.
     """
 
     def __init__(self, documents: int) -> None:
-        """Begin, knowing how many documents will come."""
+        """Start with no documents, given their number."""
         if documents < 2:
             raise MeasureError(f"documents={documents} cannot be split: at least 2 are needed, 8 or more are better")
-        # Weights of documents in the noise: sum 0, squares sum to their number. Slow in t, so that texts which come in
-        # turn from two sources do not end up on different sides.
+        # Weights of documents in the noise: they sum to 0, their squares to the number of documents. They vary slowly
+        # in t, so that texts that alternate between two sources do not get opposite weights.
         self._weights = [math.sqrt(2) * math.cos(math.tau * t / documents + math.pi / 6) for t in range(documents)]
         self._total: Tensor | None = None
         self._noise: Tensor | None = None
@@ -113,11 +112,11 @@ class PositionSums:
 
     @property
     def documents(self) -> int:
-        """Documents added."""
+        """Number of documents added."""
         return len(self._means)
 
     def add(self, x: Tensor) -> None:
-        """First pass over a document's vectors ``(heads, n, d)``."""
+        """Add a document's vectors ``(heads, n, d)`` in the first pass."""
         if not bool(x.isfinite().all()):
             raise MeasureError("vectors hold NaN or Inf: the model's activations overflow")
         x = x.double()
@@ -134,9 +133,9 @@ class PositionSums:
         self._squares.append((x - mean[:, None]).square().sum((1, 2)))
 
     def compare(self, x: Tensor) -> Others:
-        """Second pass over a document's vectors ``(heads, n, d)``: returns the others' position part, float64.
+        """Add a document's vectors ``(heads, n, d)`` in the second pass; return the other documents' position part.
 
-        With two documents the noise of the only other one cannot be told, and is given as NaN.
+        With two documents the noise of the only other one is unknown, and NaN.
         """
         index = len(self._with_all)
         total, noise = self._sums()
@@ -151,7 +150,7 @@ class PositionSums:
         return Others(others / rest, factor / rest * (noise - weight * x + weight / rest * others))
 
     def share(self) -> PositionShare:
-        """Position's share of the variance, after both passes over all documents."""
+        """Return the share of position in the variance, after both passes over all documents."""
         count, n = self.documents, self._sums()[0].shape[1]
         means, squares, with_all = (torch.stack(x) for x in (self._means, self._squares, self._with_all))
         offsets = (means - means.mean(0)).square().sum(-1) * n  # (documents, heads)
@@ -181,7 +180,7 @@ class PositionSums:
 
 
 def position_share(x: Tensor) -> PositionShare:
-    """Position's share of the variance of vectors that are all at hand.
+    """Return the share of position in the variance of vectors.
 
     Args:
         x: Vectors of every document, ``(documents, heads, n, d)``.
@@ -195,7 +194,7 @@ def position_share(x: Tensor) -> PositionShare:
 
 
 def _share(common: Tensor, within: Tensor, between: Tensor, count: int) -> Tensor:
-    """Share of position, from sums over ``count`` documents of squares.
+    """Return the share of position from sums of squares over ``count`` documents.
 
     Args:
         common: Σ_i |Σ_t y[t, i]|².

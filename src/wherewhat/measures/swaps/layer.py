@@ -1,4 +1,4 @@
-"""Swap scores of a captured layer, or of plain tensors, over chosen queries."""
+"""Swap scores of a captured layer, or of query and key tensors, over chosen queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.placement import choose_queries, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
-from wherewhat.measures.tensors import over_documents
+from wherewhat.measures.tensors import check_finite, check_heads, over_documents
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class Swaps:
         queries: Positions of the queries.
         s_pos: Positional score of each head at each query, ``(heads, queries)``.
         s_sym: Symbolic score, ``(heads, queries)``.
-        s_pos_logits: The same from logits: 1 less the mean squared positional deviation over that of a symbolic head.
-        s_sym_logits: Likewise.
-        exclusion: ``(positional + symbolic deviation) / variance`` of logits, ``(heads, queries)``: never below 1.
+        s_pos_logits: Positional score from logits, ``(heads, queries)``: 1 minus the mean squared positional deviation
+            relative to that of a symbolic head.
+        s_sym_logits: Symbolic score from logits, ``(heads, queries)``.
+        exclusion: ``(positional + symbolic deviation) / variance`` of logits, ``(heads, queries)``: at least 1.
         taus: Temperatures of ``by_tau``.
         by_tau: Mean positional and symbolic score at other temperatures, ``(2, heads, taus)``.
         blocks: Block sizes of ``by_block``.
@@ -47,9 +48,9 @@ class Swaps:
     by_block: Tensor
 
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
+        """Return 95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
 
-        They are of this one text; NaN where it has a single query.
+        They apply to this one text; NaN if it has a single query.
         """
         positional, symbolic = (over_documents(x[:, None]).clamp(0, 1) for x in (self.s_pos, self.s_sym))
         return positional, symbolic
@@ -65,19 +66,19 @@ def layer_swaps(
     taus: tuple[float, ...] = (),
     blocks: tuple[int, ...] = (),
 ) -> Swaps:
-    """Scores of every head of a captured layer whose keys are made token by token.
+    """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
     Args:
         attention: One layer of a pass over one text without cache.
         queries: Positions of the queries.
-        tau: Temperature of the weights of swaps.
+        tau: Temperature of the swap weights.
         block: Tokens per swapped block.
-        skip: Leave the first so many keys where they are.
-        taus: Other temperatures to show the sensitivity to.
-        blocks: Other block sizes to show the sensitivity to.
+        skip: Number of first keys that are never swapped.
+        taus: Other temperatures, for the sensitivity.
+        blocks: Other block sizes, for the sensitivity.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
-        raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides the weights of swaps")
+        raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
     if block < 1 or any(b < 1 for b in blocks):
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
     found: list[tuple[Tensor, ...]] = []
@@ -93,22 +94,22 @@ def layer_swaps(
         scores = score_swaps(logits, taus=(tau, *taus), block=block)
         if bool((scores.exclusion < 1 - 1e-3).any()):
             raise MeasureError(
-                f"layer {attention.layer} breaks the exclusion bound at token {query} "
-                f"({float(scores.exclusion.min()):.4f} < 1), which no attention can: its logits are not what they seem"
+                f"layer {attention.layer} violates the exclusion bound at token {query} "
+                f"({float(scores.exclusion.min()):.4f} < 1), which is impossible: its logits are wrong"
             )
         reach = 2 * scores.variance.clamp_min(1e-300)
         deviations = (scores.positional_deviation, scores.symbolic_deviation)
         from_logits = [torch.where(scores.variance > 0, 1 - d / reach, 1.0).clamp(0, 1) for d in deviations]
         found.append((scores.s_pos, scores.s_sym, *from_logits, scores.exclusion))
-        for size, listed in zip(blocks, other, strict=True):
+        for size, parts in zip(blocks, other, strict=True):
             if keys >= 2 * size:
                 again = scores if size == block else score_swaps(logits, taus=(tau,), block=size)
-                listed.append(torch.stack([again.s_pos[:, 0], again.s_sym[:, 0]]))
+                parts.append(torch.stack([again.s_pos[:, 0], again.s_sym[:, 0]]))
     s_pos, s_sym, s_pos_logits, s_sym_logits, exclusion = (
         torch.stack(parts, 1).cpu() for parts in zip(*found, strict=True)
     )
     nothing = torch.full((2, attention.heads), torch.nan, dtype=torch.float64)
-    by_block = [torch.stack(listed).mean(0).cpu() if listed else nothing for listed in other]
+    by_block = [torch.stack(parts).mean(0).cpu() if parts else nothing for parts in other]
     return Swaps(
         queries=tuple(queries),
         s_pos=s_pos[..., 0],
@@ -141,46 +142,43 @@ def swap_scores(
     taus: tuple[float, ...] = (),
     blocks: tuple[int, ...] = (),
 ) -> Swaps:
-    """Positional and symbolic scores of heads from all swaps of their keys.
+    """Return positional and symbolic scores of heads from all swaps of their keys.
 
     Args:
         q: Queries before rotation, ``(heads, n, d)``.
         k: Keys before rotation, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
-        rotation: How both are rotated; None for none.
-        queries: ``last``, ``all`` (that have two keys before them), or positions.
+        rotation: Rotation of both; None for none.
+        queries: ``last``, ``all`` (with at least two keys before them), or positions.
         scale: Factor on the dot product; 1/√d by default.
         softcap: ``softcap · tanh(logit / softcap)``, if given.
-        bias: Added to the logits, broadcastable to ``(heads, n, n)``; it belongs to places, not to contents.
-        sinks: Logit of one more column of each head, ``(heads,)``.
-        window: Only distances below this are seen.
+        bias: Added to the logits, broadcastable to ``(heads, n, n)``; it stays with positions when keys are swapped.
+        sinks: Logit of the sink column of each head, ``(heads,)``.
+        window: Sliding window: only smaller distances are visible.
         positions: Position of every token, ``(n,)``; 0, 1, … by default.
-        tau: Temperature of the weights of swaps.
+        tau: Temperature of the swap weights.
         block: Tokens per swapped block.
-        skip: Leave the first so many keys where they are.
-        taus: Other temperatures to show the sensitivity to.
-        blocks: Other block sizes to show the sensitivity to.
+        skip: Number of first keys that are never swapped.
+        taus: Other temperatures, for the sensitivity.
+        blocks: Other block sizes, for the sensitivity.
     """
-    if q.ndim != 3 or k.ndim != 3 or q.shape[1:] != k.shape[1:] or k.shape[0] == 0 or q.shape[0] % k.shape[0]:
-        raise MeasureError(
-            f"q {tuple(q.shape)} and k {tuple(k.shape)} must be (heads, n, d) and (kv_heads, n, d), with heads a "
-            "multiple of kv_heads"
-        )
-    if not (bool(q.isfinite().all()) and bool(k.isfinite().all())):
-        raise MeasureError("q or k hold NaN or Inf: there are no scores of that")
+    check_heads(q, k)
+    if q.shape[1:] != k.shape[1:]:
+        raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree in tokens and dimension")
+    check_finite(q, k)
     heads, n, d = q.shape
-    where = torch.arange(n, device=q.device) if positions is None else positions
+    positions = torch.arange(n, device=q.device) if positions is None else positions
     added = () if bias is None else (bias.expand(heads, n, n)[None],)
     attention = LayerAttention(
         layer=0,
         name="tensors",
-        rot_q=(q if rotation is None else rotation.rotate(q, where))[None],
-        rot_k=(k if rotation is None else rotation.rotate(k, where))[None],
+        rot_q=(q if rotation is None else rotation.rotate(q, positions))[None],
+        rot_k=(k if rotation is None else rotation.rotate(k, positions))[None],
         value=k.new_zeros(1, k.shape[0], n, 0),
         output=q.new_zeros(1, n, heads, 0),
         scale=d**-0.5 if scale is None else scale,
         mask=Mask(causal=True, added=added, window=window, device=q.device),
         rotation=rotation,
-        positions=where,
+        positions=positions,
         softcap=softcap,
         sinks=sinks,
     )

@@ -1,4 +1,4 @@
-"""Logits of a query with any content at any position, and the slow reference that makes every swap."""
+"""Logits of a query with any key at any position, and swap scores computed by running every swap."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.scores import QueryLogits
+from wherewhat.measures.tensors import check_single_text, per_query_head
 
 
 def query_logits(attention: LayerAttention, query: int, *, skip: int = 0) -> QueryLogits:
-    """The logits of one query with any content at any place before it, for every head.
+    """Return the logits of one query with any key at any position before it, for every head.
 
     Args:
-        attention: One layer of a pass over one text without cache, whose keys are made token by token.
+        attention: One layer of a pass over one text without cache, whose keys each depend on one token.
         query: Position of the query.
-        skip: Leave the first so many keys where they are.
+        skip: Number of first keys that are never swapped.
     """
     heads, groups = attention.heads, attention.heads // attention.kv_heads
     row = slice(query, query + 1)
@@ -40,7 +41,7 @@ def query_logits(attention: LayerAttention, query: int, *, skip: int = 0) -> Que
     dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
     placed = place(attention.rot_q[0, :, query].to(dtype), attention.rotation, attention.positions[..., keys])
     return QueryLogits(
-        contents=attention.k[0][:, keys].to(dtype).repeat_interleave(groups, 0),
+        contents=per_query_head(attention.k[0][:, keys].to(dtype), attention),
         placed=placed * attention.scale,
         logits=logits[:, keys].contiguous(),
         weights=weights[:, keys].contiguous(),
@@ -50,9 +51,9 @@ def query_logits(attention: LayerAttention, query: int, *, skip: int = 0) -> Que
 
 
 def place(rot_q: Tensor, rotation: Rotation | None, positions: Tensor) -> Tensor:
-    """Rotated queries ``(heads, d)`` as keys at ``positions`` ``(n,)`` see them before rotation, ``(heads, n, d)``.
+    """Return rotated queries ``(heads, d)`` rotated back by each of ``positions`` ``(n,)``, ``(heads, n, d)``.
 
-    ``rot_q · rotate(k, p) = place(rot_q)[p] · k`` for every key: the query turned back by p, and rescaled.
+    ``rot_q · rotate(k, p) = place(rot_q)[p] · k`` for every key k before rotation.
     """
     out = rot_q[:, None].repeat(1, positions.shape[-1], 1)
     if rotation is None:
@@ -66,17 +67,13 @@ def place(rot_q: Tensor, rotation: Rotation | None, positions: Tensor) -> Tensor
 
 
 def places_before(attention: LayerAttention, query: int, *, skip: int = 0) -> Tensor:
-    """Indices of the keys before the query that it sees, ``(n,)``."""
-    if attention.rot_q.shape[0] != 1 or attention.n != attention.m:
-        raise MeasureError(
-            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts and {attention.m} keys for {attention.n} "
-            "queries: score one text at a time, without a cache"
-        )
+    """Return the indices of the visible keys before a query, without the first ``skip``, ``(n,)``."""
+    check_single_text(attention)
     if not 0 <= query < attention.n:
         raise MeasureError(f"there is no query at position {query} of {attention.n} tokens")
     visible = attention.visible(slice(query, query + 1))[0, :, 0]
     if not bool((visible == visible[:1]).all()):
-        raise MeasureError(f"heads of layer {attention.layer} see different keys: swaps are not the same for them")
+        raise MeasureError(f"heads of layer {attention.layer} see different keys: swaps need the same keys for all")
     keys = visible[0, :query].nonzero()[:, 0]
     keys = keys[keys >= skip]
     if len(keys) < 2:
@@ -89,12 +86,12 @@ def places_before(attention: LayerAttention, query: int, *, skip: int = 0) -> Te
 
 
 def choose_queries(n: int, *, count: int, positions: Sequence[int] = ()) -> list[int]:
-    """Positions of queries in a text of ``n`` tokens.
+    """Return positions of queries in a text of ``n`` tokens.
 
     Args:
         n: Number of tokens.
-        count: How many, spread evenly with the last one among them; 0 for all that have two keys before them.
-        positions: Given positions instead; negative ones count from the end.
+        count: Number of queries, spread evenly up to the last token; 0 for all with at least two keys before them.
+        positions: Positions to use instead; negative ones count from the end.
     """
     if positions:
         chosen = sorted({p + n if p < 0 else p for p in positions})
@@ -110,24 +107,24 @@ def choose_queries(n: int, *, count: int, positions: Sequence[int] = ()) -> list
 
 
 Swap = Callable[[int, int], LayerAttention]
-"""The layer's attention with the inputs of two blocks of tokens, that start there, swapped."""
+"""``swap(i, j)`` returns the layer's attention with two blocks of input tokens, starting at i and j, swapped."""
 
 
 def reference_scores(
     attention: LayerAttention, swap: Swap, queries: Sequence[int], *, tau: float = TAU, block: int = 1, skip: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Positional and symbolic score of every head at each query, ``(heads, queries)`` each, as they are defined.
+    """Return positional and symbolic scores of every head at each query, ``(heads, queries)`` each, by definition.
 
-    One run of the layer per swap. Serves layers whose keys depend on other tokens' inputs, and as the standard that
-    :func:`wherewhat.measures.swaps.scores.score_swaps` is tested against.
+    Runs the layer once per swap. Used for layers whose keys depend on several tokens, and as reference in tests of
+    :func:`wherewhat.measures.swaps.scores.score_swaps`.
 
     Args:
         attention: The layer without a swap.
-        swap: Runs it with two blocks swapped.
+        swap: Runs the layer with two blocks swapped.
         queries: Positions of the queries.
-        tau: Temperature of the weights of swaps.
+        tau: Temperature of the swap weights.
         block: Tokens per block.
-        skip: Leave the first so many keys where they are.
+        skip: Number of first keys that are never swapped.
     """
     scores, weights = _rows(attention, queries)  # (heads, queries, m) each
     starts = {q: _starts(places_before(attention, q, skip=skip), block) for q in queries}
@@ -139,7 +136,8 @@ def reference_scores(
         v, w = (_direction(x, i, j, block) for x in (scores, after))
         same[index] = (v * w).sum(0)
         reverse[index] = (v.flip(0) * w).sum(0)
-        exponents[index] = (_mean(weights, i, block) - _mean(weights, j, block)).abs() / tau
+        first, second = (weights[..., start : start + block].mean(-1) for start in (i, j))
+        exponents[index] = (first - second).abs() / tau
         for column, q in enumerate(queries):
             if i not in starts[q] or j not in starts[q]:
                 exponents[index, :, column] = -torch.inf
@@ -148,7 +146,7 @@ def reference_scores(
 
 
 def _rows(attention: LayerAttention, queries: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Logits and attention weights of some queries, ``(heads, queries, m)`` float64."""
+    """Return logits and attention weights of some queries, ``(heads, queries, m)`` float64."""
     rows = [slice(q, q + 1) for q in queries]
     scores, weights = (
         torch.cat([f(row)[0].double().cpu() for row in rows], 1) for f in (attention.attn_scores, attention.pattern)
@@ -157,16 +155,12 @@ def _rows(attention: LayerAttention, queries: Sequence[int]) -> tuple[Tensor, Te
 
 
 def _direction(scores: Tensor, i: int, j: int, block: int) -> Tensor:
-    """Direction of the weights of two blocks, ``(2, heads, queries)``, also where both are too small for a number."""
+    """Return the direction of the weights of two blocks, ``(2, heads, queries)``, without underflow."""
     both = torch.stack([scores[..., start : start + block].logsumexp(-1) for start in (i, j)])
     return torch.nn.functional.normalize((both - both.amax(0)).exp(), dim=0)
 
 
 def _starts(keys: Tensor, block: int) -> list[int]:
-    """First tokens of the whole blocks among the keys a query sees, which follow one another."""
+    """Return the first tokens of the complete blocks among consecutive keys."""
     first, count = int(keys[0]), len(keys) // block
     return [first + index * block for index in range(count)]
-
-
-def _mean(weights: Tensor, start: int, block: int) -> Tensor:
-    return weights[..., start : start + block].mean(-1)
