@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wherewhat.runs.storage import Folder, open_place
-from wherewhat.sweep.engine import Resources, Task
+from wherewhat.sweep.engine import Resources, CellTask
 from wherewhat.sweep.local_engine import run_locally
 from wherewhat.sweep.ray_engine import run_on_ray
 from wherewhat.sweep.records import Record, SweepFolder, statuses
@@ -42,11 +42,11 @@ class Nobody:
     def running(self, cells: Sequence[str]) -> None:
         """Nothing."""
 
-    def finished(self, task: Task, record: Record) -> None:
+    def finished(self, task: CellTask, record: Record) -> None:
         """Nothing."""
 
 
-def nap(task: Task) -> Record:
+def nap(task: CellTask) -> Record:
     """A cell that sleeps."""
     time.sleep(SECONDS)
     record = Record(state="done", run="none", seconds=SECONDS)
@@ -90,7 +90,7 @@ def engines(options: argparse.Namespace) -> None:
 
 def timed(engine: str, cells: int, workers: int, folder: str) -> tuple[float, float]:
     """Seconds of a sweep, and those of them in which the engine was up."""
-    tasks = [Task(cell=f"nap-{i}", described=f"nap {i}", store=folder, sweep="naps") for i in range(cells)]
+    tasks = [CellTask(cell=f"nap-{i}", described=f"nap {i}", store=folder, sweep="naps") for i in range(cells)]
     watch = Nobody()
     started = time.perf_counter()
     if engine == "local":
