@@ -30,6 +30,11 @@ _LONG = {
     "real/test_real_models.py": 60,
     "runs/test_devices.py": 45,
     "captures/test_chunks.py": 45,
+    "cli/test_terminal.py": 37,
+    "measures/test_hard_weights.py": 36,
+    "extend/test_method.py": 35,
+    "lab/constructions/": 33,
+    "lab/test_language.py": 30,
 }
 
 

@@ -58,6 +58,7 @@ def test_within_the_training_length_nothing_changes(family, method):
     torch.testing.assert_close(logits(model, ids, method()), plain, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text", "gemma2", "bloom"])
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_window_over_all_keys_is_the_layer_itself(family, fast):

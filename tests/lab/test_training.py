@@ -59,6 +59,7 @@ def test_precision_is_for_training_alone(precision):
     assert {*seen, torch.get_float32_matmul_precision()} == {before}
 
 
+@pytest.mark.slow
 def test_equals_the_obvious_loop():
     """One part, no dropout: torch's own loop with AdamW and Hugging Face's schedule gives the same weights."""
     from transformers import get_linear_schedule_with_warmup

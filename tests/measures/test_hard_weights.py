@@ -112,6 +112,7 @@ def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
     assert list(lost(scores, family, dtype)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_there_are_heads_without_logits_and_heads_with(family):
     constant = [x for x, _ in undefined(family, torch.float32).values()]

@@ -58,6 +58,7 @@ def test_bitsandbytes(plain, tmp_path, build, bits, dtype):
     check_folder(tmp_path / "saved", str(dtype).removeprefix("torch."), error)
 
 
+@pytest.mark.slow
 def test_bitsandbytes_that_computes_in_another_dtype_than_its_weights(plain, tmp_path, build):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     from transformers import BitsAndBytesConfig

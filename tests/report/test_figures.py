@@ -90,6 +90,7 @@ def test_the_distance_curve_is_the_stored_one(results):
     assert list(drawn.data[0].y) == profiles[name][2].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "name", "options", "said"),
     [

@@ -70,6 +70,7 @@ def test_the_page_holds_everything(data, whole):
     assert not data["left_out"]
 
 
+@pytest.mark.slow
 def test_map_and_curves_give_the_stored_r(data):
     """On a text no longer than the map, fitted and true logits must correlate as the decomposition says."""
     n = TOKENS

@@ -33,6 +33,7 @@ def test_a_control_model_is_its_models_control(beside):
     assert "random control" not in [value["name"] for value in random["numbers"][0]["controls"]]
 
 
+@pytest.mark.slow
 def test_command_with_several_models(cli, made, hostile_model, beside):
     del beside  # what it measured is there already
     given = ("--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")

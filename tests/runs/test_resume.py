@@ -74,6 +74,7 @@ def test_killed_and_resumed_gives_the_same_bytes(command, expected, tmp_path, pr
     assert finish(command, out) == expected
 
 
+@pytest.mark.slow
 def test_same_command_twice_at_once(command, expected, tmp_path, processes):
     out = tmp_path / "both"
     both = [processes.Process(target=work, args=([*command, "--out", str(out)],)) for _ in range(2)]

@@ -228,6 +228,7 @@ def test_the_bytes_do_not_change_between_releases():
     assert make_prompts("random", letters, tokens=6, seed=1)[0].ids == (97, 90, 124, 19, 119, 26)
 
 
+@pytest.mark.slow
 def test_answers_are_told_apart_by_their_first_token_where_that_is_possible(speller):
     for kind, size in (("binding", 10), ("numbers", 10), ("letters", 10)):
         for prompt in make_prompts(kind, speller, count=4, **{SIZE[kind]: size}):

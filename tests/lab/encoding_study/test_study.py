@@ -25,6 +25,7 @@ NOPE = replace(RECIPE, encodings=("nope",))
 SAME = ("config.json", "profiles.safetensors")
 
 
+@pytest.mark.slow
 def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
     out, lines = encoding_study
     assert len(lines) == 3
