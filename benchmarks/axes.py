@@ -93,10 +93,10 @@ def blocked_float32(q: Tensor, k: Tensor, block: int = 512) -> tuple[Tensor, ...
 def whole_model(repeat: int, tokens: int = 2048) -> None:
     """Decomposition of all heads of SmolLM2 on top of its own forward pass."""
     from wherewhat.captures.proof import capture, prove
-    from wherewhat.measures.axes.measurement import fit_layer
-    from wherewhat.models.loader import read_model
+    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.models.loader import load
 
-    model = read_model("smollm2").model
+    model = load("smollm2").model
     proof = prove(model)
     ids = torch.randint(0, 40_000, (1, tokens), generator=torch.Generator().manual_seed(0))
 

@@ -62,9 +62,9 @@ def _arguments() -> argparse.Namespace:
 
 def _model(options: argparse.Namespace) -> Any:
     if not options.random_llama:
-        from wherewhat.models.loader import read_model
+        from wherewhat.models.loader import load
 
-        return read_model(options.model, device=options.device, dtype=options.dtype).model
+        return load(options.model, device=options.device, dtype=options.dtype).model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import WherewhatError
-from wherewhat.measures.extend.measurement import EXTEND
-from wherewhat.measures.extend.metrics import ExtendConfig, compare
+from wherewhat.measures.extend.measurement import ExtendConfig, compare
+from wherewhat.measures.extend.text import measure_lengths
 from wherewhat.measures.measurement import DocumentScores
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.files import read_documents
 
@@ -51,7 +51,7 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        loaded = read_model(options.model, device=options.device, dtype=options.dtype)
+        loaded = load(options.model, device=options.device, dtype=options.dtype)
         subject = ModelSubject(loaded)
         trained = options.trained or subject.trained_length()
         config = ExtendConfig(trained=trained, **({"methods": tuple(options.methods)} if options.methods else {}))
@@ -59,7 +59,7 @@ def main() -> int:
         for multiple in options.lengths:
             started = time.perf_counter()
             texts = _texts(loaded, round(multiple * trained), options.documents)
-            estimates = _estimates([_numbers(EXTEND.measure(subject, ids, config)) for ids in texts])  # type: ignore[misc]
+            estimates = _estimates([_numbers(measure_lengths(subject, ids, config)) for ids in texts])  # type: ignore[misc]
             seconds = time.perf_counter() - started
             _print(f"{loaded.name}: {len(texts)} documents of {multiple:g} × {trained:,} tokens, {seconds:.0f} s")
             _tables(estimates, config)

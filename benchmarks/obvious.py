@@ -70,11 +70,11 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
     """Load the model and run one part on the first tokens of the embedded prose."""
     import torch
 
-    from wherewhat.models.loader import read_model
+    from wherewhat.models.loader import load
     from wherewhat.text.documents import embedded_documents
 
     torch.set_num_threads(options.threads)
-    loaded = read_model("smollm2", device="cpu")
+    loaded = load("smollm2", device="cpu")
     ids = loaded.encode(embedded_documents()[0].text, tokens=options.tokens)[None]
     with torch.no_grad():
         return PARTS[options.part](loaded, ids, options.heads)
@@ -127,7 +127,7 @@ def by_lsqr(loaded: Any, ids: Tensor, count: int) -> dict[str, Any]:
 def by_wherewhat(loaded: Any, ids: Tensor, _: int) -> dict[str, Any]:
     """Every head of every layer while the model runs."""
     from wherewhat.captures.proof import capture, prove
-    from wherewhat.measures.axes.measurement import fit_layer
+    from wherewhat.measures.axes.layer import fit_layer
 
     fits = {}
     costs = Costs()

@@ -23,7 +23,7 @@ from wherewhat.captures.blocks import Blocks, blocks
 from wherewhat.captures.proof import Proof, capture, prove
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries, reference_scores
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 from wherewhat.text.files import read_documents
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="make all of the layer's swaps for real")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    loaded = read_model("smollm2")
+    loaded = load("smollm2")
     ids = loaded.encode(read_documents(None, count=1)[0].text, tokens=options.tokens)[None]
     proof = prove(loaded.model)
     with blocks(loaded.model, ids, proof) as again:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from runs.tiny_run import leftovers
+from helpers.runs import leftovers
 from wherewhat.errors import StoreError
 from wherewhat.files import atomic_file, atomic_folder, make_folder, write_file
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runs.tiny_run import open_run, provenance
+from helpers.runs import open_run, provenance
 from wherewhat.errors import StoreError
 from wherewhat.hashes import part_folder_name, run_folder_name, slug
 from wherewhat.runs.layout import PartResult

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from models.conftest import save_model
+from helpers.models import save_model
 from wherewhat.captures.proof import prove
 from wherewhat.numerics import new_process_settings, onednn_for
 
@@ -69,7 +69,7 @@ def test_half_precision_leaves_no_trace_and_no_change():
 
 
 def test_a_proof_in_half_precision_leaves_no_trace_and_no_change():
-    from captures.tiny import tiny
+    from helpers.capture import tiny
 
     before = torch.backends.mkldnn.enabled
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.registry import MEASUREMENTS, find_measurement
+from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.options import build_config, config_values, parse_assignments
 
 
@@ -80,7 +80,7 @@ def test_unknown_measurement_names_the_nearest():
         find_measurement("atention")
 
 
-@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
+@pytest.mark.parametrize("measurement", measurements().values(), ids=lambda m: m.name)
 def test_every_measurement_explains_itself(measurement):
     assert measurement.config() == measurement.config()
     assert measurement.summary.endswith(".")

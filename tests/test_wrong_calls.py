@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import wherewhat
-from models.conftest import save_model
+from helpers.models import save_model
 from wherewhat.errors import WherewhatError
 from wherewhat.report.report import make_report
 from wherewhat.report.result import Result
@@ -113,7 +113,7 @@ WRONG = {
     "Request(token=3)": (lambda h: h.request(token=3), "did you mean 'tokens'"),
     "Request('axes')": (lambda _: Request("axes"), "too many positional arguments"),
     "Request()": (lambda _: Request(), "'measurement'"),
-    "Request.twin('gold')": (lambda h: h.request().twin("gold"), "weights is 'gold'"),
+    "Request.with_weights('gold')": (lambda h: h.request().with_weights("gold"), "weights is 'gold'"),
     "ModelRequest(seed='0')": (lambda _: ModelRequest(seed="0"), "seed is '0'"),
     "ModelRequest(seed=None)": (lambda _: ModelRequest(seed=None), "seed is None"),
     "ModelRequest(seed=-1)": (lambda _: ModelRequest(seed=-1), "seed is -1"),
@@ -274,7 +274,7 @@ def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):
         asked.append(request)
         raise WherewhatError("enough")
 
-    monkeypatch.setattr("wherewhat.report.result.run", run)
+    monkeypatch.setattr("wherewhat.report.result.run_request", run)
     with pytest.raises(WherewhatError, match="enough"):
         wherewhat.run("axes", out=tmp_path)
     assert asked == [Request(measurement="axes")]

@@ -21,13 +21,13 @@ from wherewhat.imports import quiet
 def convert(source: Path, folder: Path) -> None:
     """Write the model and the tokenizer in ``source`` to ``folder``."""
     data = source.read_bytes()
-    model, end = read_model(data)
+    model, end = load(data)
     with quiet():
         model.save_pretrained(folder)
     read_tokenizer(data[end:], model.config.vocab_size).save_pretrained(folder)
 
 
-def read_model(data: bytes) -> tuple[LlamaForCausalLM, int]:
+def load(data: bytes) -> tuple[LlamaForCausalLM, int]:
     """The model, and where its checkpoint ends."""
     width, inner, layers, heads, kv_heads, vocabulary, positions = struct.unpack_from("7i", data)
     shared = vocabulary > 0

@@ -23,16 +23,17 @@ from rich.markup import escape
 from real_models import NAMES, UnavailableError, fetch
 from wherewhat.cli.terminal import Table, TerminalProgress
 from wherewhat.errors import WherewhatError
+from wherewhat.measures.frequencies.measurement import BANDS
+from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.models.loaded import Weights
 from wherewhat.models.positions import max_positions
-from wherewhat.report.plan import STEPS, Step
+from wherewhat.models.source import Weights
 from wherewhat.report.report import make_report
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, load_model, run
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import MetricSummary, stored_kinds, summarise
+from wherewhat.runs.results import MetricSummary, StoredRun
 
 COLUMNS = ("layers × heads", "r", "pooled r", "pure heads", "slow planes", "frequency ID", "additive cost", "report")
 _AXES_TOKENS = 512
@@ -117,7 +118,7 @@ class Trial:
         directory, found = self._measured("axes", weights, tokens=_AXES_TOKENS)
         for metric, column in (("r", "r"), ("pooled_r", "pooled r")):
             self._outcome.put(column, found[metric].overall, line=_line(weights))
-            for kind, layers in stored_kinds(directory).items():
+            for kind, layers in StoredRun(directory).kinds.items():
                 self._outcome.put(column, found[metric].kinds[kind], line=_line(weights, kind, layers))
 
     def _heads(self, weights: Weights = "trained") -> None:
@@ -125,7 +126,7 @@ class Trial:
         pure = ("heads_positional", "heads_symbolic")
         shares = [sum(values[name] for name in pure) for values in _by_document(directory, pure)]
         self._outcome.put("pure heads", interval(shares), line=_line(weights))
-        for kind, layers in stored_kinds(directory).items():
+        for kind, layers in StoredRun(directory).kinds.items():
             share = sum(found[name].kinds[kind].mean for name in pure)
             self._outcome.put("pure heads", share, line=_line(weights, kind, layers))
 
@@ -166,7 +167,8 @@ class Trial:
         options: Mapping[str, Any] | None = None,
     ) -> tuple[RunDirectory, dict[str, MetricSummary]]:
         """A finished run and its summaries, as a report makes it where it has one, so that it is made once."""
-        step = next((step for step in STEPS if step.measurement == name), Step(name, (), None, None, 0))
+        capacity = Capacity(None, hard_limit=False, planes=BANDS, shortest=self._options.tokens)
+        step = find_measurement(name).report_run(capacity, tokens=self._options.tokens) or ReportRun(0.0)
         tokens = tokens or min(step.tokens or self._options.tokens, self._options.tokens)
         request = Request(
             measurement=name,
@@ -176,7 +178,7 @@ class Trial:
             options=options or step.options,
         )
         directory = run(request, out=self._options.out, progress=self._progress, models=self._models)
-        return directory, {summary.metric.name: summary for summary in summarise(find_measurement(name), directory)}
+        return directory, {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
 
 
 def _line(weights: Weights, kind: str = "", layers: Sequence[int] = ()) -> str:

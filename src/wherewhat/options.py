@@ -26,6 +26,11 @@ from wherewhat.imports import require
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])
 
 
+def option(default: Any, help_text: str, *, metavar: str | None = None) -> Any:
+    """Return a dataclass field with a default, one line of help, and what stands for its value in a usage line."""
+    return dataclasses.field(default=default, metadata={"help": help_text, "metavar": metavar})
+
+
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """What to say of a name that is not known: the one it is most like, or all there are."""
     listed = list(known)

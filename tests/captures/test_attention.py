@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.proof import capture
 from wherewhat.captures.rotation import Rotation

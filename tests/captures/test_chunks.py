@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from captures.tiny import Kept, run, tiny, tokens
+from helpers.capture import Kept, run, tiny, tokens
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.chunk_masks import Piece, PieceMask
 from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError, ConfigError
+from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.registry import find_measurement
 from wherewhat.runs.subject import ModelSubject
 
@@ -118,7 +119,7 @@ def test_scores_are_those_of_one_pass(name, kind):
     one = ModelSubject(SimpleNamespace(model=model))
     two = ModelSubject(SimpleNamespace(model=model), one.proof, chunk=32)
     ids = tokens(96)
-    expected, found = (measurement.measure(subject, ids, config) for subject in (one, two))
+    expected, found = (measure_text(measurement, subject, Text(ids), config) for subject in (one, two))
     for a, b in zip(found.layers, expected.layers, strict=True):
         assert a.heads.keys() == b.heads.keys()
         for metric in a.heads:
@@ -223,16 +224,16 @@ def test_a_capture_open_around_chunks_still_sees_each_of_them():
 
 
 @pytest.mark.slow
-def test_scores_of_the_embedded_model_in_four_chunks():
-    """2,048 tokens in chunks of 512: every score within 1e-6, sums of squares relative to themselves."""
+def test_scores_of_the_embedded_model_in_four_chunks(kept):
+    """512 tokens in chunks of 128: every score within 1e-6, sums of squares relative to themselves."""
     import wherewhat
 
-    loaded = wherewhat.load("smollm2")
-    ids = loaded.encode(wherewhat.embedded_documents()[0].text, tokens=2048)[None]
+    loaded = kept.loaded("smollm2")
+    ids = loaded.encode(wherewhat.embedded_documents()[0].text, tokens=512)[None]
     axes = find_measurement("axes")
-    one = ModelSubject(loaded)
-    two = ModelSubject(loaded, one.proof, chunk=512)
-    expected, found = (axes.measure(subject, ids, axes.config()) for subject in (one, two))
+    one = ModelSubject(loaded, kept.proof("smollm2"))
+    two = ModelSubject(loaded, one.proof, chunk=128)
+    expected, found = (measure_text(axes, subject, Text(ids), axes.config()) for subject in (one, two))
     for a, b in zip(found.layers, expected.layers, strict=True):
         for metric in a.heads:
             relative = 1e-6 if metric in ("sse", "tss") else 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import StaticCache
 
-from captures.tiny import Kept, run, tiny, tokens
+from helpers.capture import Kept, run, tiny, tokens
 from wherewhat.captures.proof import capture
 from wherewhat.errors import CaptureError
 

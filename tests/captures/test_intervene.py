@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.proof import intervene, prove
 from wherewhat.errors import CaptureError
 

@@ -12,8 +12,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 
-from captures.tiny import Kept, run, tiny, tokens
 from conformance.hard import harden
+from helpers.capture import Kept, run, tiny, tokens
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import key_mixing
 from wherewhat.captures.guard import rounded_weights

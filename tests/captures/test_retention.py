@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import capture, prove
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.gptj import modeling_gptj
 
-from captures.tiny import run, tiny, tokens
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError
 

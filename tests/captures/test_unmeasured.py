@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captures.tiny import tiny
+from helpers.capture import tiny
 from wherewhat.captures.proof import prove
 
 # What the blocks of tiny models have in place of softmax self-attention, by index.

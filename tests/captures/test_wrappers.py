@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from captures.tiny import Kept, tiny, tokens
+from helpers.capture import Kept, tiny, tokens
 from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.captures.wrappers import uncompiled, unwrapped
 from wherewhat.errors import CaptureError
@@ -170,7 +170,7 @@ def test_accelerate_hooks():
 def test_pipelines(tmp_path):
     from transformers import pipeline
 
-    from models.conftest import save_model
+    from helpers.models import save_model
 
     text = pipeline("text-generation", model=str(save_model(tmp_path / "tiny")), device="cpu")
     assert unwrapped(text) is text.model

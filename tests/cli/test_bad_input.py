@@ -10,17 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, MambaConfig
 
-from models.conftest import save_model, save_tokenizer
-
-
-def assert_one_line(outcome, *words):
-    assert outcome.code == 2, outcome
-    assert outcome.err.startswith("wherewhat: ")
-    assert outcome.err.count("\n") == 1
-    assert "Traceback" not in outcome.err
-    assert outcome.out == ""
-    for word in words:
-        assert word in outcome.err, outcome.err
+from helpers.command_line import assert_one_line
+from helpers.models import save_model, save_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from rich.console import Console
 from conformance.tiny_models import build
 from wherewhat.captures.proof import prove
 from wherewhat.cli.tables import proof_remarks, proof_table
-from wherewhat.measures.registry import MEASUREMENTS
+from wherewhat.measures.registry import measurements
 
 
 def test_help_names_every_measurement(cli):
     shown = cli("--help")
     assert shown.code == 0
-    for measurement in MEASUREMENTS:
+    for measurement in measurements().values():
         assert measurement.name in shown.out
 
 
@@ -32,7 +32,7 @@ def test_version(cli):
     assert cli("--version").out.startswith("wherewhat ")
 
 
-@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
+@pytest.mark.parametrize("measurement", measurements().values(), ids=lambda m: m.name)
 def test_help_of_a_measurement_explains_metrics_and_options(cli, measurement):
     shown = cli(measurement.name, "--help")
     flat = " ".join(shown.out.split())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runs.stores import finished
+from helpers.runs import finished
 from wherewhat.cli.main import run_cli
 
 pl = pytest.importorskip("polars")

@@ -61,7 +61,7 @@ def test_python(model, text, tmp_path):
     assert list(made.runs) == ["trained", "random"]
     assert made.left_out == {"shuffled": REASON}
     with pytest.raises(LoadError, match="quantised"):
-        run_with_controls(request.twin("shuffled"), ("random",), out=tmp_path)
+        run_with_controls(request.with_weights("shuffled"), ("random",), out=tmp_path)
 
 
 def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,13 @@ def variants() -> list[str]:
     return sorted(name for name in VARIANTS if name.partition(":")[0] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def build(model_type: str, *, seed: int = 0, attn_implementation: str | None = None) -> Tiny:
+def build(
+    model_type: str,
+    *,
+    seed: int = 0,
+    attn_implementation: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Tiny:
     """Build a tiny model of a type or variant.
 
     Args:
@@ -71,6 +78,7 @@ def build(model_type: str, *, seed: int = 0, attn_implementation: str | None = N
         seed: Decides every weight.
         attn_implementation: ``eager`` or ``sdpa`` from the start, for types that cannot change it later; None
             takes the type's own choice.
+        changes: Fields of the configuration that replace those of the type or variant.
 
     Raises:
         NotBuildable: If the type cannot run on text alone here.
@@ -81,7 +89,7 @@ def build(model_type: str, *, seed: int = 0, attn_implementation: str | None = N
         raise KeyError(f"no causal language model type {plain!r} in the installed transformers")
     if plain in NOT_BUILDABLE:
         raise NotBuildable(plain, NOT_BUILDABLE[plain])
-    config = _config(plain, model_type)
+    config = _config(plain, model_type, changes or {})
     options: dict[str, Any] = {"dtype": torch.float32}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
@@ -101,8 +109,8 @@ def build(model_type: str, *, seed: int = 0, attn_implementation: str | None = N
     return Tiny(model_type, model)
 
 
-def _config(plain: str, model_type: str) -> PreTrainedConfig:
-    overrides = OVERRIDES.get(plain, {}) | (VARIANTS[model_type] if model_type != plain else {})
+def _config(plain: str, model_type: str, changes: Mapping[str, Any]) -> PreTrainedConfig:
+    overrides = OVERRIDES.get(plain, {}) | (VARIANTS[model_type] if model_type != plain else {}) | changes
     config_class = CONFIG_MAPPING[plain]
     if plain in CONFIG_CLASSES:
         config_class = getattr(transformers, CONFIG_CLASSES[plain])

@@ -11,7 +11,7 @@ from wherewhat.extend.methods import METHODS, find_method
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(find_method, METHODS)], ids=lambda m: m.name)
 def test_rules_on_the_page(method):
     assert f"| `{method.name}` | {method.rule()} |" in PAGE.read_text(encoding="utf-8")
     assert method.rule().endswith(".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from extend.layers import random_layer
+from helpers.layers import random_layer
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
+from helpers.capture import run, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
+from wherewhat.extend.generation import generate
 from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import extended
-from wherewhat.extend.methods import METHODS, find_method, generate
+from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 from wherewhat.models.positions import trained_length
 
@@ -48,7 +49,7 @@ def test_window_above_the_text():
     LMInfinite(window=30).check(31)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m.rotary], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [m for m in map(find_method, METHODS) if m.rotary], ids=lambda m: m.name)
 @pytest.mark.parametrize("family", ["gpt2", "bloom"])
 def test_models_without_rotation(method, family):
     with pytest.raises(MeasureError, match="no layer of"), extended(tiny(family), method()):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from extend.layers import random_layer
+from helpers.layers import random_layer
 from wherewhat.extend.frequencies import NTKAware
 from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
 from extend.loops import dense, infllm_blocks
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
 from wherewhat.extend.infllm import InfLLM

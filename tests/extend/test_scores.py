@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
-from extend.test_running import BY_NAME
+from helpers.capture import run, tiny, tokens
+from helpers.methods import BY_NAME
 from wherewhat.errors import ConfigError
 from wherewhat.extend.windows import SlidingWindow
 

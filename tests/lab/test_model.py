@@ -7,30 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.lab import draw, spread
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.lab.block import MaskDrawer
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import ENCODINGS, allowed_planes
 from wherewhat.lab.hugging_face.families import from_gptj, to_gptj
 from wherewhat.lab.model import LabModel
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.options import build_config
 
 SMALL = LabConfig(vocabulary=40, layers=3, heads=2, width=32)
-
-
-def spread(model):
-    """The model with larger weights, and biases that are not zero: initial ones hide mistakes."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def draw(n=17, batch=4, vocabulary=40):
-    return torch.randint(vocabulary, (batch, n), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +74,7 @@ def test_what_gptj_has_not_is_refused(options):
 
 
 def test_other_hugging_face_models_are_refused():
-    from captures.tiny import tiny
+    from helpers.capture import tiny
 
     with pytest.raises(LoadError, match="GPT-J"):
         from_gptj(tiny("gpt2"))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn import functional
 
-from lab.test_model import draw, spread
+from helpers.lab import draw, spread
 from wherewhat.lab.block import MaskDrawer
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.model import LabModel

@@ -14,9 +14,10 @@ from wherewhat.lab.config import EncodingName, LabConfig
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.measurement import Subject, Text
-from wherewhat.measures.perturb.changes import PerturbConfig
-from wherewhat.measures.perturb.measurement import PERTURB
-from wherewhat.measures.residual import RESIDUAL, ResidualConfig
+from wherewhat.measures.perturb.losses import measure_perturb
+from wherewhat.measures.perturb.measurement import PerturbConfig
+from wherewhat.measures.residual.measurement import ResidualConfig
+from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import reference_scores
 
@@ -124,10 +125,10 @@ def test_scores_of_all_swaps_are_those_of_layers_run_again(encoding):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_measurements_of_language_models_run(encoding):
     it, ids = subject(encoding, dtype=torch.float32), tokens()
-    residual = RESIDUAL.measure(it, ids, ResidualConfig(strengths=(0.0, 1.0)))
+    residual = measure_residual(it, ids, ResidualConfig(strengths=(0.0, 1.0)))
     assert residual.whole["loss_strength_1"] == pytest.approx(residual.whole["loss"], abs=1e-4)
     options = PerturbConfig(kinds=("tokens", "position_jitter"), rates=(0.0, 0.5), seeds=1, equivalence=False)
-    perturbed = PERTURB.measure(it, Text(ids), options).whole
+    perturbed = measure_perturb(it, Text(ids), options).whole
     assert perturbed["rise_tokens_at_0"] == pytest.approx(0, abs=1e-5)
     moved = abs(perturbed["rise_position_jitter_at_50"])
     assert moved < 1e-6 if encoding == "nope" else moved > 1e-3

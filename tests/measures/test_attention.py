@@ -7,41 +7,16 @@ import math
 import pytest
 import torch
 
-from wherewhat.captures.attention import LayerAttention, Mask
+from helpers.layers import random_causal_layer
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention import AttentionConfig, attention_stats, effective_rank, gaussian_rank
-
-
-def layer(q, k, *, window=None, sinks=None, scale=1.0):
-    """A causal layer without rotation; q ``(heads, n, d)``, k ``(kv_heads, n, d)``."""
-    return LayerAttention(
-        layer=0,
-        name="attention",
-        rot_q=q[None],
-        rot_k=k[None],
-        value=k[None],
-        output=q[None].transpose(1, 2),
-        scale=scale,
-        mask=Mask(causal=True, window=window),
-        rotation=None,
-        positions=torch.arange(k.shape[1]),
-        sinks=sinks,
-    )
-
-
-def random_layer(heads=4, kv_heads=2, n=37, d=8, **options):
-    generator = torch.Generator().manual_seed(1)
-    return layer(
-        torch.randn(heads, n, d, generator=generator),
-        torch.randn(kv_heads, n, d, generator=generator),
-        **options,
-    )
+from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.attention.weights import attention_stats, effective_rank, gaussian_rank
 
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
 def test_equals_dense_definition(window, sinks):
-    attention = random_layer(window=window, sinks=sinks)
+    attention = random_causal_layer(window=window, sinks=sinks)
     stats = attention_stats(attention, AttentionConfig(sink_tokens=2))
     weights = attention.pattern()[0].double()
     outcomes = (
@@ -55,7 +30,7 @@ def test_equals_dense_definition(window, sinks):
 
 
 def test_blocks_of_rows_change_nothing():
-    attention = random_layer(heads=64, kv_heads=64, n=300)
+    attention = random_causal_layer(heads=64, kv_heads=64, n=300)
     whole = attention_stats(attention, AttentionConfig(block_mib=1024))
     blocks = attention_stats(attention, AttentionConfig(block_mib=1))
     torch.testing.assert_close(whole.entropy, blocks.entropy, rtol=1e-6, atol=1e-8)
@@ -63,12 +38,12 @@ def test_blocks_of_rows_change_nothing():
 
 
 def test_no_entropy_is_above_that_of_uniform_attention_with_a_sink_column():
-    stats = attention_stats(random_layer(scale=0.0, sinks=torch.zeros(4)), AttentionConfig())
+    stats = attention_stats(random_causal_layer(scale=0.0, sinks=torch.zeros(4)), AttentionConfig())
     assert stats.entropy.tolist() == pytest.approx([stats.uniform_entropy] * 4, rel=1e-6)
 
 
 def test_uniform_attention_reaches_its_controls():
-    attention = random_layer(scale=0.0)
+    attention = random_causal_layer(scale=0.0)
     stats = attention_stats(attention, AttentionConfig())
     torch.testing.assert_close(
         stats.entropy, torch.full((4,), stats.uniform_entropy, dtype=torch.float64), rtol=1e-6, atol=0
@@ -95,7 +70,7 @@ def test_gaussian_rank_is_the_most_tokens_can_have_and_grows_with_n():
 
 def test_text_no_longer_than_the_sink_is_refused():
     with pytest.raises(MeasureError, match="only 37 tokens"):
-        attention_stats(random_layer(), AttentionConfig(sink_tokens=37))
+        attention_stats(random_causal_layer(), AttentionConfig(sink_tokens=37))
 
 
 @pytest.mark.parametrize("options", [{"sink_tokens": 0}, {"block_mib": 0}])

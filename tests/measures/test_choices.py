@@ -15,15 +15,13 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from captures.tiny import tiny, tokens
-from cli.conftest import cli  # noqa: F401
-from models.conftest import save_model
+from helpers.capture import tiny, tokens
+from helpers.models import save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.choices import (
-    CHOICES,
+from wherewhat.measures.choices.answers import (
     Choices,
-    ChoicesConfig,
+    combine_items,
     disturbed,
     judged,
     mcnemar,
@@ -31,21 +29,22 @@ from wherewhat.measures.choices import (
     paired,
     with_behind,
 )
-from wherewhat.measures.measurement import DocumentScores, Text
-from wherewhat.measures.perturb.changes import KINDS, PerturbConfig
+from wherewhat.measures.choices.measurement import ChoicesConfig
+from wherewhat.measures.measurement import DocumentScores, Spans, Text
+from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
 from wherewhat.report.result import run
 from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import blank, item_choices
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import summarise
+from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.questions import read_items
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 20, 3))
 RESPELLED = tuple((30 + i, 40 + i, 50 + i) for i in range(len(WORDS)))
 ITEM = Choices(
-    context=Text(tokens(23), 1, WORDS, ((2, 9), (11, 21)), RESPELLED),
+    context=Text(tokens(23), 1, lambda: Spans(WORDS, ((2, 9), (11, 21)), RESPELLED)),
     continuations=((20, 31), (33,), (90, 18, 25)),
     lengths=(9, 4, 12),
     gold=1,
@@ -91,7 +90,7 @@ def test_tokens_behind_slide_only_where_all_that_follows_does():
 
 
 def test_a_context_without_units_stays_as_it_is():
-    short = Text(tokens(4), 0, ((0, 4),), ())
+    short = Text(tokens(4), 0, lambda: Spans(((0, 4),), ()))
     config = PerturbConfig()
     for kind in ("words", "sentences", "letters"):
         assert torch.equal(disturbed(short, kind, 0.5, 0, config, layer=None).ids, tokens(4)[0])
@@ -229,7 +228,7 @@ def test_together_by_hand():
         )
         for before, after, place in rows
     ]
-    found = CHOICES.combine(documents, config)
+    found = combine_items(documents, config)
     assert found.whole["accuracy_one_place"] == 0.75
     assert found.whole["change_words_at_10"] == -0.5
     assert found.whole["change_words_at_10_p"] == 0.5
@@ -274,7 +273,7 @@ def test_an_item_is_cut_as_the_harness_cuts_it(folder, items):
     assert found.lengths == (7, 3, 11)
     assert found.context.prefix == 1
     assert found.blank == blank(loaded) == (1,)
-    assert found.context.words is not None
+    assert found.context.spans.words is not None
 
 
 def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
@@ -285,7 +284,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
         options={"rates": "0,0.2,0.5", "kinds": "words,position_gaps"},
     )
     directory = run(request, out=tmp_path)
-    found = {summary.metric.name: summary for summary in summarise(CHOICES, directory)}
+    found = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
     table = directory.scores().to_pydict()
     right = [v for m, d, v in zip(table["metric"], table["document"], table["value"], strict=True) if m == "accuracy"]
     assert len(right) == 6
@@ -305,7 +304,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     assert run(Request(**{**vars(request), "items": str(other)}), out=tmp_path).path != directory.path
 
 
-def test_the_command(cli, folder, items):  # noqa: F811
+def test_the_command(cli, folder, items):
     shown = cli("choices", folder, "--items", items, "--documents", 4, "--set", "rates=0,0.5")
     assert shown.code == 0, shown.err
     assert "mean over items" in shown.out
@@ -324,7 +323,7 @@ def test_the_command(cli, folder, items):  # noqa: F811
         (("choices", "--items", "ITEMS", "--set", "rates=2"), "rate 2 is outside 0 to 1"),
     ],
 )
-def test_bad_input_is_one_line(cli, folder, items, arguments, message):  # noqa: F811
+def test_bad_input_is_one_line(cli, folder, items, arguments, message):
     given = [items if argument == "ITEMS" else argument for argument in arguments]
     shown = cli(given[0], folder, *given[1:], "--no-control")
     assert shown.code == 2
@@ -332,7 +331,7 @@ def test_bad_input_is_one_line(cli, folder, items, arguments, message):  # noqa:
     assert shown.err.count("\n") == 1
 
 
-def test_items_longer_than_the_model_are_named(cli, folder, tmp_path):  # noqa: F811
+def test_items_longer_than_the_model_are_named(cli, folder, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"context": "the cat " * 20, "choices": ["ran", "sat"], "gold": 0}))
     shown = cli("choices", folder, "--items", path, "--no-control")

@@ -15,19 +15,14 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from captures.tiny import run, tiny, tokens
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.distance.controlled import controlled_distance, scramble_phases
-from wherewhat.measures.distance.measurement import (
-    DISTANCE,
-    DistanceConfig,
-    distance_grid,
-    layer_scores,
-    spaced_queries,
-)
-from wherewhat.measures.statistics import centred_ranks, cosine
+from wherewhat.measures.distance.layer import distance_grid, layer_scores, measure_distance, spaced_queries
+from wherewhat.measures.distance.measurement import DistanceConfig, DistanceMeasurement
+from wherewhat.measures.tensors import centred_ranks, cosine
 
 MODELS = ["llama", "gptj", "gpt_neox:partial", "llama:yarn", "deepseek_v3", "qwen3", "gemma2"]
 DISTANCES = [0, 1, 2, 4, 8, 16, 22, 46]
@@ -346,10 +341,10 @@ class Replay:
 def test_measurement_of_captured_models(name):
     layers = captured(name)
     config = DistanceConfig(queries=4, beyond=(2,))
-    found = DISTANCE.measure(Replay(layers), tokens(23), config)
+    found = measure_distance(Replay(layers), tokens(23), config)
     assert [s.layer for s in found.layers] == [a.layer for a in layers if a.rotation is not None]
     for scores, attention in zip(found.layers, [a for a in layers if a.rotation is not None], strict=True):
-        for metric in DISTANCE.metrics:
+        for metric in DistanceMeasurement.metrics:
             assert scores.heads[metric.name].shape == (attention.heads,)
             assert scores.heads[metric.control].shape == (attention.heads,)
             assert bool(scores.heads[metric.name].isfinite().all())
@@ -357,7 +352,7 @@ def test_measurement_of_captured_models(name):
         for curve in scores.curves.values():
             assert tuple(curve.values.shape) == ((attention.heads, count) if len(curve.axes) == 2 else (count,))
         assert scores.curves["distances"].values.tolist() == [0, 1, 2, 4, 8, 16, 22, 46]
-    again = DISTANCE.measure(Replay(layers), tokens(23), config)
+    again = measure_distance(Replay(layers), tokens(23), config)
     assert all(
         torch.equal(a.heads[n], b.heads[n]) for a, b in zip(found.layers, again.layers, strict=True) for n in a.heads
     )
@@ -393,12 +388,12 @@ def test_positions_are_the_models():
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_models_without_rotation_are_refused(name):
     with pytest.raises(MeasureError, match="no layer of this model rotates"):
-        DISTANCE.measure(Replay(captured(name)), tokens(23), DistanceConfig())
+        measure_distance(Replay(captured(name)), tokens(23), DistanceConfig())
 
 
 def test_too_short_a_text_is_refused():
     with pytest.raises(MeasureError, match="7 tokens"):
-        DISTANCE.measure(Replay([]), tokens(7), DistanceConfig())
+        measure_distance(Replay([]), tokens(7), DistanceConfig())
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
-from measures.test_heads import TinySubject
+from helpers.capture import TinySubject, run, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
-from wherewhat.measures.axes.measurement import fit_layer
-from wherewhat.measures.extend.measurement import EXTEND
-from wherewhat.measures.extend.metrics import ExtendConfig, by_multiple, compare, finding, loss, read_in_pieces, reasons
+from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement, compare, finding, loss, reasons
 from wherewhat.measures.extend.probes import (
     Reference,
     ShiftSums,
@@ -25,6 +23,7 @@ from wherewhat.measures.extend.probes import (
     sample,
     shift,
 )
+from wherewhat.measures.extend.text import by_multiple, measure_lengths, read_in_pieces
 
 SMALL = {"depths": (0, 100), "run": 2}
 
@@ -49,7 +48,7 @@ def plain_losses(subject, ids):
 
 def test_none_is_the_untouched_model(subject):
     ids = tokens(40)
-    found = EXTEND.measure(subject, ids, ExtendConfig(methods=("none",), **SMALL))
+    found = measure_lengths(subject, ids, ExtendConfig(methods=("none",), **SMALL))
     expected = plain_losses(subject, ids)
     assert found.whole["loss_beyond_none"] == pytest.approx(float(expected[16:].mean()), abs=1e-5)
     assert found.whole["loss_inside_none"] == pytest.approx(float(expected[8:16].mean()), abs=1e-5)
@@ -63,11 +62,11 @@ def test_none_is_the_untouched_model(subject):
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_every_method_is_measured(family):
     config = ExtendConfig(**SMALL)
-    found = EXTEND.measure(Trained(family), tokens(64), config)
+    found = measure_lengths(Trained(family), tokens(64), config)
     beyond_the_text = ("rise_to_8x", "rise_to_16x", "rise_to_32x")
     for layer in found.layers:
         names = {*found.whole, *layer.heads}
-        for metric in EXTEND.words(config):
+        for metric in ExtendMeasurement().all_metrics(config):
             assert metric.name in names or metric.name.startswith(beyond_the_text)
             assert metric.control is None or metric.control in names
     assert -1 <= found.whole["rank_shift_loss"] <= 1
@@ -75,7 +74,7 @@ def test_every_method_is_measured(family):
 
 def test_windows_change_nothing_inside(subject):
     config = ExtendConfig(methods=("none", "sliding-window", "lm-infinite"), **SMALL)
-    found = EXTEND.measure(subject, tokens(40), config)
+    found = measure_lengths(subject, tokens(40), config)
     for name in ("sliding-window", "lm-infinite"):
         assert found.whole[f"loss_inside_{name}"] == pytest.approx(found.whole["loss_inside_none"], abs=1e-5)
         assert found.whole[f"loss_beyond_{name}"] != found.whole["loss_beyond_none"]
@@ -213,7 +212,7 @@ def test_shift_part_by_part_is_that_of_all():
 @pytest.mark.parametrize("n", [21, 40, 47])
 def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
     ids = tokens(n)
-    found = EXTEND.measure(subject, ids, ExtendConfig(methods=("none",), **SMALL))
+    found = measure_lengths(subject, ids, ExtendConfig(methods=("none",), **SMALL))
     inside, beyond = {}, {}
     subject.run(ids[:, :16], lambda attention: inside.update({attention.layer: attention.output[0, 8:]}))
     for start in range(8, n - 9, 8):
@@ -228,7 +227,7 @@ def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
 
 def test_outputs_are_read_beside_what_no_change_gives():
     """The words name a control that the run stores; of one Gaussian it is what the number itself is."""
-    words = {metric.name: metric for metric in EXTEND.words(ExtendConfig(methods=("none",)))}
+    words = {metric.name: metric for metric in ExtendMeasurement().all_metrics(ExtendConfig(methods=("none",)))}
     generator = torch.Generator().manual_seed(0)
     reference = Reference.of(torch.randn(128, 20, 48, generator=generator))
     beyond, control = (shift(reference, torch.randn(512, 20, 48, generator=generator)).heads() for _ in range(2))
@@ -311,7 +310,7 @@ def test_reasons_tell_a_shift_beside_that_of_no_change():
 
 def test_comparison_names_what_the_run_holds(subject):
     config = ExtendConfig(methods=("none", "lm-infinite", "yarn"), **SMALL)
-    found = EXTEND.measure(subject, tokens(64), config)
+    found = measure_lengths(subject, tokens(64), config)
     numbers = {name: About(value) for name, value in found.whole.items()}
     for layer in found.layers:
         numbers |= {name: About(float(values.nanmean())) for name, values in layer.heads.items()}
@@ -344,16 +343,16 @@ def test_options_that_make_no_sense(options):
 
 def test_texts_that_are_too_short(subject):
     with pytest.raises(MeasureError, match="not beyond the 16"):
-        EXTEND.measure(subject, tokens(16), ExtendConfig())
+        measure_lengths(subject, tokens(16), ExtendConfig())
     with pytest.raises(MeasureError, match="window=64 sees all of a text of 40 tokens"):
-        EXTEND.measure(subject, tokens(40), ExtendConfig(methods=("lm-infinite",), window=64, **SMALL))
+        measure_lengths(subject, tokens(40), ExtendConfig(methods=("lm-infinite",), window=64, **SMALL))
     with pytest.raises(MeasureError, match="16 tokens have no room for 5 planted runs of 16"):
-        EXTEND.measure(subject, tokens(40), ExtendConfig())
+        measure_lengths(subject, tokens(40), ExtendConfig())
 
 
 def test_a_model_without_rotation_is_refused_or_left_alone():
     subject = Trained("gpt2")
-    found = EXTEND.measure(subject, tokens(40), ExtendConfig(methods=("none", "sliding-window"), **SMALL))
+    found = measure_lengths(subject, tokens(40), ExtendConfig(methods=("none", "sliding-window"), **SMALL))
     assert found.whole["loss_beyond_sliding-window"] != found.whole["loss_beyond_none"]
     with pytest.raises(MeasureError, match="no layer of this model rotates"):
-        EXTEND.measure(subject, tokens(40), ExtendConfig(methods=("none", "yarn"), **SMALL))
+        measure_lengths(subject, tokens(40), ExtendConfig(methods=("none", "yarn"), **SMALL))

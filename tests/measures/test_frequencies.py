@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run as captured
-from captures.tiny import tiny, tokens
-from models.conftest import save_model
+from helpers.capture import run as captured
+from helpers.capture import tiny, tokens
+from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import key_mixing
 from wherewhat.captures.proof import capture, intervene, prove
@@ -19,7 +19,7 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.frequencies import planes
 from wherewhat.measures.frequencies.masking import frequency_bands, masked_attention, without_planes
-from wherewhat.measures.frequencies.measurement import FREQUENCIES, FrequenciesConfig
+from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.frequencies.planes import (
     frequency_ids,
     frequency_use,
@@ -28,9 +28,10 @@ from wherewhat.measures.frequencies.planes import (
     plane_queries,
     plane_swaps,
 )
-from wherewhat.measures.statistics import correlation, next_token_loss
+from wherewhat.measures.frequencies.text import measure_frequencies
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import places_before, query_logits
+from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request
 
@@ -263,7 +264,7 @@ def test_every_plane_kept_is_the_model_itself(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_measured_on_every_family(name):
     subject, ids = Subject(name, mixing={}), tokens(31)
-    found = FREQUENCIES.measure(subject, ids, FrequenciesConfig(bands=2))
+    found = measure_frequencies(subject, ids, FrequenciesConfig(bands=2))
     whole = {"loss", "loss_without_random", "loss_only_random", "frequency_s_pos", "frequency_s_sym"} | {
         f"{metric}_band_{band}"
         for band in (1, 2)
@@ -294,7 +295,7 @@ def test_measured_on_every_family(name):
 def test_only_the_chosen_heads_are_masked_and_scored():
     subject, ids = Subject("llama"), tokens(31)
     config = FrequenciesConfig(bands=2, queries=1, heads=("0.1", "0.3"))
-    found = FREQUENCIES.measure(subject, ids, config)
+    found = measure_frequencies(subject, ids, config)
     heads = torch.tensor([False, True, False, True])
     changes = []
 
@@ -322,34 +323,34 @@ def test_only_the_chosen_heads_are_masked_and_scored():
 )
 def test_heads_that_are_not_there_are_refused(heads, message):
     with pytest.raises(MeasureError, match=message):
-        FREQUENCIES.measure(Subject("llama"), tokens(12), FrequenciesConfig(bands=1, heads=heads))
+        measure_frequencies(Subject("llama"), tokens(12), FrequenciesConfig(bands=1, heads=heads))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_a_model_without_rotation_is_refused(name):
     with pytest.raises(MeasureError, match="without rotation there are no frequencies"):
-        FREQUENCIES.measure(Subject(name), tokens(12), FrequenciesConfig())
+        measure_frequencies(Subject(name), tokens(12), FrequenciesConfig())
 
 
 def test_layers_without_rotation_are_left_out():
     subject = Subject("smollm3")
     turning = []
     subject.run(tokens(20), lambda a: turning.append(a.layer) if a.rotation is not None else None)
-    found = FREQUENCIES.measure(subject, tokens(20), FrequenciesConfig(bands=2, queries=1))
+    found = measure_frequencies(subject, tokens(20), FrequenciesConfig(bands=2, queries=1))
     assert [layer.layer for layer in found.layers] == turning
     assert len(turning) < subject.model.config.num_hidden_layers
 
 
 def test_layers_that_mix_keys_have_no_scores():
     config = FrequenciesConfig(bands=2, queries=1)
-    some = FREQUENCIES.measure(Subject("llama", mixing={0: 0.4, 1: 1e-7}), tokens(20), config)
+    some = measure_frequencies(Subject("llama", mixing={0: 0.4, 1: 1e-7}), tokens(20), config)
     first, second = some.layers[:2]
     assert bool(first.heads["s_pos"].isnan().all())
     assert bool(first.curves["plane_s_sym"].values.isnan().all())
     assert not bool(first.heads["mean_frequency"].isnan().any())
     assert not bool(second.heads["s_pos"].isnan().any())
     assert "s_pos_band_1" in some.whole
-    every = FREQUENCIES.measure(Subject("llama", mixing=dict.fromkeys(range(9), 1.0)), tokens(20), config)
+    every = measure_frequencies(Subject("llama", mixing=dict.fromkeys(range(9), 1.0)), tokens(20), config)
     assert "loss_without_band_1" in every.whole
     assert not any(name.startswith(("s_pos", "s_sym", "frequency")) for name in every.whole)
 
@@ -360,18 +361,18 @@ def test_masking_that_is_not_faithful_is_refused():
             return super().edited(ids, editor) * 1.5
 
     with pytest.raises(MeasureError, match="masking is not faithful"):
-        FREQUENCIES.measure(Careless("llama"), tokens(20), FrequenciesConfig(bands=2))
+        measure_frequencies(Careless("llama"), tokens(20), FrequenciesConfig(bands=2))
 
 
 def test_half_precision_is_measured():
-    found = FREQUENCIES.measure(Subject("llama", dtype=torch.bfloat16), tokens(31), FrequenciesConfig(bands=2))
+    found = measure_frequencies(Subject("llama", dtype=torch.bfloat16), tokens(31), FrequenciesConfig(bands=2))
     assert "loss_without_band_1" in found.whole
 
 
 def test_without_masking_one_pass_is_enough():
     subject = Subject("llama")
     subject.edited = None
-    found = FREQUENCIES.measure(subject, tokens(20), FrequenciesConfig(masking=False))
+    found = measure_frequencies(subject, tokens(20), FrequenciesConfig(masking=False))
     assert "s_pos_band_4" in found.whole
     assert not any(name.startswith("loss") for name in found.whole)
 
@@ -387,9 +388,9 @@ def test_senseless_options_are_refused(options):
 
 def test_too_many_bands_and_too_short_texts_are_refused():
     with pytest.raises(MeasureError, match="choose at most"):
-        FREQUENCIES.measure(Subject("llama"), tokens(12), FrequenciesConfig(bands=100))
+        measure_frequencies(Subject("llama"), tokens(12), FrequenciesConfig(bands=100))
     with pytest.raises(MeasureError, match="at least 3"):
-        FREQUENCIES.measure(Subject("llama"), tokens(2), FrequenciesConfig())
+        measure_frequencies(Subject("llama"), tokens(2), FrequenciesConfig())
 
 
 def test_correlation():

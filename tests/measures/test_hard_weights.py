@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
 from conformance.hard import harden
-from measures.dense_axes import dense_fit
+from helpers.capture import run, tiny, tokens
+from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import blocks
 from wherewhat.captures.proof import prove
-from wherewhat.measures.axes.measurement import fit_layer
+from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
-from wherewhat.measures.heads import HeadsConfig
-from wherewhat.measures.measurement import DocumentScores, Text
-from wherewhat.measures.perturb.changes import PerturbConfig
-from wherewhat.measures.registry import MEASUREMENTS
+from wherewhat.measures.heads.measurement import HeadsConfig
+from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Spans, Text, measure_text
+from wherewhat.measures.perturb.measurement import PerturbConfig
+from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.measures.swaps.placement import query_logits, reference_scores
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.numerics import new_process_settings
@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
 }
 ONLY_ROTATED = ("distance", "planes", "frequencies")
 # Prompts and questions need a tokenizer, and texts beyond the trained length a model that was trained.
-NAMES = [m.name for m in MEASUREMENTS if not (m.prompts or m.items or m.name == "extend")]
+NAMES = [name for name in measurements() if name not in ("prompts", "choices", "extend")]
 
 
 @functools.cache
@@ -63,14 +63,13 @@ def _undefined(attention: LayerAttention) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measured(name: str, model: Any) -> DocumentScores:
-    measurement = next(m for m in MEASUREMENTS if m.name == name)
+    measurement = find_measurement(name)
     subject, options = ModelSubject(SimpleNamespace(model=model)), OPTIONS.get(name, measurement.config())
-    if measurement.across is not None:
-        return measurement.across(subject, [tokens(N, seed=seed)[0] for seed in range(3)], options)
-    assert measurement.measure is not None
+    if isinstance(measurement, DocumentsMeasurement):
+        return measurement.measure(subject, [Text(tokens(N, seed=seed)) for seed in range(3)], options)
     words = tuple((i, i + 1) for i in range(N))
-    text = Text(tokens(N), words=words, sentences=((0, 10), (10, N))) if measurement.spans else tokens(N)
-    return measurement.measure(subject, text, options)
+    text = Text(tokens(N), find_spans=lambda: Spans(words, ((0, 10), (10, N))))
+    return measure_text(measurement, subject, text, options)
 
 
 def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[str]:

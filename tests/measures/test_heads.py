@@ -7,38 +7,13 @@ import math
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
-from wherewhat.captures.blocks import blocks, key_mixing
-from wherewhat.captures.proof import capture, intervene, prove
+from helpers.capture import TinySubject, tokens
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.heads import HEADS, HeadsConfig
-from wherewhat.measures.statistics import correlation
+from wherewhat.measures.heads.measurement import HeadsConfig
+from wherewhat.measures.heads.scores import combine_documents, measure_heads
+from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.scores import LABELS
-
-
-class TinySubject:
-    """A tiny model as measurements see it."""
-
-    def __init__(self, family, **options):
-        self.model = tiny(family, **options)
-        self.proof = prove(self.model)
-
-    def run(self, ids, reducer, *, logits=False):
-        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
-            out = self.model(input_ids=ids, use_cache=False).logits
-        return out if logits else None
-
-    def edited(self, ids, editor):
-        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
-            return self.model(input_ids=ids, use_cache=False).logits
-
-    def key_mixing(self):
-        return key_mixing(self.model, self.proof)
-
-    def blocks(self, ids):
-        return blocks(self.model, ids, self.proof)
-
+from wherewhat.measures.tensors import correlation
 
 CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
 
@@ -46,7 +21,7 @@ CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss"])
 def test_every_statistic_stands_beside_the_scores(family):
     subject = TinySubject(family)
-    found = HEADS.measure(subject, tokens(40), CONFIG)
+    found = measure_heads(subject, tokens(40), CONFIG)
     rotated = family in ("llama", "gemma3_text", "gpt_oss")
     for layer in found.layers:
         assert {"s_pos", "s_sym", "s_pos_low", "label", "induction", "slash_max", "entropy", "r"} <= layer.heads.keys()
@@ -63,7 +38,7 @@ def test_every_statistic_stands_beside_the_scores(family):
 def test_scores_are_those_of_the_layer():
     subject = TinySubject("llama")
     ids = tokens(40)
-    found = HEADS.measure(subject, ids, CONFIG)
+    found = measure_heads(subject, ids, CONFIG)
     expected = []
     subject.run(ids, lambda attention: expected.append(layer_swaps(attention, [9, 19, 29, 39]).s_pos.mean(1)))
     for layer, s_pos in zip(found.layers, expected, strict=True):
@@ -73,19 +48,19 @@ def test_scores_are_those_of_the_layer():
 def test_layers_that_mix_keys_are_run_again_and_say_so():
     subject = TinySubject("zaya")
     ids = tokens(9)
-    found = HEADS.measure(subject, ids, HeadsConfig(queries=1, blocks=(), taus=()))
+    found = measure_heads(subject, ids, HeadsConfig(queries=1, blocks=(), taus=()))
     for layer in found.layers:
         assert layer.whole["rerun"] == 1
         assert bool(layer.heads["s_pos"].isfinite().all())
         assert "s_pos_logits" not in layer.heads
-    left_out = HEADS.measure(subject, ids, HeadsConfig(queries=1, rerun=False))
+    left_out = measure_heads(subject, ids, HeadsConfig(queries=1, rerun=False))
     assert all("s_pos" not in layer.heads and "entropy" in layer.heads for layer in left_out.layers)
 
 
 def test_documents_are_combined_by_head():
     subject = TinySubject("llama")
-    documents = [HEADS.measure(subject, tokens(40, seed=seed), CONFIG) for seed in range(3)]
-    together = HEADS.combine(documents, CONFIG)
+    documents = [measure_heads(subject, tokens(40, seed=seed), CONFIG) for seed in range(3)]
+    together = combine_documents(documents, CONFIG)
     for index, layer in enumerate(together.layers):
         expected = torch.stack([document.layers[index].heads["s_pos"] for document in documents]).mean(0)
         torch.testing.assert_close(layer.heads["s_pos_together"], expected, rtol=1e-5, atol=1e-6)
@@ -121,9 +96,9 @@ def test_bad_options(options):
 )
 def test_bad_input(options, words):
     with pytest.raises(MeasureError, match=words):
-        HEADS.measure(TinySubject("llama"), tokens(12), HeadsConfig(**options))
+        measure_heads(TinySubject("llama"), tokens(12), HeadsConfig(**options))
 
 
 def test_two_tokens_are_too_few():
     with pytest.raises(MeasureError, match="at least 3"):
-        HEADS.measure(TinySubject("llama"), tokens(2), HeadsConfig())
+        measure_heads(TinySubject("llama"), tokens(2), HeadsConfig())

@@ -8,18 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny
-from measures.test_attention import layer, random_layer
+from helpers.capture import run, tiny
+from helpers.layers import causal_layer, random_causal_layer
 from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention import (
-    AttentionConfig,
-    attention_stats,
-    gaussian_rank_one_share,
-    rank_one_share,
-    weight_blocks,
-)
-from wherewhat.measures.patterns import METRICS, PatternConfig, lag_sums, layer_scores, pattern_statistics
+from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.attention.weights import attention_stats, gaussian_rank_one_share, rank_one_share, weight_blocks
+from wherewhat.measures.heads.measurement import PATTERN_METRICS, PatternConfig
+from wherewhat.measures.heads.patterns import lag_sums, layer_scores, pattern_statistics
 
 FAMILIES = ["llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mpt", "falcon", "gpt2"]
 CLOSE = {"rtol": 1e-5, "atol": 1e-7, "equal_nan": True}
@@ -124,25 +120,25 @@ def test_every_layer_of_a_family_equals_the_loops(family):
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
 @pytest.mark.parametrize("ids", [few_tokens(), torch.arange(37), torch.zeros(37, dtype=torch.int64)])
 def test_masks_and_tokens_of_all_kinds_equal_the_loops(window, sinks, ids):
-    attention = random_layer(window=window, sinks=sinks)
+    attention = random_causal_layer(window=window, sinks=sinks)
     assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_the_shortest_texts_equal_the_loops(n):
-    attention, ids = random_layer(n=n), torch.zeros(n, dtype=torch.int64)
+    attention, ids = random_causal_layer(n=n), torch.zeros(n, dtype=torch.int64)
     assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
 
 
 def test_keys_that_come_later_are_no_targets_where_a_mask_shows_them():
-    attention, ids = replace(random_layer(), mask=Mask(causal=False)), few_tokens()
+    attention, ids = replace(random_causal_layer(), mask=Mask(causal=False)), few_tokens()
     assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
 
 
 @pytest.mark.parametrize("max_lag", [1, 50, 299])
 @pytest.mark.parametrize("window", [None, 20])
 def test_blocks_of_rows_change_nothing(max_lag, window):
-    attention, ids = random_layer(heads=64, kv_heads=64, n=300, window=window), few_tokens(300, 40)
+    attention, ids = random_causal_layer(heads=64, kv_heads=64, n=300, window=window), few_tokens(300, 40)
     assert all(b.weights.numel() * 4 <= 2**20 and b.rows.stop - b.rows.start < 20 for b in weight_blocks(attention, 1))
     whole = layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=1024, max_lag=max_lag)))
     blocks = layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=1, max_lag=max_lag)))
@@ -166,7 +162,7 @@ def looking_at(*choices):
     """A layer whose head h puts all attention of query i on key ``choices[h][i]``."""
     n = len(choices[0])
     q = 200 * torch.stack([torch.nn.functional.one_hot(torch.tensor(choice), n).float() for choice in choices])
-    return layer(q, torch.eye(n)[None])
+    return causal_layer(q, torch.eye(n)[None])
 
 
 def test_heads_made_by_hand_on_repeated_random_tokens():
@@ -216,7 +212,9 @@ def test_a_sink_does_not_pass_for_a_slash():
 
 
 def test_uniform_attention_reaches_its_controls():
-    heads, whole, curves = layer_scores(pattern_statistics(random_layer(scale=0.0), few_tokens(), PatternConfig()))
+    heads, whole, curves = layer_scores(
+        pattern_statistics(random_causal_layer(scale=0.0), few_tokens(), PatternConfig())
+    )
     for name in ("slash_max", "previous_token", "duplicate_token", "induction", "retrieval", "entropy", "sink_mass"):
         expected = torch.full((4,), whole[f"{name}_uniform"], dtype=torch.float64)
         torch.testing.assert_close(heads[name], expected, rtol=1e-5, atol=0)
@@ -224,7 +222,7 @@ def test_uniform_attention_reaches_its_controls():
 
 
 def test_a_text_without_repeats_has_no_such_scores_and_no_such_controls():
-    heads, whole, _ = layer_scores(pattern_statistics(random_layer(), torch.arange(37), PatternConfig()))
+    heads, whole, _ = layer_scores(pattern_statistics(random_causal_layer(), torch.arange(37), PatternConfig()))
     undefined = {"duplicate_token", "induction", "retrieval", "retrieval_argmax"}
     assert {name for name, values in heads.items() if bool(values.isnan().any())} == undefined
     assert {name for name in whole if name.removesuffix("_uniform") in undefined} == set()
@@ -232,9 +230,9 @@ def test_a_text_without_repeats_has_no_such_scores_and_no_such_controls():
 
 
 def test_every_score_has_words_and_every_control_its_score():
-    heads, whole, curves = layer_scores(pattern_statistics(random_layer(), few_tokens(), PatternConfig()))
-    assert [metric.name for metric in METRICS] == list(heads)
-    assert {metric.control for metric in METRICS if metric.control} == whole.keys()
+    heads, whole, curves = layer_scores(pattern_statistics(random_causal_layer(), few_tokens(), PatternConfig()))
+    assert [metric.name for metric in PATTERN_METRICS] == list(heads)
+    assert {metric.control for metric in PATTERN_METRICS if metric.control} == whole.keys()
     for curve in curves.values():
         assert curve.values.ndim == len(curve.axes)
 
@@ -262,11 +260,11 @@ def test_rank_one_share_of_noise_is_that_of_random_matrix_theory():
 @pytest.mark.parametrize("ids", [torch.arange(36), torch.arange(37)[None], torch.tensor(3)])
 def test_tokens_that_do_not_fit_are_refused(ids):
     with pytest.raises(MeasureError, match=r"ids have the shape .* 37 tokens"):
-        pattern_statistics(random_layer(), ids, PatternConfig())
+        pattern_statistics(random_causal_layer(), ids, PatternConfig())
 
 
 def test_several_texts_a_cache_and_overflow_are_refused():
-    attention = random_layer()
+    attention = random_causal_layer()
     twice = replace(attention, rot_q=attention.rot_q.expand(2, -1, -1, -1), rot_k=attention.rot_k.expand(2, -1, -1, -1))
     cached = replace(attention, rot_q=attention.rot_q[:, :, 5:])
     for wrong in (twice, cached):

@@ -12,16 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from captures.tiny import tiny, tokens
-from models.conftest import llama_config, save_model
+from helpers.capture import tiny, tokens
+from helpers.models import llama_config, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError
-from wherewhat.measures.measurement import Text
+from wherewhat.measures.measurement import Spans, Text
 from wherewhat.measures.perturb import changes as positions
 from wherewhat.measures.perturb.changes import (
-    KINDS,
     Change,
-    PerturbConfig,
     adjacent_pairs,
     make_change,
     nothing,
@@ -39,7 +37,8 @@ from wherewhat.measures.perturb.heads import (
     sees_whole_swaps,
     sensitivity,
 )
-from wherewhat.measures.perturb.measurement import PERTURB, compare, measure_perturb
+from wherewhat.measures.perturb.losses import compare, measure_perturb
+from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, PerturbMeasurement
 from wherewhat.report.result import run
 from wherewhat.runs.placement import computing, placed
 from wherewhat.runs.request import ModelRequest, Request
@@ -51,7 +50,7 @@ N = 23
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 20, 3))
 SENTENCES = ((2, 9), (11, 21))
 RESPELLED = tuple((30 + i, 40 + i, 50 + i) if i % 2 else () for i in range(len(WORDS)))
-TEXT = Text(tokens(N), 1, WORDS, SENTENCES, RESPELLED)
+TEXT = Text(tokens(N), 1, lambda: Spans(WORDS, SENTENCES, RESPELLED))
 CONFIG = PerturbConfig()
 
 
@@ -356,7 +355,7 @@ def test_every_number_of_a_document_has_finite_words(llama):
             layer.heads["sensitivity_position_shift"], torch.zeros(4).double(), rtol=0, atol=1e-4
         )
         assert float(layer.heads["sensitivity_tokens"].min()) > 0
-    words = {metric.name for metric in PERTURB.words(config)}
+    words = {metric.name for metric in PerturbMeasurement().all_metrics(config)}
     stored = set(found.whole) | set(found.layers[0].heads)
     assert words - stored == {"predicted_position_shift"}
     assert measure_perturb(llama, TEXT, config).whole == found.whole
@@ -444,4 +443,4 @@ def test_through_the_pipeline(tmp_path, bos):
     assert found["rise_at_5"] == found["rise_words_at_5"]
     assert {"rise_sentences_at_50", "rise_features_0_at_50", "predicted_tokens"} <= found.keys()
     assert "rise_letters_at_50" not in found  # its tokenizer knows ten words and no letters
-    assert run(asked.twin("random"), out=tmp_path / "out").path != directory.path
+    assert run(asked.with_weights("random"), out=tmp_path / "out").path != directory.path

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import run, tiny, tokens
 from conformance.tiny_models import causal_lm_types
+from helpers.capture import run, tiny, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
+from wherewhat.measures.measurement import Text, measure_text
+from wherewhat.measures.planes.layer import layer_scores
 from wherewhat.measures.planes.layout import Planes, band_sums
-from wherewhat.measures.planes.measurement import PLANES, PlanesConfig, layer_scores
+from wherewhat.measures.planes.measurement import PlanesConfig, PlanesMeasurement
 from wherewhat.measures.planes.statistics import plane_stats, residual_bound
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.
@@ -346,17 +348,17 @@ class _Subject:
 def test_measurement_mixes_layers_with_and_without_rotation():
     layers = run(tiny("smollm3"), tokens(24))
     assert {layer.rotation is None for layer in layers} == {True, False}
-    found = PLANES.measure(_Subject(layers), tokens(24), PlanesConfig(curves=False))
+    found = measure_text(PlanesMeasurement(), _Subject(layers), Text(tokens(24)), PlanesConfig(curves=False))
     assert len(found.layers) == len(layers)
     assert not any(layer.curves for layer in found.layers)
-    named = {m.name for m in PLANES.metrics}
+    named = {m.name for m in PlanesMeasurement.metrics}
     stored = {name for layer in found.layers for name in [*layer.heads, *layer.whole]}
-    assert named | {m.control for m in PLANES.metrics if m.control} <= stored
+    assert named | {m.control for m in PlanesMeasurement.metrics if m.control} <= stored
 
 
 def test_model_without_rotation_is_refused_in_one_line():
     with pytest.raises(MeasureError, match="no planes") as error:
-        PLANES.measure(_Subject(run(tiny("gpt2"), tokens(24))), tokens(24), PlanesConfig())
+        measure_text(PlanesMeasurement(), _Subject(run(tiny("gpt2"), tokens(24))), Text(tokens(24)), PlanesConfig())
     assert "\n" not in str(error.value)
 
 

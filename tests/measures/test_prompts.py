@@ -9,7 +9,8 @@ import torch
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import DocumentScores, Question
-from wherewhat.measures.prompts import PROMPTS, PromptsConfig, _third, answer
+from wherewhat.measures.prompts.answers import _third, answer, combine_prompts, measure_question
+from wherewhat.measures.prompts.measurement import PromptsConfig, PromptsMeasurement
 from wherewhat.measures.statistics import wilson
 
 
@@ -49,11 +50,11 @@ def test_candidates_of_several_tokens_are_scored_to_their_end(seed):
 def test_accuracy_by_size_and_place():
     logits = torch.zeros(10, 10)
     logits[3, 4] = 9
-    right = PROMPTS.measure(Bigrams(logits), ask(((4,), (5,)), 0), PromptsConfig())
-    wrong = PROMPTS.measure(Bigrams(logits), ask(((4,), (5,)), 1), PromptsConfig())
+    right = measure_question(Bigrams(logits), ask(((4,), (5,)), 0), PromptsConfig())
+    wrong = measure_question(Bigrams(logits), ask(((4,), (5,)), 1), PromptsConfig())
     assert right.whole["accuracy_binding_2"] == 1
     assert right.whole["chance"] == 0.5
-    together = PROMPTS.combine([right, wrong], PromptsConfig(kinds=("binding",), sizes=(2, 4)))
+    together = combine_prompts([right, wrong], PromptsConfig(kinds=("binding",), sizes=(2, 4)))
     values = together.curves["accuracy_binding"].values
     assert values[0, 1] == 0.5
     assert bool(values[1].isnan().all())
@@ -70,7 +71,7 @@ def test_thirds_do_not_differ_where_only_the_size_does():
     """Right at size 4 and never else; size 2 has no middle and must not count."""
     sizes = (2, 4, 8, 16, 32)
     documents = [asked(size, k % size, right=size == 4) for size in sizes for k in range(max(size, 12))]
-    found = PROMPTS.combine(documents, PromptsConfig(kinds=("binding",), sizes=sizes))
+    found = combine_prompts(documents, PromptsConfig(kinds=("binding",), sizes=sizes))
     for third in ("first", "middle", "last"):
         name = f"binding_{third}"
         assert found.whole[f"accuracy_{name}"] == pytest.approx(1 / 4)
@@ -83,7 +84,7 @@ def test_thirds_do_not_differ_where_only_the_size_does():
 
 def test_thirds_of_one_size_have_wilsons_interval():
     documents = [asked(6, k % 6, right=k % 4 > 0) for k in range(24)]
-    found = PROMPTS.combine(documents, PromptsConfig(kinds=("binding",), sizes=(6,))).whole
+    found = combine_prompts(documents, PromptsConfig(kinds=("binding",), sizes=(6,))).whole
     expected = wilson([float(bool(k % 4)) for k in range(24) if k % 6 < 2])
     assert found["accuracy_binding_first"] == pytest.approx(expected.mean)
     assert found["accuracy_binding_first_low"] == pytest.approx(expected.low)
@@ -98,7 +99,7 @@ def test_first_and_last_third_are_equally_full(size):
 
 
 def test_words_follow_the_options():
-    names = [metric.name for metric in PROMPTS.words(PromptsConfig(kinds=("letters",), sizes=(3,)))]
+    names = [metric.name for metric in PromptsMeasurement().all_metrics(PromptsConfig(kinds=("letters",), sizes=(3,)))]
     assert names[-5:] == [f"accuracy_letters{x}" for x in ("", "_3", "_first", "_middle", "_last")]
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.errors import ConfigError
-from wherewhat.measures.axes.measurement import fit_layer
-from wherewhat.measures.residual import RESIDUAL, ResidualConfig, mixed_attention
-from wherewhat.measures.statistics import next_token_loss
+from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.residual.measurement import ResidualConfig
+from wherewhat.measures.residual.replacement import measure_residual, mixed_attention
+from wherewhat.measures.tensors import next_token_loss
 
 FAMILIES = ["llama", "gptj", "bloom", "falcon:alibi", "mpt", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "cohere2"]
 
@@ -37,7 +38,7 @@ class Subject:
 def test_full_strength_is_the_model_itself(name):
     subject = Subject(name)
     ids = tokens(31)
-    found = RESIDUAL.measure(subject, ids, ResidualConfig(layers=False, axes=False))
+    found = measure_residual(subject, ids, ResidualConfig(layers=False, axes=False))
     assert found.whole["loss_strength_1"] == pytest.approx(found.whole["loss"], abs=1e-4)
     assert found.whole["loss_strength_0"] != pytest.approx(found.whole["loss"], abs=1e-6)
 
@@ -121,7 +122,7 @@ def test_the_sink_column_keeps_its_weight(without):
 
 def test_every_layer_by_itself():
     subject = Subject("llama")
-    found = RESIDUAL.measure(subject, tokens(30), ResidualConfig(strengths=(0.0, 1.0)))
+    found = measure_residual(subject, tokens(30), ResidualConfig(strengths=(0.0, 1.0)))
     assert len(found.layers) == subject.model.config.num_hidden_layers
     assert all("additive_cost_of_layer" in layer.whole for layer in found.layers)
     assert {"cost_without_a", "cost_without_c", "additive_cost"} <= found.whole.keys()

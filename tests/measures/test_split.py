@@ -13,21 +13,20 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from captures.tiny import run as captured
-from captures.tiny import tiny, tokens
-from cli.conftest import cli  # noqa: F401 - a fixture
-from models.conftest import WORDS, save_model
+from helpers.capture import run as captured
+from helpers.capture import tiny, tokens
+from helpers.models import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import Measurement
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.split.documents import split_documents
 from wherewhat.measures.split.logits import logit_split, squares
-from wherewhat.measures.split.measurement import SPLIT, SplitConfig
+from wherewhat.measures.split.measurement import SplitConfig, SplitMeasurement
 from wherewhat.measures.split.statistics import position_share
 from wherewhat.report.result import run
 from wherewhat.runs.execution import estimate, load
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import summarise
+from wherewhat.runs.results import StoredRun
 
 GPT2 = {"vocab_size": 16, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
 
@@ -246,7 +245,7 @@ def replay(name, *, count=3, length=23):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "bloom", "gemma3_text", "deepseek_v3", "smollm3"])
 def test_layers_of_every_encoding_equal_the_dense_split(name):
     documents, layers = replay(name)
-    found = SPLIT.across(Replay(layers), documents, SplitConfig(skip=2))
+    found = split_documents(Replay(layers), documents, SplitConfig(skip=2))
     for index, scores in enumerate(found.layers):
         same = [layers[tuple(ids.tolist())][index] for ids in documents]
         q, k, rot_q, rot_k = (
@@ -275,11 +274,11 @@ def test_layers_of_every_encoding_equal_the_dense_split(name):
 def test_bad_input_is_one_line():
     documents, layers = replay("gpt2")
     with pytest.raises(MeasureError, match="documents=2 cannot be split: at least 3 are needed, 8 or more are better"):
-        SPLIT.across(Replay(layers), documents[:2], SplitConfig())
+        split_documents(Replay(layers), documents[:2], SplitConfig())
     with pytest.raises(MeasureError, match="from 20 to 23 tokens: cut all to one length"):
-        SPLIT.across(Replay(layers), [*documents, documents[1][:20]], SplitConfig())
+        split_documents(Replay(layers), [*documents, documents[1][:20]], SplitConfig())
     with pytest.raises(MeasureError, match="skip is 20, but the texts have only 23 tokens"):
-        SPLIT.across(Replay(layers), documents, SplitConfig(skip=20))
+        split_documents(Replay(layers), documents, SplitConfig(skip=20))
     with pytest.raises(ConfigError, match="skip is -1"):
         SplitConfig(skip=-1)
     with pytest.raises(MeasureError, match="at least 2"):
@@ -333,8 +332,8 @@ def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     found = stored(directory, "q_position", 0)
     for head in range(4):
         assert found[head] == pytest.approx(dense_share(q[:, head, 1:].double())[1], rel=1e-4)
-    summaries = {summary.metric.name: summary for summary in summarise(find_measurement("split"), directory)}
-    assert set(summaries) == {metric.name for metric in SPLIT.metrics}
+    summaries = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
+    assert set(summaries) == {metric.name for metric in SplitMeasurement.metrics}
     overall = summaries["q_position"].overall
     assert overall.n == 5
     error = stored(directory, "q_position_se", None)[None]
@@ -394,7 +393,7 @@ def test_time_of_documents_together_is_announced():
     assert line.startswith("20 documents of 4096 tokens: about ")
 
 
-def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):  # noqa: F811
+def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):
     shown = cli(
         "split", gpt2, "--tokens", "24", "--out", tmp_path, *(word for path in texts for word in ("--text", path))
     )

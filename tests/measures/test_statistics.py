@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy.stats import t
 
-from wherewhat.measures.statistics import change_bounds, interval, over_documents, share_bounds, student, wilson
+from wherewhat.measures.statistics import change_bounds, interval, share_bounds, student, wilson
+from wherewhat.measures.tensors import over_documents
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16, 17, 100, 1001])

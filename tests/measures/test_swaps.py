@@ -7,16 +7,17 @@ import math
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import KEYS_MIX
+from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps import scores as scores_module
 from wherewhat.measures.swaps.layer import swap_scores
 from wherewhat.measures.swaps.placement import choose_queries, place, query_logits, reference_scores
-from wherewhat.measures.swaps.scores import LABELS, QueryLogits, label, score_swaps
+from wherewhat.measures.swaps.scores import QueryLogits, label, score_swaps
 
 DOUBLE = (
     "gptj",  # interleaved

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from wherewhat.errors import LoadError
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 
 peft = pytest.importorskip("peft", reason="adapters need the extra 'peft'")
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
@@ -43,7 +43,7 @@ def logits(loaded):
 
 def refused(spec, match, **options):
     with pytest.raises(LoadError, match=match) as caught:
-        read_model(spec, device="cpu", **options)
+        load(spec, device="cpu", **options)
     assert "\n" not in str(caught.value)
 
 
@@ -62,12 +62,12 @@ def test_an_adapter_folder_is_its_base_model_with_the_adapter(build, tmp_path, n
     base = build.model(tmp_path / "base", bos=True)
     expected = save_adapter(tmp_path / "adapter", base, config)
     capfd.readouterr()
-    loaded = read_model(tmp_path / "adapter", device="cpu", offline=True)
+    loaded = load(tmp_path / "adapter", device="cpu", offline=True)
     assert no_network == []
     assert capfd.readouterr() == ("", "")
     assert (loaded.name, loaded.spec, loaded.adds_bos) == ("adapter", str(tmp_path / "adapter"), True)
     assert torch.allclose(logits(loaded), expected, atol=1e-6)
-    assert not torch.allclose(logits(loaded), logits(read_model(base, device="cpu")), atol=1e-4)
+    assert not torch.allclose(logits(loaded), logits(load(base, device="cpu")), atol=1e-4)
     assert not any("lora" in name for name, _ in loaded.model.named_modules())
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
 
@@ -75,12 +75,10 @@ def test_an_adapter_folder_is_its_base_model_with_the_adapter(build, tmp_path, n
 def test_controls_of_an_adapter(build, tmp_path):
     base = build.model(tmp_path / "base")
     save_adapter(tmp_path / "adapter", base)
-    random, of_base = (read_model(tmp_path / name, weights="random", device="cpu") for name in ("adapter", "base"))
+    random, of_base = (load(tmp_path / name, weights="random", device="cpu") for name in ("adapter", "base"))
     assert random.weights_hash == of_base.weights_hash
     assert torch.equal(logits(random), logits(of_base))
-    trained, shuffled = (
-        read_model(tmp_path / "adapter", weights=w, device="cpu").model for w in ("trained", "shuffled")
-    )
+    trained, shuffled = (load(tmp_path / "adapter", weights=w, device="cpu").model for w in ("trained", "shuffled"))
     one, other = (m.model.layers[0].self_attn.q_proj.weight.flatten() for m in (trained, shuffled))
     assert not torch.equal(one, other)
     assert torch.equal(one.sort().values, other.sort().values)
@@ -89,15 +87,15 @@ def test_controls_of_an_adapter(build, tmp_path):
 def test_the_identity_of_an_adapter_is_that_of_both_models_and_not_of_their_place(build, tmp_path):
     base = build.model(tmp_path / "base")
     save_adapter(tmp_path / "adapter", base)
-    first = read_model(tmp_path / "adapter", device="cpu").weights_hash
+    first = load(tmp_path / "adapter", device="cpu").weights_hash
     rename(tmp_path / "adapter", str(build.model(tmp_path / "copy")))
-    assert read_model(tmp_path / "adapter", device="cpu").weights_hash == first
+    assert load(tmp_path / "adapter", device="cpu").weights_hash == first
     rename(tmp_path / "adapter", str(base), lora_alpha=16)
-    scaled = read_model(tmp_path / "adapter", device="cpu").weights_hash
+    scaled = load(tmp_path / "adapter", device="cpu").weights_hash
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(file).items()}, file)
-    larger = read_model(tmp_path / "adapter", device="cpu").weights_hash
-    assert len({first, scaled, larger, read_model(base, device="cpu").weights_hash}) == 4
+    larger = load(tmp_path / "adapter", device="cpu").weights_hash
+    assert len({first, scaled, larger, load(base, device="cpu").weights_hash}) == 4
 
 
 def test_an_adapter_of_a_hub_model_is_offline_if_asked(build, tmp_path, no_network):
@@ -115,7 +113,7 @@ def test_an_adapter_from_the_hub_cache(build, tmp_path, monkeypatch, no_network)
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text(commit)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    loaded = read_model("owner/adapter", offline=True, device="cpu")
+    loaded = load("owner/adapter", offline=True, device="cpu")
     assert (loaded.name, loaded.revision) == ("adapter", commit)
     assert torch.allclose(logits(loaded), expected, atol=1e-6)
     assert no_network == []
@@ -183,13 +181,13 @@ def test_without_peft(build, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_adapter_of_the_embedded_model(tmp_path):
-    model = read_model(device="cpu", dtype="float64").model  # in float32 merging rounds the logits by 4e-4
+    model = load(device="cpu", dtype="float64").model  # in float32 merging rounds the logits by 4e-4
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=False).eval()
     adapted.save_pretrained(tmp_path / "adapter")
     rename(tmp_path / "adapter", "smollm2")
     with torch.no_grad():
         expected = adapted(input_ids=IDS).logits
-    loaded = read_model(tmp_path / "adapter", device="cpu", dtype="float64")
-    assert loaded.weights_hash != read_model(device="cpu").weights_hash
+    loaded = load(tmp_path / "adapter", device="cpu", dtype="float64")
+    assert loaded.weights_hash != load(device="cpu").weights_hash
     assert float((logits(loaded) - expected).abs().max()) < 1e-6

@@ -8,12 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, MambaConfig, T5Config
 
 from wherewhat.errors import LoadError
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 
 
 def refused(spec, match, **options):
     with pytest.raises(LoadError, match=match) as caught:
-        read_model(spec, device="cpu", **options)
+        load(spec, device="cpu", **options)
     assert "\n" not in str(caught.value)
 
 
@@ -101,7 +101,7 @@ def test_nan_and_infinity(build, tmp_path, value, word, weights):
     folder = build.model(tmp_path / "m")
     change_weights(folder, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3, 4:5].fill_(value))
     refused(folder, rf"{word} values in weight model\.layers\.1\.mlp\.up_proj\.weight", weights=weights)
-    read_model(folder, weights="random", device="cpu")
+    load(folder, weights="random", device="cpu")
 
 
 def test_nan_in_a_layer_that_accelerate_offloads(build, tmp_path):
@@ -110,16 +110,16 @@ def test_nan_in_a_layer_that_accelerate_offloads(build, tmp_path):
     layers = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu", "lm_head": "cpu"}
     spread = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", **layers}
     name = "model.layers.1.mlp.up_proj.weight"
-    read_model(folder, device_map=spread)
+    load(folder, device_map=spread)
     change_weights(folder, lambda tensors: tensors[name][3, 4:5].fill_(float("nan")))
     with pytest.raises(LoadError, match=f"NaN values in weight {name}"):
-        read_model(folder, device_map=spread)
+        load(folder, device_map=spread)
 
 
 def test_weights_too_large_for_the_dtype(build, tmp_path):
     folder = build.model(tmp_path / "m")
     change_weights(folder, lambda tensors: tensors["model.norm.weight"].fill_(1e6))
-    read_model(folder, device="cpu")
+    load(folder, device="cpu")
     refused(folder, r"infinite values in weight model\.norm\.weight \(as float16\)", dtype="float16")
 
 
@@ -164,9 +164,9 @@ def test_remote_code_is_off_unless_allowed(build, tmp_path, monkeypatch):
     )
     refused(folder, "trust_remote_code=True")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    loaded = read_model(folder, trust_remote_code=True, device="cpu")
+    loaded = load(folder, trust_remote_code=True, device="cpu")
     assert type(loaded.model).__name__ == "OwnModel"
     with (folder / "own.py").open("a") as file:
         file.write("# changed\n")
-    changed = read_model(folder, trust_remote_code=True, device="cpu")
+    changed = load(folder, trust_remote_code=True, device="cpu")
     assert changed.weights_hash != loaded.weights_hash, "what a model computes is its code's too"

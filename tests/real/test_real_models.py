@@ -7,7 +7,7 @@ import torch
 
 import wherewhat
 from wherewhat.cli.main import run_cli
-from wherewhat.runs.results import layer_kinds, stored_kinds
+from wherewhat.runs.results import StoredRun, layer_kinds
 
 SHAPES = {"smollm2": (30, 9), "gemma": (18, 4)}
 LOCAL, GLOBAL = "window 512, RoPE base 10,000", "full, RoPE base 1,000,000"
@@ -88,7 +88,7 @@ def test_gemma_has_planes_without_energy(gemma, kept):
 
 def test_gemma_is_additive_in_local_and_in_global_layers(gemma, kept):
     result = kept.run(gemma, "axes", tokens=512)
-    assert list(stored_kinds(result)) == [LOCAL, GLOBAL]
+    assert list(StoredRun(result).kinds) == [LOCAL, GLOBAL]
     found = {summary.metric.name: summary for summary in result.summary()}
     assert found["r"].overall.mean == pytest.approx(0.89, abs=0.01)
     assert found["pooled_r"].overall.mean == pytest.approx(0.97, abs=0.01)

@@ -5,16 +5,11 @@ Screenshots go to the folder named by WHEREWHAT_SCREENSHOTS, else to pytest's te
 
 from __future__ import annotations
 
-import os
-import shutil
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from report.test_learning import study  # noqa: F401 - a fixture
-from report.test_side_by_side import beside  # noqa: F401 - a fixture
+from helpers.report import opening
 from wherewhat.lab.multihop.learning import curves
 
 pytestmark = pytest.mark.browser
@@ -24,51 +19,11 @@ CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "per
 CHARTS = ("map", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with playwright.sync_playwright() as driver:
-        try:
-            started = driver.chromium.launch(executable_path=installed, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium can be started: {str(error).splitlines()[0]}")
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def shots(tmp_path):
-    folder = Path(os.environ.get("WHEREWHAT_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def opened(browser, made):
     """The page of one model."""
     with opening(browser, made.path) as page:
         yield page
-
-
-@contextmanager
-def opening(browser, path):
-    """A page, ready, with everything it said or asked for; nothing may be left of it at the end."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", offline=True)
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    said: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready=true]", state="attached")
-    yield page
-    context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
 
 
 def scroll_through(page):
@@ -172,9 +127,9 @@ def test_hostile_text_is_shown_as_text(opened):
     assert opened.locator("script").count() == 3
 
 
-def test_side_by_side_with_learning(browser, beside, study, shots, tmp_path):  # noqa: F811
+def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_path):
     report, _ = beside
-    learned = [curves(study)]
+    learned = [curves(multihop_study)]
     path = replace(report, data={**report.data, "learning": learned}).write(tmp_path / "beside.html")
     with opening(browser, path) as page:
         scroll_through(page)
@@ -192,7 +147,7 @@ def test_side_by_side_with_learning(browser, beside, study, shots, tmp_path):  #
         page.screenshot(path=shots / "side-by-side.png", full_page=True)
 
 
-def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path):  # noqa: F811
+def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path):
     """Hidden charts are never near the reader, so hiding must not wait for drawing."""
     first, *others = beside[0].data["models"]
     data = {**beside[0].data, "models": [{**first, "swaps": None}, *others]}
@@ -208,7 +163,7 @@ def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path
         assert page.locator("#scatter").is_hidden()
 
 
-def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):  # noqa: F811
+def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):
     first, second, *_ = beside[0].data["models"]
     data = {**beside[0].data, "models": [{**first, "metrics": []}, second]}
     with opening(browser, replace(beside[0], data=data).write(tmp_path / "page.html")) as page:
@@ -227,8 +182,8 @@ def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):  # noqa:
         assert page.locator("#map").is_hidden()
 
 
-def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, study, tmp_path):  # noqa: F811
-    learned, (model,) = curves(study), made.report.data["models"]
+def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, multihop_study, tmp_path):
+    learned, (model,) = curves(multihop_study), made.report.data["models"]
     few = {**learned, "steps": learned["steps"][:2], "about": {"layers": 1, "heads": 1, "scored": 1}}
     one = {**model, "model": {**model["model"], "layers": [0], "heads": [1], "kv_heads": [1]}}
     data = {**made.report.data, "models": [one], "learning": [few], "command": None}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import wherewhat.report
+import wherewhat.report.report
 from wherewhat.cli.main import run_cli
 from wherewhat.errors import ConfigError
 from wherewhat.report.plan import GivenText
@@ -48,7 +48,7 @@ def test_command_line_reads_what_the_page_gives(models, monkeypatch):
         asked.append((requests, options))
         raise ConfigError("enough")
 
-    monkeypatch.setattr(wherewhat.report, "make_report", make_report)
+    monkeypatch.setattr(wherewhat.report.report, "make_report", make_report)
     assert run_cli(shlex.split(command(models))[1:]) == 2
     ((requests, options),) = asked
     assert [str(one.model) for one in requests] == [str(one.model) for one in models]

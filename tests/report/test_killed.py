@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import wherewhat
-from report.conftest import TOKENS
+from helpers.report import TOKENS
 
 # Importing takes longer than measuring a tiny model, so one process imports everything and its children are killed.
 SCRIPT = """
@@ -36,9 +36,9 @@ sys.exit(run_cli(sys.argv[1:]))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_killed_at_ten_random_moments(made, model, tmp_path):
+def test_killed_at_ten_random_moments(made, hostile_model, tmp_path):
     out = tmp_path / "runs"
-    words = ["report", model, "--text", made.text, "--tokens", TOKENS, "--out", out, "--device", "cpu"]
+    words = ["report", hostile_model, "--text", made.text, "--tokens", TOKENS, "--out", out, "--device", "cpu"]
     source = str(Path(wherewhat.__file__).parents[1])
     surroundings = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "WHEREWHAT_CACHE": str(tmp_path / "c")}
     done = subprocess.run(

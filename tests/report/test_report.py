@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import GPT2Config
 
-from models.conftest import save_model
-from report.conftest import HOSTILE, TOKENS
-from report.test_encoding import unpacked
+from helpers.models import save_model
+from helpers.report import HOSTILE, TOKENS, unpacked
 from wherewhat.report.report import make_report
 from wherewhat.runs.request import ModelRequest
 
@@ -135,23 +134,27 @@ def test_hostile_text_is_only_data(page, made, data):
     assert data["text"]["document"] == "<i>0"
 
 
-def test_same_runs_same_bytes(made, model, tmp_path):
-    again = make_report(ModelRequest(model=model, device="cpu"), out=made.out, text=[str(made.text)], tokens=TOKENS)
+def test_same_runs_same_bytes(made, hostile_model, tmp_path):
+    again = make_report(
+        ModelRequest(model=hostile_model, device="cpu"), out=made.out, text=[str(made.text)], tokens=TOKENS
+    )
     assert again.name == made.report.name
     assert again.write(tmp_path / "new" / "again.html").read_bytes() == made.path.read_bytes()
 
 
-def test_command_ends_with_the_path(cli, made, model):
-    outcome = cli("report", model, "--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")
+def test_command_ends_with_the_path(cli, made, hostile_model):
+    outcome = cli(
+        "report", hostile_model, "--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu"
+    )
     assert outcome.code == 0, outcome.err
     assert outcome.out.splitlines()[-1] == str(made.path)
     assert "random twin" in outcome.out
 
 
-def test_standard_input_is_read_once_and_kept(cli, made, model, tmp_path, monkeypatch):
+def test_standard_input_is_read_once_and_kept(cli, made, hostile_model, tmp_path, monkeypatch):
     data = (HOSTILE * 3).encode("utf-8")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    outcome = cli("report", model, "--text", "-", "--tokens", TOKENS, "--device", "cpu")
+    outcome = cli("report", hostile_model, "--text", "-", "--tokens", TOKENS, "--device", "cpu")
     assert outcome.code == 0, outcome.err
     (kept,) = (tmp_path / "runs").glob("stdin-*/stdin.txt")
     assert kept.read_bytes() == data
@@ -163,9 +166,9 @@ def test_standard_input_is_read_once_and_kept(cli, made, model, tmp_path, monkey
     assert again.out.splitlines()[-1] == str(page)
 
 
-def test_nothing_piped_in_is_one_line(cli, model, tmp_path, monkeypatch):
+def test_nothing_piped_in_is_one_line(cli, hostile_model, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    outcome = cli("report", model, "--text", "-", "--tokens", TOKENS)
+    outcome = cli("report", hostile_model, "--text", "-", "--tokens", TOKENS)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome
     assert not (tmp_path / "runs").exists()
 
@@ -182,17 +185,17 @@ def test_nothing_piped_in_is_one_line(cli, model, tmp_path, monkeypatch):
         (("--dtype", "float7"), "float7"),
     ],
 )
-def test_wrong_input_is_one_line(cli, made, model, tmp_path, arguments, word):
+def test_wrong_input_is_one_line(cli, made, hostile_model, tmp_path, arguments, word):
     given = () if "--text" in arguments else ("--text", made.text)
-    outcome = cli("report", model, *given, *arguments)
+    outcome = cli("report", hostile_model, *given, *arguments)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome
     assert word in outcome.err
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_plotly_it_says_so_before_measuring(cli, made, model, tmp_path, monkeypatch):
+def test_without_plotly_it_says_so_before_measuring(cli, made, hostile_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    outcome = cli("report", model, "--text", made.text, "--tokens", TOKENS)
+    outcome = cli("report", hostile_model, "--text", made.text, "--tokens", TOKENS)
     assert outcome.code == 2
     assert "pip install plotly" in outcome.err
     assert not (tmp_path / "runs").exists()

@@ -5,32 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from rich.console import Console
-from transformers import GPT2Config
 
-from models.conftest import save_model
-from report.conftest import TOKENS
+from helpers.report import TOKENS
 from wherewhat.cli.report import _side_by_side
 from wherewhat.report.page import Profiled
-from wherewhat.report.report import make_report
-from wherewhat.runs.request import ModelRequest
-
-
-@pytest.fixture(scope="session")
-def beside(made, model, tmp_path_factory):
-    """Trained, its random twin, and a model without rotation."""
-    other = save_model(
-        tmp_path_factory.mktemp("gpt2") / "other",
-        GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=3, n_head=2),
-    )
-    models = [
-        ModelRequest(model=model, device="cpu"),
-        ModelRequest(model=model, device="cpu", weights="random"),
-        ModelRequest(model=other, device="cpu"),
-    ]
-    report = make_report(models, out=made.out, text=[str(made.text)], tokens=TOKENS)
-    return report, report.write(made.out / "beside.html")
 
 
 def test_each_model_is_what_it_is_alone(beside, made):
@@ -52,10 +31,10 @@ def test_a_twin_is_its_models_control(beside):
     assert "random twin" not in [value["name"] for value in random["numbers"][0]["controls"]]
 
 
-def test_command_with_several_models(cli, made, model, beside):
+def test_command_with_several_models(cli, made, hostile_model, beside):
     del beside  # what it measured is there already
     given = ("--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")
-    outcome = cli("report", model, "--weights", "trained", "--weights", "random", *given)
+    outcome = cli("report", hostile_model, "--weights", "trained", "--weights", "random", *given)
     assert outcome.code == 0, outcome.err
     path = outcome.out.splitlines()[-1]
     data = json.loads(Path(path).read_text("utf-8").split('id="data">')[1].split("</script>")[0])

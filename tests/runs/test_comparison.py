@@ -7,7 +7,7 @@ import statistics
 import pytest
 from scipy.stats import t as student
 
-from runs.stores import finished
+from helpers.runs import finished
 from wherewhat.errors import ConfigError, LoadError, StoreError
 
 pl = pytest.importorskip("polars")

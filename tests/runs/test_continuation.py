@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captures.tiny import tiny, tokens
+from helpers.capture import tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import MeasureError
 from wherewhat.measures.perturb.changes import swap

@@ -5,19 +5,31 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
-from captures.tiny import tiny, tokens
-from models.conftest import save_model
+from conformance.overrides import FULL, SLIDING
+from helpers.capture import tiny, tokens
+from helpers.models import on_disk, save_model
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.measures.measurement import Text
+from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, measure_text
 from wherewhat.measures.registry import find_measurement
 from wherewhat.report.result import run
-from wherewhat.runs.execution import load
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject
 
 DEVICES = 2
+
+
+def marked_tensors(x):
+    """The mock's tensors in arguments or a result; ``tree_flatten`` takes several times as long as most operations."""
+    if isinstance(x, OnDevice):
+        yield x
+    elif isinstance(x, tuple | list):
+        for part in x:
+            yield from marked_tensors(part)
+    elif isinstance(x, dict):
+        for part in x.values():
+            yield from marked_tensors(part)
 
 
 class OnDevice(torch.Tensor):
@@ -35,8 +47,7 @@ class OnDevice(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, OnDevice)]
-        marks = {x.mark for x in given if hasattr(x, "mark")}
+        marks = {x.mark for x in marked_tensors((args, kwargs)) if hasattr(x, "mark")}
         result = super().__torch_function__(func, types, args, kwargs)
         if len(marks) > 1:
             name = getattr(func, "__name__", func)
@@ -44,12 +55,11 @@ class OnDevice(torch.Tensor):
         moved = func in (torch.Tensor.cpu, torch.Tensor.tolist) or (
             func is torch.Tensor.to and any(isinstance(x, torch.device | str | torch.Tensor) for x in args[1:])
         )
-        for x in tree_flatten(result)[0]:
-            if isinstance(x, OnDevice):
-                if moved or not marks:
-                    x.__dict__.pop("mark", None)
-                else:
-                    x.mark = next(iter(marks))
+        for x in marked_tensors(result):
+            if moved or not marks:
+                x.__dict__.pop("mark", None)
+            else:
+                x.mark = next(iter(marks))
         return result
 
 
@@ -80,29 +90,40 @@ class Spread(ModelSubject):
 
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 40, 3))
-TEXT = Text(tokens(48), 1, WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WORDS))
+TEXT = Text(tokens(48), 1, lambda: Spans(WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WORDS)))
 GIVEN = {
-    **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], tokens(48)),
+    **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], Text(tokens(48))),
     "perturb": TEXT,
-    "extend": tokens(420),
-    "split": [tokens(48, seed=seed)[0] for seed in range(4)],
+    "extend": Text(tokens(130)),
+    "split": [Text(tokens(24, seed=seed)) for seed in range(3)],
 }
-FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}}
+FEW = {"perturb": {"rates": (0.0, 0.2), "seeds": 1}, "extend": {"depths": (50,)}}
 """Options that repeat a measurement less often: the mock is slow, and every repetition does the same."""
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text:window"])
+def measured(measurement, subject, config):
+    given = GIVEN[measurement.name]
+    if isinstance(measurement, DocumentsMeasurement):
+        return measurement.measure(subject, given, config)
+    return measure_text(measurement, subject, given, config)
+
+
+LAYERS = {"llama": {"num_hidden_layers": 3}}
+LAYERS["gemma3_text:window"] = {"num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL]}
+"""Three layers: two of them on one device, and windows on both."""
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
 @pytest.mark.parametrize("name", list(GIVEN))
 def test_no_measurement_mixes_tensors_of_layers_on_different_devices(name, kind):
     measurement = find_measurement(name)
     config = measurement.config(**FEW.get(name, {}))
-    model = tiny(kind)
+    model = tiny(kind, changes=LAYERS[kind])
     if name == "extend":
-        model.config.max_position_embeddings = 200
+        model.config.max_position_embeddings = 60
     plain = ModelSubject(SimpleNamespace(model=model))
     spread = Spread(SimpleNamespace(model=model), plain.proof)
-    measure = measurement.measure or measurement.across
-    expected, found = (measure(subject, GIVEN[name], config) for subject in (plain, spread))
+    expected, found = (measured(measurement, subject, config) for subject in (plain, spread))
     assert len(found.layers) == len(expected.layers)
     assert {k: float(v) for k, v in found.whole.items()} == pytest.approx(expected.whole, nan_ok=True, abs=1e-6)
 
@@ -119,28 +140,13 @@ def folder(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def on_disk(folder, tmp_path):
-    """The model with its first layer in memory and the others on disk, fetched by accelerate when they are run."""
-    from transformers import AutoModelForCausalLM
-
-    plain = load(folder)
-    names = [name for name, _ in plain.model.named_modules() if name.count(".") == 2 and name.split(".")[-1].isdigit()]
-    places = {name: "cpu" if index == 0 else "disk" for index, name in enumerate(names)}
-    places |= {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, device_map=places, offload_folder=str(tmp_path / "offload"), use_safetensors=True
-    )
-    assert any(parameter.is_meta for parameter in model.parameters())
-    return plain, replace(plain, model=model.eval())
-
-
 @pytest.mark.parametrize(("name", "chunk"), [("axes", None), ("axes", 8), ("heads", None), ("residual", None)])
 def test_layers_that_accelerate_keeps_on_disk(folder, tmp_path, name, chunk):
     plain, spread = on_disk(folder, tmp_path)
     measurement = find_measurement(name)
-    ids = tokens(32) % 8 + 3
-    expected = measurement.measure(ModelSubject(plain), ids, measurement.config())
-    found = measurement.measure(ModelSubject(spread, chunk=chunk), ids, measurement.config())
+    text = Text(tokens(32) % 8 + 3)
+    expected = measure_text(measurement, ModelSubject(plain), text, measurement.config())
+    found = measure_text(measurement, ModelSubject(spread, chunk=chunk), text, measurement.config())
     for a, b in zip(found.layers, expected.layers, strict=True):
         for metric in b.heads:
             assert not a.heads[metric].is_meta
@@ -169,8 +175,7 @@ def test_reducers_see_real_tensors_of_layers_on_disk(folder, tmp_path):
 @pytest.mark.parametrize("name", [name for name in GIVEN if name != "extend"])
 def test_layers_on_a_gpu_and_on_the_cpu_in_turn(name, chunk):
     measurement = find_measurement(name)
-    measure = measurement.measure or measurement.across
-    expected = measure(ModelSubject(SimpleNamespace(model=tiny("llama"))), GIVEN[name], measurement.config())
+    expected = measured(measurement, ModelSubject(SimpleNamespace(model=tiny("llama"))), measurement.config())
     model = tiny("llama")
     places = {layer: "cuda" if index % 2 else "cpu" for index, layer in enumerate(model.model.layers)}
     for module, place in [*places.items(), (model.model.norm, "cuda"), (model.lm_head, "cuda")]:
@@ -180,7 +185,7 @@ def test_layers_on_a_gpu_and_on_the_cpu_in_turn(name, chunk):
             ),
             with_kwargs=True,
         )
-    found = measure(ModelSubject(SimpleNamespace(model=model), chunk=chunk), GIVEN[name], measurement.config())
+    found = measured(measurement, ModelSubject(SimpleNamespace(model=model), chunk=chunk), measurement.config())
     for a, b in zip(found.layers, expected.layers, strict=True):
         for metric in b.heads:
             assert a.heads[metric].shape == b.heads[metric].shape

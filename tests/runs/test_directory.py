@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from runs.tiny_run import CONFIG, KEYS, complete_run, compute, leftovers, open_run, provenance, result_bytes
+from helpers.runs import CONFIG, KEYS, complete_run, compute, leftovers, open_run, provenance, result_bytes
 from wherewhat.errors import StoreError
 from wherewhat.hashes import config_hash, read_sealed, write_sealed
 from wherewhat.runs.directory import RunDirectory

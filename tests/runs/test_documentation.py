@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.tiny_run import KEYS, complete_run
+from helpers.runs import KEYS, complete_run
 from wherewhat.runs.schema import COLUMNS, SCHEMA_VERSION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from models.conftest import llama_config
+from helpers.models import llama_config
 from wherewhat.measures.measurement import DocumentScores, Measurement
 from wherewhat.runs.execution import duration, estimate, memory
 

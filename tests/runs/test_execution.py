@@ -8,15 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models.conftest import llama_config, save_model
+from helpers.models import llama_config, save_model
 from wherewhat.errors import CaptureError, StoreError, TextError
-from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import interval
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import load
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import stored_document, stored_words, summarise
+from wherewhat.runs.results import StoredRun, stored_document
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +69,8 @@ def test_every_choice_that_matters_has_its_own_directory(folder, text, tmp_path)
     plain = request(folder, text)
     variants = [
         plain,
-        plain.twin("random"),
-        plain.twin("shuffled"),
+        plain.with_weights("random"),
+        plain.with_weights("shuffled"),
         request(folder, text, options={"sink_tokens": 2}),
         Request(measurement="attention", model=ModelRequest(model=folder), text=(text,), tokens=25),
         Request(
@@ -115,7 +114,7 @@ def test_summary_is_the_mean_over_heads_with_an_interval_over_documents(folder, 
     other.write_text("a dog and a cat ran on the mat . " * 4)
     both = Request(measurement="attention", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
     directory = run(both, out=tmp_path / "out")
-    entropy = summarise(find_measurement("attention"), directory)[0]
+    entropy = StoredRun(directory).summaries()[0]
     table = directory.scores().to_pydict()
     rows = [
         (document, value)
@@ -137,7 +136,7 @@ def test_interval_of_known_numbers():
 
 def test_runs_with_an_option_that_was_dropped_keep_their_words():
     made = SimpleNamespace(config={"options": {"gamma": 0.2, "seed": 0}})
-    assert [metric.name for metric in stored_words(find_measurement("heads"), made)][:2] == ["s_pos", "s_sym"]
+    assert [metric.name for metric in StoredRun(made).metrics][:2] == ["s_pos", "s_sym"]
 
 
 def test_documents_together_have_one_distance_curve(folder, text, tmp_path):

@@ -13,21 +13,22 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, OpenAIGPTConfig, OPTConfig, PreTrainedTokenizerFast
 
-from models.conftest import llama_config, save_model
-from runs.test_devices import on_disk
+from helpers.models import llama_config, on_disk, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.frequencies import DynamicNTK, YaRN
+from wherewhat.extend.generation import generate
 from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import extended
-from wherewhat.extend.methods import METHODS, generate
+from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import LMInfinite, SlidingWindow
-from wherewhat.measures.choices import answer, disturbed
-from wherewhat.measures.perturb.changes import PerturbConfig, nothing
+from wherewhat.measures.choices.answers import answer, disturbed
+from wherewhat.measures.perturb.changes import nothing
+from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import item_choices
 from wherewhat.runs.subject import ModelSubject
-from wherewhat.text.questions import Item, read_items
+from wherewhat.text.questions import ChoiceItem, read_items
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 
@@ -119,7 +120,7 @@ def ours(loaded, perturb=None):
 
 def item_of(loaded, document):
     choices = tuple(f" {text}" for text in document["options"])
-    return item_choices(loaded, Item("x", document["question"], choices, document["answer"], "test"))
+    return item_choices(loaded, ChoiceItem("x", document["question"], choices, document["answer"], "test"))
 
 
 @pytest.mark.parametrize("perturb", [None, ("words", 0.5, 3), ("position_swap", 0.5, 0), ("features", 0.5, 1)])
@@ -182,7 +183,7 @@ def test_writing_equals_the_harness_own_model_and_stops(loaded, theirs):
         HarnessModel(loaded).generate_until(instances("generate_until", ("x", {"do_sample": True})))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [*map(find_method, METHODS)], ids=lambda method: method.name)
 def test_under_a_method_scores_are_those_of_one_pass(loaded, method):
     rule = method(window=24) if method in (LMInfinite, InfLLM) else method()
     text, answers = "the dog ran on " * 12, [" far", " to the mat", "!"]

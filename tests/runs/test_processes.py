@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.tiny_run import KEYS, complete_run, compute, leftovers, open_run, provenance, result_bytes
+from helpers.runs import KEYS, complete_run, compute, leftovers, open_run, provenance, result_bytes
 from wherewhat.errors import StoreError
 
 _CALLS = ("replace", "fsync", "mkdir", "unlink", "rmdir")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from models.conftest import save_model
-from runs.conftest import processes  # noqa: F401 - a fixture
+from helpers.models import save_model
 from wherewhat.cli.main import run_cli
 
 DOCUMENTS = 6
@@ -56,7 +55,7 @@ def expected(command, tmp_path_factory) -> dict[str, bytes]:
     return written(out)
 
 
-def test_killed_and_resumed_gives_the_same_bytes(command, expected, tmp_path, processes):  # noqa: F811
+def test_killed_and_resumed_gives_the_same_bytes(command, expected, tmp_path, processes):
     out = tmp_path / "killed"
     generator = random.Random(1)
     kills = 0
@@ -74,7 +73,7 @@ def test_killed_and_resumed_gives_the_same_bytes(command, expected, tmp_path, pr
     assert finish(command, out) == expected
 
 
-def test_same_command_twice_at_once(command, expected, tmp_path, processes):  # noqa: F811
+def test_same_command_twice_at_once(command, expected, tmp_path, processes):
     out = tmp_path / "both"
     both = [processes.Process(target=work, args=([*command, "--out", str(out)],)) for _ in range(2)]
     for process in both:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from wherewhat.errors import StoreError
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.storage import Remote, open_place
 from wherewhat.sweep import execution as working
+from wherewhat.sweep import local_engine
 from wherewhat.sweep.cells import expand, located, request_json
 from wherewhat.sweep.engine import EngineError, Task
 from wherewhat.sweep.execution import sweep
@@ -39,10 +41,10 @@ def results(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home, tmp_path_factory) -> Path:
+def undisturbed(sweep_home, tmp_path_factory) -> Path:
     """The store of the sweep by one local worker that nobody disturbs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
+        patch.chdir(sweep_home)
         folder = tmp_path_factory.mktemp("undisturbed")
         path = folder / "sweep.json"
         path.write_text(json.dumps(SWEEP))
@@ -59,18 +61,16 @@ def expected(undisturbed):
     return results(undisturbed)
 
 
-def test_two_ray_workers_give_the_bytes_of_one_local_worker(expected, sweep_file, tmp_path, ray_cluster):
-    watch = Told()
-    outcome = sweep(sweep_file(SWEEP), watch=watch, store=str(tmp_path / "runs"), engine="ray")
-    assert results(tmp_path / "runs") == expected
-    assert watch.workers.startswith("Ray: 1 node, 2 CPUs")
-    assert sorted(watch.ended) == sorted((cell, "done") for cell in outcome.cells)
+@pytest.fixture
+def forked(processes, monkeypatch):
+    """Local workers are forks of a server that has imported torch: a worker that is replaced starts at once."""
+    monkeypatch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_killed_workers_lose_nothing_and_repeat_nothing(engine, expected, sweep_file, tmp_path, request):
-    if engine == "ray":
-        request.getfixturevalue("ray_cluster")
+@pytest.mark.parametrize(("engine", "fixture"), [("local", "forked"), ("ray", "ray_cluster")], ids=["local", "ray"])
+def test_killed_workers_lose_nothing_and_repeat_nothing(engine, fixture, expected, sweep_file, tmp_path, request):
+    """Nor do they change a byte of what one local worker writes that nobody kills."""
+    request.getfixturevalue(fixture)
     watch = Told()
     options = {"workers": 2} if engine == "local" else {}
     store = tmp_path / "runs"
@@ -84,6 +84,7 @@ def test_killed_workers_lose_nothing_and_repeat_nothing(engine, expected, sweep_
     assert sorted(outcome.folder.records(outcome.cells)) == sorted(outcome.cells)
     computed = (tmp_path / "log").read_text().splitlines()
     assert len(computed) == len(set(computed)) == len(outcome.cells)
+    assert watch.workers.startswith("Ray: 1 node, 2 CPUs" if engine == "ray" else "2 local processes")
 
 
 def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_path):

@@ -112,15 +112,15 @@ def test_a_request_survives_the_way_to_a_worker(sweep_file):
         assert request_from_json(request_json(cell.request)) == cell.request
 
 
-def test_a_changed_text_or_model_is_another_cell(sweep_file, home):
+def test_a_changed_text_or_model_is_another_cell(sweep_file, sweep_home):
     (before,) = expand(sweep_file(BASE))
-    (again,) = expand(sweep_file({**BASE, "texts": [str(home / "a.txt")]}))
+    (again,) = expand(sweep_file({**BASE, "texts": [str(sweep_home / "a.txt")]}))
     assert again.id == before.id  # a text is known by its content, wherever it lies
-    (home / "c").mkdir(exist_ok=True)
-    (home / "c/a.txt").write_text("the dog ran " * 12)
+    (sweep_home / "c").mkdir(exist_ok=True)
+    (sweep_home / "c/a.txt").write_text("the dog ran " * 12)
     (other,) = expand(sweep_file({**BASE, "texts": ["c/a.txt"]}))
     assert other.id != before.id
-    weights = home / "tiny/model.safetensors"
+    weights = sweep_home / "tiny/model.safetensors"
     stat = weights.stat()
     try:
         os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))

@@ -50,13 +50,13 @@ def _add_others(app: typer.Typer) -> None:
     from wherewhat.cli.compare import compare
     from wherewhat.cli.measurements import command_for
     from wherewhat.cli.report import export, report
-    from wherewhat.measures.registry import MEASUREMENTS
+    from wherewhat.measures.registry import measurements
 
     app.command("report")(report)
     app.command("check")(check)
     app.command("compare")(compare)
     app.command("export")(export)
-    for measurement in MEASUREMENTS:
+    for measurement in measurements().values():
         app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))
     _add_plugins(app)
 

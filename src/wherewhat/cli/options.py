@@ -1,11 +1,15 @@
-"""Options shared by all commands, merged from command line, config file and defaults."""
+"""Command-line options, generated from the fields of requests, and merged with a config file."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -13,60 +17,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.options import build_config, parse_assignments, read_config_file
 from wherewhat.runs.request import ModelRequest, Request
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="smollm2 (embedded), a Hugging Face id, a folder (model or LoRA adapter), or a .gguf file.",
-    ),
-]
-Weights = Annotated[
-    str,
-    typer.Option(help="trained, random (freshly initialised twin) or shuffled (query and key entries permuted)."),
-]
-Seed = Annotated[int, typer.Option(help="Seed of the twins, and of prompts.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option("--device-map", help="auto spreads a model larger than one GPU (needs accelerate)."),
-]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Never open a connection.")]
-AttnImplementation = Annotated[
-    str | None,
-    typer.Option("--attn-implementation", help="sdpa, eager or another of transformers' (default: the model's own)."),
-]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a model's own Python code run.")]
-
-Text = Annotated[
-    list[str] | None,
-    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
-]
-Prompts = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND", help="Prompts made for the model instead of texts: binding, numbers, letters, random."
-    ),
-]
-Items = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TASK", help="Questions with alternatives: a task such as arc_easy or boolq/rc_5shot, or a .jsonl file."
-    ),
-]
-Documents = Annotated[
-    int | None, typer.Option(help="How many documents or items to use (embedded text and prompts: 4, tasks: 100).")
-]
-Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
-Beyond = Annotated[bool, typer.Option("--beyond", help="Go beyond the positions the model was made for.")]
-Chunk = Annotated[
-    int | None,
-    typer.Option(help="Run longer documents in chunks of so many tokens through the key-value cache, such as 512."),
-]
-Offload = Annotated[
-    bool, typer.Option("--offload", help="With --chunk: keep queries and outputs in main memory meanwhile.")
-]
+DEFAULT_OUT = Path("runs")
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]
 Set = Annotated[
     list[str] | None,
@@ -75,64 +26,84 @@ Set = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The same options from a TOML or JSON file.")
 ]
-Control = Annotated[
-    bool, typer.Option(help="Also measure the model's twins (freshly initialised, …), to compare with.")
-]
+Control = Annotated[bool, typer.Option(help="Also measure the control models (freshly initialised, …).")]
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Values of the options that all measuring commands share; the same names serve in config files."""
+def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Replace ``**given`` of a command by one option for each field of the requests that has a help text.
 
-    model: str = "smollm2"
-    text: tuple[str, ...] | None = None
-    prompts: str | None = None
-    items: str | None = None
-    documents: int | None = None
-    tokens: int = 512
-    out: str = "runs"
-    weights: str = "trained"
-    control: bool = True
-    device: str = "auto"
-    dtype: str = "float32"
-    seed: int = 0
-    beyond: bool = False
-    chunk: int | None = None
-    offload: bool = False
-    device_map: str | None = None
-    revision: str | None = None
-    attn_implementation: str | None = None
-    offline: bool = False
-    trust_remote_code: bool = False
+    Args:
+        requests: Dataclasses such as :class:`ModelRequest`; their field ``model`` becomes an argument.
+        leave_out: Fields to leave out.
+    """
+    added = [parameter for kind in requests for parameter in _parameters(kind) if parameter.name not in leave_out]
 
-    def request(self, measurement: str, options: dict[str, Any]) -> Request:
-        """The request they describe."""
-        names = {f.name for f in dataclasses.fields(ModelRequest)}
-        model = ModelRequest(**{name: value for name, value in vars(self).items() if name in names})
-        return Request(
-            measurement=measurement,
-            model=model,
-            text=self.text,
-            prompts=self.prompts,
-            items=self.items,
-            documents=self.documents,
-            tokens=self.tokens,
-            beyond=self.beyond,
-            chunk=self.chunk,
-            offload=self.offload,
-            options=options,
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            return command(**given)
+
+        made = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
+        vars(called)["__signature__"] = inspect.Signature(made)
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+        return called
+
+    return decorate
+
+
+def _parameters(request: type) -> Iterator[inspect.Parameter]:
+    hints = typing.get_type_hints(request)
+    for field in dataclasses.fields(request):
+        if "help" not in field.metadata:
+            continue
+        shown: dict[str, Any] = {"help": field.metadata["help"], "metavar": field.metadata["metavar"]}
+        kind = _terminal_type(hints[field.name])
+        if field.name == "model":
+            info = typer.Argument(metavar="[MODEL]", help=shown["help"])
+        else:
+            info = typer.Option(f"--{field.name.replace('_', '-')}", **shown)
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, info]
         )
 
 
-def collect(context: typer.Context) -> tuple[Arguments, dict[str, Any]]:
-    """Arguments and measurement options of a command."""
+def _terminal_type(hint: Any) -> Any:
+    """Return the type that typer parses: whole numbers, flags, lists, and text for everything else."""
+    parts = typing.get_args(hint) or (hint,)
+    optional = type(None) in parts
+    if hint is bool:
+        return bool
+    if any(typing.get_origin(part) is tuple for part in parts):
+        return list[str] | None
+    kind = int if int in parts else str
+    return kind | None if optional else kind
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a measuring command was given.
+
+    Attributes:
+        request: The request.
+        out: Folder that holds run directories.
+        control: Whether to measure the control models too.
+    """
+
+    request: Request
+    out: Path
+    control: bool
+
+
+def collect(context: typer.Context, measurement: str) -> Given:
+    """Merge command line, config file and defaults; command-line values take precedence."""
     given = dict(context.params)
     path: Path | None = given.pop("config")
     options: dict[str, Any] = dict(parse_assignments(given.pop("set_") or ()))
-    values = {name: given[name] for name in given if _typed(context, name)}
+    values = {name: value for name, value in given.items() if _typed(context, name)}
     if path is not None:
-        names = [f.name for f in dataclasses.fields(Arguments)]
-        from_file = read_config_file(path, known=[*names, "set"])
+        from_file = read_config_file(path, known=[*given, "set"])
         assigned = from_file.pop("set", {})
         if not isinstance(assigned, dict):
             raise ConfigError(f"--config {path}: 'set' must be a table of names and values")
@@ -140,9 +111,18 @@ def collect(context: typer.Context) -> tuple[Arguments, dict[str, Any]]:
         values = {**from_file, **values}
     if isinstance(values.get("text"), str):
         values["text"] = [values["text"]]
-    if "out" in values:
-        values["out"] = str(values["out"])
-    return cast(Arguments, build_config(Arguments, values)), options
+    rest = build_config(_Rest, {name: str(values.pop(name)) for name in ("out", "control") if name in values})
+    names = {field.name for field in dataclasses.fields(ModelRequest)}
+    model = build_config(ModelRequest, {name: value for name, value in values.items() if name in names})
+    asked = {name: value for name, value in values.items() if name not in names}
+    request = build_config(Request, {"measurement": measurement, **asked})
+    return Given(dataclasses.replace(request, model=model, options=options), Path(rest.out), rest.control)
+
+
+@dataclass(frozen=True)
+class _Rest:
+    out: str = str(DEFAULT_OUT)
+    control: bool = True
 
 
 def _typed(context: typer.Context, name: str) -> bool:

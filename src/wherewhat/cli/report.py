@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from wherewhat.cli import options
+from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, TerminalProgress
+from wherewhat.runs.request import ModelRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wherewhat.models.loaded import Weights
+    from wherewhat.models.source import Weights
     from wherewhat.report.data import Number, Value
     from wherewhat.report.page import Profiled
 
 
-_DEFAULT_OUT = Path("runs")
 _Models = Annotated[
     list[str] | None,
     typer.Argument(
@@ -31,6 +32,10 @@ _Models = Annotated[
 _Weights = Annotated[
     list[str] | None,
     typer.Option(help="trained (default), random or shuffled; repeat to put them side by side."),
+]
+_Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
 ]
 _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposition (default: the first 4).")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
@@ -46,47 +51,29 @@ def _line(value: Value) -> str:
     return f"{mean:.3f}{reach}  {value.name}"
 
 
+@with_fields(ModelRequest, leave_out=("model", "weights"))
 def report(
     models: _Models = None,
     weights: _Weights = None,
-    text: options.Text = None,
+    text: _Text = None,
     documents: _Documents = None,
     tokens: _Tokens = 512,
     multihop: _Multihop = None,
-    out: options.Out = _DEFAULT_OUT,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    seed: options.Seed = 0,
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    attn_implementation: options.AttnImplementation = None,
-    offline: options.Offline = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    out: options.Out = options.DEFAULT_OUT,
+    **given: Any,
 ) -> None:
     """Measure a model and write one HTML file that shows its where and what, and opens offline.
 
     Axes with their controls, positional and symbolic heads, frequencies, planes, controlled distance, and short
     perturbation and length curves are measured on a few documents. Each measurement is kept in its run directory:
-    interrupted, the same command goes on with what is missing. Several models, or a model and its twins, are put side
-    by side in one file.
+    interrupted, the same command goes on with what is missing. Several models, or a model and its control models, are
+    put side by side in one file.
     """
     from wherewhat.report.report import make_report
-    from wherewhat.runs.request import ModelRequest
 
     made = make_report(
         [
-            ModelRequest(
-                model=model,
-                weights=cast("Weights", name),
-                seed=seed,
-                device=device,
-                dtype=dtype,
-                device_map=device_map,
-                offline=offline,
-                trust_remote_code=trust_remote_code,
-                revision=revision,
-                attn_implementation=attn_implementation,
-            )
+            ModelRequest(model=model, weights=cast("Weights", name), **given)
             for model in models or ["smollm2"]
             for name in weights or ["trained"]
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -13,7 +13,7 @@ from wherewhat.captures.comparison import LayerProof
 from wherewhat.captures.plan import Unmeasured
 from wherewhat.captures.proof import Proof
 from wherewhat.cli.terminal import Table
-from wherewhat.measures.measurement import Comparison, Estimate, Measurement
+from wherewhat.measures.measurement import Comparison, Measurement
 from wherewhat.measures.statistics import Interval
 from wherewhat.runs.results import MetricSummary, layer_kinds
 
@@ -34,9 +34,7 @@ def headline(
     table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
-    over = "mean over heads and documents" if measurement.prompts is None else "mean over prompts"
-    over = "mean over items" if measurement.items else over
-    table.add_column(over, max_width=24)
+    table.add_column(measurement.over, max_width=24)
     for weights, _ in runs:
         table.add_column(weights, justify="right")
     table.add_column("control", justify="right")
@@ -88,16 +86,9 @@ def by_kind(
     return table
 
 
-def compared(
-    compare: Callable[[Mapping[str, Estimate], Any], Comparison],
-    config: Any,
-    summaries: Sequence[MetricSummary],
-    *,
-    width: int,
-) -> list[Table]:
-    """What a run measures side by side, as far as a terminal has room for it, with verdicts and notes below."""
+def compared(found: Comparison, summaries: Sequence[MetricSummary], *, width: int) -> list[Table]:
+    """Return what a run compares, in as many columns as fit the terminal, with verdicts and notes below."""
     overall = {summary.metric.name: summary.overall for summary in summaries}
-    found = compare(dict(overall), config)
     table = Table(title="side by side: mean ± 95 % over documents", title_justify="left")
     table.add_column(found.what)
     shown = list(found.rows[0].metrics)[: max(1, (width - 4 - max(len(row.name) for row in found.rows)) // 18)]

@@ -1,83 +1,35 @@
-"""All length methods by name, and greedy generation under one."""
+"""All length methods by name."""
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
-import torch
-from torch import Tensor
-
-from wherewhat.captures.proof import Proof, prove
-from wherewhat.captures.wrappers import unwrapped
 from wherewhat.errors import ConfigError
-from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
-from wherewhat.extend.infllm import InfLLM
-from wherewhat.extend.method import LengthMethod, extended
-from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
-from wherewhat.models.positions import trained_length
 from wherewhat.options import nearest
 
-METHODS: tuple[type[LengthMethod], ...] = (
-    Untouched,
-    SlidingWindow,
-    StreamingLLM,
-    LMInfinite,
-    InfLLM,
-    PositionInterpolation,
-    NTKAware,
-    DynamicNTK,
-    YaRN,
-    SelfExtend,
-    ReRoPE,
-)
+if TYPE_CHECKING:
+    from wherewhat.extend.method import LengthMethod
+
+METHODS = {
+    "none": "windows.Untouched",
+    "sliding-window": "windows.SlidingWindow",
+    "streaming-llm": "windows.StreamingLLM",
+    "lm-infinite": "windows.LMInfinite",
+    "infllm": "infllm.InfLLM",
+    "position-interpolation": "frequencies.PositionInterpolation",
+    "ntk-aware": "frequencies.NTKAware",
+    "dynamic-ntk": "frequencies.DynamicNTK",
+    "yarn": "frequencies.YaRN",
+    "self-extend": "windows.SelfExtend",
+    "rerope": "windows.ReRoPE",
+}
+"""Module and class of each method by name; a method is imported when it is used."""
 
 
 def find_method(name: str) -> type[LengthMethod]:
-    """The method of that name."""
-    by_name = {method.name: method for method in METHODS}
-    if name in by_name:
-        return by_name[name]
-    raise ConfigError(f"there is no length method '{name}': {nearest(name, by_name, cutoff=0.6)}")
-
-
-def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof: Proof | None = None) -> Tensor:
-    """Continue texts by the likeliest token, one at a time.
-
-    The result is that of scoring the finished text in one pass: each new token is the best one after what is before it.
-    Parameters that depend on the length are settled once, by the length of the finished text. Keys are cached where
-    that cannot change the result; otherwise the text is read anew for each token.
-
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        ids: Texts ``(batch, n)`` of one length.
-        method: The length method.
-        steps: Tokens to write.
-        proof: The model's proof; by default a new one.
-
-    Returns:
-        Texts ``(batch, n + steps)``.
-    """
-    if steps < 1:
-        raise ConfigError(f"steps={steps}: give 1 or more tokens to write")
-    inner = unwrapped(model)
-    found = proof or prove(inner)
-    if method.is_open:
-        method = method.fitted(trained=trained_length(inner), length=ids.shape[1] + steps)
-    # Caches of layers with a window drop keys, and with them the count of the text's tokens.
-    cached = method.cacheable and not _has_window(inner)
-    with torch.no_grad(), extended(model, method, proof=found):
-        cache, fresh = None, ids
-        for _ in range(steps):
-            given: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
-            out = model(input_ids=fresh, use_cache=cached, **given)
-            best = out.logits[:, -1].argmax(-1, keepdim=True)
-            ids = torch.cat([ids, best.to(ids.device)], -1)
-            cache = getattr(out, "past_key_values", None) if cached else None
-            fresh = best if cache is not None else ids
-    return ids
-
-
-def _has_window(model: Any) -> bool:
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    kinds = getattr(config, "layer_types", None) or ()
-    return getattr(config, "sliding_window", None) is not None or any(kind != "full_attention" for kind in kinds)
+    """Return the class of a method."""
+    if name not in METHODS:
+        raise ConfigError(f"there is no length method '{name}': {nearest(name, METHODS, cutoff=0.6)}")
+    module, kind = METHODS[name].split(".")
+    return cast("type[LengthMethod]", getattr(import_module(f"wherewhat.extend.{module}"), kind))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import option
-from wherewhat.options import check_seed
+from wherewhat.options import check_seed, option
 
 EncodingName = Literal["rope", "p-rope", "partial", "alibi", "learned", "nope", "pope"]
 BlockName = Literal["parallel", "sequential", "llama"]

@@ -16,7 +16,7 @@ from wherewhat.lab.config import LabConfig, Training, at_least
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.steps import batch_order, derived_seed
 from wherewhat.lab.training import Record, digest, find_device, identify, run_training
-from wherewhat.measures.measurement import option
+from wherewhat.options import option
 from wherewhat.progress import Progress
 
 VOCABULARY = 256

@@ -1,18 +1,28 @@
-"""The interface of a measurement: config, function, metrics, and what it is measured on."""
+"""The interface of a measurement: options, metrics, controls, and a function with a typed input.
+
+A measurement is a subclass of :class:`LayerMeasurement`, :class:`TextMeasurement`, :class:`QuestionMeasurement`,
+:class:`ChoicesMeasurement` or :class:`DocumentsMeasurement`, which say what it is measured on. Command line, help,
+tables, export, sweeps, report and the documentation's index are generated from the subclass. Importing this module, and
+the modules that declare measurements, does not import torch: methods import what they compute with.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from torch import Tensor
-
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import MeasureError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
+    from wherewhat.measures.choices.answers import Choices
 
 
 class Estimate(Protocol):
@@ -197,22 +207,42 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text in tokens, with where its words and sentences are.
+class Spans:
+    """Words and sentences of a text as ranges of tokens.
 
     Attributes:
-        ids: Token ids ``(1, n)``.
-        prefix: Number of tokens in front that are no text, such as BOS.
         words: First token and one past the last of each word, in order; None where the tokenizer does not tell.
         sentences: The same of each whole sentence.
         respelled: For each word the token ids that it has with two inner letters transposed; empty where it has none.
     """
 
-    ids: Tensor
-    prefix: int = 0
     words: tuple[tuple[int, int], ...] | None = None
     sentences: tuple[tuple[int, int], ...] | None = None
     respelled: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in tokens.
+
+    Attributes:
+        ids: Token ids ``(1, n)``.
+        prefix: Number of tokens in front that are no text, such as BOS.
+        find_spans: Function that finds words and sentences; called once, when they are needed.
+    """
+
+    ids: Tensor
+    prefix: int = 0
+    find_spans: Callable[[], Spans] = Spans
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Words and sentences."""
+        return self.find_spans()
+
+    def first(self, n: int) -> Text:
+        """Return the first ``n`` tokens, without spans."""
+        return Text(self.ids[:, :n], self.prefix)
 
 
 @dataclass(frozen=True)
@@ -232,80 +262,179 @@ class PromptSet:
     options: Mapping[str, Any]
 
 
-Measure = Callable[[Subject, Any, Any], DocumentScores]
-Across = Callable[[Subject, Sequence[Tensor], Any], DocumentScores]
+Control = Literal["random", "shuffled"]
+"""A control model: freshly initialised, or with the entries of its query and key projections permuted."""
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One measurement.
+class Capacity:
+    """What a model and its texts allow a report to measure.
+
+    Attributes:
+        trained: Tokens of the texts it was trained on; None where it does not say.
+        hard_limit: Whether it cannot compute more positions than it was made for.
+        planes: Smallest number of planes in a layer that rotates; 0 if none rotates.
+        shortest: Tokens of the shortest text.
+    """
+
+    trained: int | None
+    hard_limit: bool
+    planes: int
+    shortest: int
+
+    @property
+    def rotates(self) -> bool:
+        """Whether any layer rotates its queries and keys."""
+        return self.planes > 0
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """How a report runs a measurement.
+
+    Attributes:
+        passes: Time it takes relative to a plain pass over the same tokens, as measured on two cores.
+        documents: Largest number of documents; None for as many as are asked for.
+        tokens: Largest number of tokens of each; None likewise.
+        controls: Control models to run it on as well.
+        options: Options that differ from the measurement's defaults.
+        beyond: Whether it goes beyond the positions the model was made for.
+    """
+
+    passes: float
+    documents: int | None = None
+    tokens: int | None = None
+    controls: tuple[Control, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    beyond: bool = False
+
+
+class Measurement(ABC):
+    """What all measurements declare. Subclass one of the five kinds below, not this class.
 
     Attributes:
         name: Subcommand and name in the store.
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
-        measure: Function from subject, token ids ``(1, n)`` (a :class:`Question` where ``prompts`` is given, a
-            :class:`Text` where ``spans`` is, ``Choices`` where ``items`` is) and config
-            to the document's numbers; None if a single document has none.
-        metrics: Words for what it measures, most important first.
+        metrics: Its metrics, most important first.
         limits: What the numbers do not show.
-        twins: Twins of the model to measure beside it, as controls.
-        combine: Numbers over all documents of a run together, from those of each; None if there are none.
-        across: The same where they need the model: function from subject, token ids ``(n,)`` of every document and
-            config. At most one of the two is given.
-        least_documents: Fewest documents it makes sense for.
-        prompts: The prompts it is measured on in place of documents, by config; None for documents.
-        more_metrics: Words for numbers whose names depend on the config; they come after ``metrics``.
-        spans: Whether it must know where words and sentences are.
-        items: Whether it is measured on questions with alternatives in place of documents.
-        compare: What stands side by side in a finished run, with verdicts, from the estimates of its metrics and the
-            config; ``more_metrics`` are then shown there and not one below the other.
-        pooled: Numbers of the model from those of some of its layers, to be taken of each kind of layer as well.
-        revision: To be raised when its numbers change: what an earlier one measured is measured anew.
+        page: Name of its documentation page, without ``.md``; None for its own name.
+        controls: Control models to measure beside the model.
+        least_documents: Smallest number of documents.
+        figure: Name of the figure that shows a run best.
+        over: What the means in a table are over.
+        revision: Bump when results change: runs of an earlier revision are measured again.
     """
 
-    name: str
-    summary: str
-    config: type[Any]
-    measure: Measure | None
-    metrics: tuple[Metric, ...]
-    limits: str
-    twins: tuple[Literal["random", "shuffled"], ...] = ("random",)
-    combine: Callable[[Sequence[DocumentScores], Any], DocumentScores] | None = None
-    across: Across | None = None
-    least_documents: int = 1
-    prompts: Callable[[Any], Sequence[PromptSet]] | None = None
-    more_metrics: Callable[[Any], tuple[Metric, ...]] | None = None
-    spans: bool = False
-    items: bool = False
-    compare: Callable[[Mapping[str, Estimate], Any], Comparison] | None = None
-    pooled: Callable[[Sequence[LayerScores]], Mapping[str, float]] | None = None
-    revision: int = 1
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    config: ClassVar[type[Any]]
+    metrics: ClassVar[tuple[Metric, ...]]
+    limits: ClassVar[str]
+    page: ClassVar[str | None] = None
+    controls: ClassVar[tuple[Control, ...]] = ("random",)
+    least_documents: ClassVar[int] = 1
+    figure: ClassVar[str] = "map"
+    over: ClassVar[str] = "mean over heads and documents"
+    revision: ClassVar[int] = 1
 
-    def words(self, config: Any) -> tuple[Metric, ...]:
-        """Words for all that it measures under a config."""
-        return self.metrics + (self.more_metrics(config) if self.more_metrics is not None else ())
+    def more_metrics(self, config: Any) -> tuple[Metric, ...]:
+        """Return the metrics whose names depend on the config; they come after ``metrics``."""
+        return ()
+
+    def all_metrics(self, config: Any) -> tuple[Metric, ...]:
+        """Return all metrics under a config."""
+        return self.metrics + self.more_metrics(config)
+
+    def combine(self, documents: Sequence[DocumentScores], config: Any) -> DocumentScores:
+        """Return scores of all documents of a run together, from those of each."""
+        raise NotImplementedError
+
+    @property
+    def combines(self) -> bool:
+        """Whether :meth:`combine` is defined."""
+        return type(self).combine is not Measurement.combine
+
+    def compare(self, estimates: Mapping[str, Estimate], config: Any) -> Comparison | None:
+        """Return what a finished run compares, with verdicts; ``more_metrics`` are then shown there only."""
+        return None
+
+    def pooled(self, layers: Sequence[LayerScores]) -> Mapping[str, float]:
+        """Return scores of the model from those of some of its layers; also used for each kind of layer."""
+        return {}
+
+    @property
+    def pools(self) -> bool:
+        """Whether :meth:`pooled` is defined."""
+        return type(self).pooled is not Measurement.pooled
+
+    def draw(self, run: Any) -> Any:
+        """Return a Plotly figure of a finished :class:`~wherewhat.runs.results.StoredRun`; None for ``figure``."""
+        return None
+
+    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | None:
+        """Return how a report runs it on texts of ``tokens`` tokens; None to leave it out of reports."""
+        return None
 
 
-def per_layer(
-    function: Callable[[LayerAttention, Any], LayerScores],
-    whole: Callable[[Sequence[LayerScores]], Mapping[str, float]] = lambda layers: {},
-) -> Measure:
-    """A measurement that looks at each layer by itself, while the forward pass runs.
+class LayerMeasurement(Measurement):
+    """A measurement of one layer at a time, while the forward pass runs."""
 
-    Args:
-        function: Numbers of one layer.
-        whole: Numbers of the model, from those of its layers.
-    """
+    @abstractmethod
+    def measure(self, layer: LayerAttention, config: Any) -> LayerScores:
+        """Return the scores of one layer."""
 
-    def measure(subject: Subject, ids: Tensor, config: Any) -> DocumentScores:
-        found: list[LayerScores] = []
-        subject.run(ids, lambda attention: found.append(function(attention, config)))
-        return DocumentScores(found, whole(found))
-
-    return measure
+    def check(self, layers: Sequence[LayerScores]) -> None:
+        """Refuse, with a :class:`~wherewhat.errors.MeasureError`, a model whose layers give nothing to measure."""
 
 
-def option(default: Any, help_text: str) -> Any:
-    """A config field with a default and one line of help."""
-    return field(default=default, metadata={"help": help_text})
+class TextMeasurement(Measurement):
+    """A measurement of a model on one text."""
+
+    @abstractmethod
+    def measure(self, subject: Subject, text: Text, config: Any) -> DocumentScores:
+        """Return the scores of one text."""
+
+
+class QuestionMeasurement(Measurement):
+    """A measurement of a model on prompts that end in a question, which it makes itself."""
+
+    over: ClassVar[str] = "mean over prompts"
+
+    @abstractmethod
+    def prompts(self, config: Any) -> Sequence[PromptSet]:
+        """Return the prompts to make."""
+
+    @abstractmethod
+    def measure(self, subject: Subject, question: Question, config: Any) -> DocumentScores:
+        """Return the scores of one prompt."""
+
+
+class ChoicesMeasurement(Measurement):
+    """A measurement of a model on questions with alternatives."""
+
+    over: ClassVar[str] = "mean over items"
+
+    @abstractmethod
+    def measure(self, subject: Subject, choices: Choices, config: Any) -> DocumentScores:
+        """Return the scores of one question."""
+
+
+class DocumentsMeasurement(Measurement):
+    """A measurement of a model on all documents together; a single document has no scores."""
+
+    @abstractmethod
+    def measure(self, subject: Subject, texts: Sequence[Text], config: Any) -> DocumentScores:
+        """Return the scores of all texts together."""
+
+
+def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> DocumentScores:
+    """Measure one text: each layer during one pass, or as the measurement does it."""
+    if isinstance(measurement, TextMeasurement):
+        return measurement.measure(subject, text, config)
+    if not isinstance(measurement, LayerMeasurement):
+        raise MeasureError(f"{measurement.name} is not measured on a single text")
+    layers: list[LayerScores] = []
+    subject.run(text.ids, lambda layer: layers.append(measurement.measure(layer, config)))
+    measurement.check(layers)
+    return DocumentScores(layers, measurement.pooled(layers))

@@ -1,42 +1,63 @@
-"""The list of measurements. Everything that can be measured, run or reported is derived from it."""
+"""All measurements by name: those of this package, registered ones, and those of installed packages.
+
+A package adds measurements with the entry point group ``wherewhat.measurements``; each entry point names a subclass of
+:class:`~wherewhat.measures.measurement.Measurement`.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TypeVar
+
 from wherewhat.errors import ConfigError
-from wherewhat.measures.attention import ATTENTION
-from wherewhat.measures.axes.measurement import AXES
-from wherewhat.measures.choices import CHOICES
-from wherewhat.measures.distance.measurement import DISTANCE
-from wherewhat.measures.extend.measurement import EXTEND
-from wherewhat.measures.frequencies.measurement import FREQUENCIES
-from wherewhat.measures.heads import HEADS
+from wherewhat.imports import plugins
 from wherewhat.measures.measurement import Measurement
-from wherewhat.measures.perturb.measurement import PERTURB
-from wherewhat.measures.planes.measurement import PLANES
-from wherewhat.measures.prompts import PROMPTS
-from wherewhat.measures.residual import RESIDUAL
-from wherewhat.measures.split.measurement import SPLIT
 from wherewhat.options import nearest
 
-MEASUREMENTS: tuple[Measurement, ...] = (
-    AXES,
-    DISTANCE,
-    PLANES,
-    RESIDUAL,
-    SPLIT,
-    HEADS,
-    FREQUENCIES,
-    PROMPTS,
-    PERTURB,
-    CHOICES,
-    EXTEND,
-    ATTENTION,
+BUILT_IN = (
+    "axes.measurement.AxesMeasurement",
+    "distance.measurement.DistanceMeasurement",
+    "planes.measurement.PlanesMeasurement",
+    "residual.measurement.ResidualMeasurement",
+    "split.measurement.SplitMeasurement",
+    "heads.measurement.HeadsMeasurement",
+    "frequencies.measurement.FrequenciesMeasurement",
+    "prompts.measurement.PromptsMeasurement",
+    "perturb.measurement.PerturbMeasurement",
+    "choices.measurement.ItemChoices",
+    "extend.measurement.ExtendMeasurement",
+    "attention.measurement.AttentionMeasurement",
 )
+
+_Declared = TypeVar("_Declared", bound=type[Measurement])
+_known: dict[str, Measurement] = {}
+
+
+def register(declared: _Declared) -> _Declared:
+    """Add a measurement; use it as a class decorator."""
+    measurement = declared()
+    known = measurements()
+    if measurement.name in known:
+        raise ConfigError(f"there is already a measurement '{measurement.name}': choose another name")
+    _known[measurement.name] = measurement
+    return declared
+
+
+def measurements() -> dict[str, Measurement]:
+    """Return all measurements by name, in the order in which they are shown."""
+    if not _known:
+        for path in BUILT_IN:
+            module, name = path.rsplit(".", 1)
+            measurement: Measurement = getattr(import_module(f"wherewhat.measures.{module}"), name)()
+            _known[measurement.name] = measurement
+        for declared in plugins("wherewhat.measurements").values():
+            register(declared)
+    return _known
 
 
 def find_measurement(name: str) -> Measurement:
-    """The measurement of that name."""
-    by_name = {m.name: m for m in MEASUREMENTS}
-    if name in by_name:
-        return by_name[name]
-    raise ConfigError(f"there is no measurement '{name}': {nearest(name, by_name, cutoff=0.6)}")
+    """Return the measurement of that name."""
+    known = measurements()
+    if name not in known:
+        raise ConfigError(f"there is no measurement '{name}': {nearest(name, known, cutoff=0.6)}")
+    return known[name]

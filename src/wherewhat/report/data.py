@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import profile_name
-from wherewhat.runs.results import MetricSummary, stored_words, summarise
+from wherewhat.runs.results import MetricSummary, StoredRun
 
 _DIGITS = 4
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -64,28 +61,6 @@ def _edge(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def documents(directory: RunDirectory) -> list[str]:
-    """Names of the documents of a run, in order."""
-    return [str(document["name"]) for document in cast("list[dict[str, Any]]", directory.config["documents"])]
-
-
-def scores_by_document(directory: RunDirectory) -> dict[str, dict[str, float]]:
-    """Numbers of the model as a whole by document and metric; undefined ones are left out."""
-    columns = directory.scores().select(["document", "layer", "metric", "value"]).to_pydict()
-    found: dict[str, dict[str, float]] = {name: {} for name in documents(directory)}
-    for document, layer, metric, value in zip(*columns.values(), strict=True):
-        if document is not None and layer is None and value is not None:
-            found[document][metric] = value
-    return found
-
-
-def curves_by_document(directory: RunDirectory, curve: str) -> list[Tensor]:
-    """A curve of the model as a whole, of every document that has it."""
-    profiles = directory.profiles()
-    names = (profile_name(document, None, curve) for document in documents(directory))
-    return [profiles[name] for name in names if name in profiles]
-
-
 def plain_interval(values: Sequence[float]) -> dict[str, Any] | None:
     """Mean and 95 % interval over documents as a page carries them; None of nothing."""
     if not values:
@@ -94,51 +69,31 @@ def plain_interval(values: Sequence[float]) -> dict[str, Any] | None:
     return {"mean": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}
 
 
-def mean_of(found: dict[str, dict[str, float]], metric: str, *, less: str | None = None) -> dict[str, Any] | None:
+def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
     """Interval of a metric over the documents that have it; with ``less``, of its difference to another in each."""
-    having = [m for m in found.values() if metric in m and (less is None or less in m)]
-    return plain_interval([m[metric] - (0.0 if less is None else m[less]) for m in having])
+    return plain_interval(run.values(metric, less=less))
 
 
-Heads = dict[int, list[float | None]]
-"""Values of every head by layer."""
+def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:
+    """Means over documents of every head by layer; None for layers in which the metric is not defined."""
+    found = run.head_means[metric]
+    return [[rounded(value) for value in found[layer]] if layer in found else None for layer in layers]
 
 
-def head_means(directory: RunDirectory) -> dict[str, Heads]:
-    """Means over documents of everything that a run has for each head, by metric."""
-    columns = directory.scores().select(["metric", "layer", "head", "value"]).to_pydict()
-    found: dict[str, dict[int, dict[int, list[float]]]] = {}
-    for metric, layer, head, value in zip(*columns.values(), strict=True):
-        if head is not None:
-            values = found.setdefault(metric, {}).setdefault(layer, {}).setdefault(head, [])
-            values += [] if value is None else [value]
-    return {
-        metric: {
-            layer: [rounded(sum(v) / len(v)) if (v := heads.get(h)) else None for h in range(max(heads) + 1)]
-            for layer, heads in sorted(layers.items())
-        }
-        for metric, layers in found.items()
-    }
-
-
-def metric_tables(runs: Runs, means: Mapping[tuple[str, str], Mapping[str, Heads]], layers: list[int]) -> list[Any]:
-    """Every metric that heads have, with words, control and values of the model and its twins.
+def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
+    """Every metric that heads have, with its title, its control, and values of the model and its control models.
 
     Args:
         runs: The runs.
-        means: Means over documents by measurement and weights.
-        layers: The layers; those in which a metric is not defined have no values.
+        layers: The layers.
     """
     tables = []
     seen: set[str] = set()
-    for name in dict.fromkeys(request.measurement for request, _ in runs.finished):
-        measurement = find_measurement(name)
-        directory = runs.find(name)
-        if directory is None:
-            continue
-        controls = {summary.metric.name: summary.control for summary in summarise(measurement, directory)}
-        for metric in stored_words(measurement, directory):
-            if metric.name in seen or metric.name not in means[name, runs.own]:
+    for run in (run for request, run in runs.finished if request.model.weights == runs.own):
+        name = run.measurement.name
+        controls = {summary.metric.name: summary.control for summary in run.summaries()}
+        for metric in run.metrics:
+            if metric.name in seen or metric.name not in run.head_means:
                 continue
             seen.add(metric.name)
             tables.append(
@@ -151,16 +106,16 @@ def metric_tables(runs: Runs, means: Mapping[tuple[str, str], Mapping[str, Heads
                     "control": rounded(controls.get(metric.name)),
                     "control_title": metric.control_title,
                     "values": {
-                        weights: [means[name, weights][metric.name].get(layer) for layer in layers]
-                        for weights in runs.weights(name)
-                        if metric.name in means[name, weights]
+                        weights: head_values(found, metric.name, layers)
+                        for weights, found in runs.weights(name).items()
+                        if metric.name in found.head_means
                     },
                 }
             )
     return tables
 
 
-_TWINS = {"random": "random twin", "shuffled": "shuffled twin"}
+_CONTROLS = {"random": "random control", "shuffled": "shuffled control"}
 
 
 @dataclass(frozen=True)
@@ -204,7 +159,7 @@ _WANTED = (
         "axes",
         (("r", "r"),),
         "Correlation of every head's logits with a distance term plus a query term plus a key term; read it beside the "
-        "random twin, because a high r alone does not show that anything was learned.",
+        "random control, because a high r alone does not show that anything was learned.",
     ),
     _Wanted(
         "r of behaviour",
@@ -239,18 +194,16 @@ _WANTED = (
 def headline(runs: Runs) -> list[Number]:
     """The numbers that the runs hold."""
     summaries = {
-        (request.measurement, str(request.model.weights)): {
-            summary.metric.name: summary for summary in summarise(find_measurement(request.measurement), directory)
-        }
-        for request, directory in runs.finished
+        (request.measurement, str(request.model.weights)): {summary.metric.name: summary for summary in run.summaries()}
+        for request, run in runs.finished
     }
     numbers = []
     for wanted in _WANTED:
         own = summaries.get((wanted.measurement, runs.own), {})
-        twins = [
-            (twin, of_twin)
-            for weights, twin in _TWINS.items()
-            if weights != runs.own and (of_twin := summaries.get((wanted.measurement, weights)))
+        beside = [
+            (control, of_control)
+            for weights, control in _CONTROLS.items()
+            if weights != runs.own and (of_control := summaries.get((wanted.measurement, weights)))
         ]
         metrics = [(name, title) for name, title in wanted.metrics if name in own]
         if not metrics:
@@ -262,10 +215,10 @@ def headline(runs: Runs) -> list[Number]:
                 controls=[
                     *_floors([own[name] for name, _ in metrics]),
                     *(
-                        Value(f"{twin}, {title}" if len(metrics) > 1 else twin, of_twin[name].overall)
-                        for twin, of_twin in twins
+                        Value(f"{control}, {title}" if len(metrics) > 1 else control, of_control[name].overall)
+                        for control, of_control in beside
                         for name, title in metrics
-                        if name in of_twin
+                        if name in of_control
                     ),
                 ],
                 reading=wanted.reading,
@@ -273,7 +226,7 @@ def headline(runs: Runs) -> list[Number]:
                     Value(", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), found[name].kinds[kind])
                     for name, title in metrics
                     for kind in own[name].kinds
-                    for named, found in [([], own), *(([twin], of_twin) for twin, of_twin in twins)]
+                    for named, found in [([], own), *(([control], of_control) for control, of_control in beside)]
                     if name in found and kind in found[name].kinds
                 ],
             )

@@ -13,10 +13,10 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, TextError
+from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import max_positions
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.report.plan import Room
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document
 
@@ -33,14 +33,14 @@ class Look:
         logits: Lower triangles of the first rows' logits by layer, ``(heads, pairs)``, row after row; NaN where a
             query does not see a key.
         facts: What the model is.
-        room: What it and the texts leave room for.
+        capacity: What it and the texts allow.
         seconds: Time of the pass for each of its tokens, to estimate other times from.
     """
 
     tokens: list[str]
     logits: dict[int, Tensor]
     facts: dict[str, Any]
-    room: Room
+    capacity: Capacity
     seconds: float
 
 
@@ -76,8 +76,8 @@ def look(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: 
     with new_process_settings(weight_dtypes(loaded.model)):
         subject.run(ids[None], keep)
     seconds = (time.perf_counter() - started) / len(ids)
-    room = Room(_trained_length(subject), max_positions(loaded.model)[1], min(planes, default=0), shortest)
-    return Look(pieces(loaded, texts[0].text, ids), logits, _facts(loaded, kv_heads, subject.proof), room, seconds)
+    capacity = Capacity(_trained_length(subject), max_positions(loaded.model)[1], min(planes, default=0), shortest)
+    return Look(pieces(loaded, texts[0].text, ids), logits, _facts(loaded, kv_heads, subject.proof), capacity, seconds)
 
 
 def pieces(loaded: LoadedModel, text: str, ids: Tensor) -> list[str]:

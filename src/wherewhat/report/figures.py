@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder, write_file
-from wherewhat.measures.perturb.changes import KINDS
+from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
-from wherewhat.report.data import curves_by_document, documents, head_means
-from wherewhat.runs.profiles import profile_name
-from wherewhat.runs.results import measurement_of, run_title, words_of
+from wherewhat.runs.results import StoredRun
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -83,61 +81,50 @@ def band(
 _BY_RATE, _BY_POSITION = "loss_by_rate_", "loss_by_position_"
 
 
-def distance_curve(directory: RunDirectory, *, layer: int = 0, head: int = 0) -> Figure:
+def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
     """The distance term a[d] of one head, one line for each document."""
     from plotly.graph_objects import Figure
 
-    profiles = directory.profiles()
     figure = Figure()
-    for index, document in enumerate(documents(directory)):
-        name = profile_name(document, layer, "a")
-        if name not in profiles:
+    for index, document in enumerate(run.documents):
+        curve = run.curve(layer, "a", document=index)
+        if curve is None:
             raise ConfigError(
-                f"{measurement_of(directory).name} has no distance curve of layer {layer}: give a run of axes and one "
-                "of its layers"
+                f"{run.measurement.name} has no distance curve of layer {layer}: give a run of axes and a layer of it"
             )
-        curve = profiles[name]
         if not 0 <= head < len(curve):
             raise ConfigError(f"layer {layer} has no head {head}: it has {len(curve)}, counted from 0")
         figure.add_scatter(y=curve[head].tolist(), mode="lines", name=plain(document), line=line_style(index))
-    title = f"Distance term of layer {layer}, head {head}: {run_title(directory)}"
+    title = f"Distance term of layer {layer}, head {head}: {run.title}"
     return styled(figure, title=title, x="distance in tokens", y="a[d]")
 
 
-def loss_by_rate(directory: RunDirectory) -> Figure:
+def loss_by_rate(run: StoredRun) -> Figure:
     """Loss by share disturbed, a line for each kind of disturbance, with its 95 % interval over documents."""
-    figure = _lines(directory, _BY_RATE, KINDS, percent=True)
-    return styled(figure, title=f"Disturbed: {run_title(directory)}", x="disturbed, %", y="loss, nats")
+    figure = _lines(run, _BY_RATE, KINDS, percent=True)
+    return styled(figure, title=f"Disturbed: {run.title}", x="disturbed, %", y="loss, nats")
 
 
-def loss_by_position(directory: RunDirectory) -> Figure:
+def loss_by_position(run: StoredRun) -> Figure:
     """Loss by position in the text, a line for each length method, with its 95 % interval over documents."""
-    figure = _lines(directory, _BY_POSITION, {}, percent=False)
-    trained = directory.scores().filter(_is_metric("trained_length"))["value"].to_pylist()
+    figure = _lines(run, _BY_POSITION, {}, percent=False)
+    trained = run.values("trained_length")
     if trained:
         figure.add_vline(x=trained[0], line={"dash": "dot", "color": COLOURS[-1]}, annotation_text="trained length")
-    return styled(figure, title=f"Longer texts: {run_title(directory)}", x="position in tokens", y="loss, nats")
+    return styled(figure, title=f"Longer texts: {run.title}", x="position in tokens", y="loss, nats")
 
 
-def _is_metric(name: str) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.field("metric") == name
-
-
-def _lines(directory: RunDirectory, prefix: str, titles: Mapping[str, str], *, percent: bool) -> Figure:
+def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: bool) -> Figure:
     """One line for each curve whose name begins so: x in the first column, the mean over documents of the second."""
     from plotly.graph_objects import Figure
 
-    ends = (name.rsplit("/", 1)[1] for name in directory.profiles())
+    ends = (name.rsplit("/", 1)[1] for name in run.directory.profiles())
     names = list(dict.fromkeys(end.removeprefix(prefix) for end in ends if end.startswith(prefix)))
     if not names:
-        raise ConfigError(
-            f"{measurement_of(directory).name} has no {prefix.strip('_').replace('_', ' ')}: see the docs"
-        )
+        raise ConfigError(f"{run.measurement.name} has no {prefix.strip('_').replace('_', ' ')}: see the docs")
     figure = Figure()
     for index, name in enumerate(names):
-        x, mid, low, high = _interval_lines(curves_by_document(directory, prefix + name))
+        x, mid, low, high = _interval_lines(run.curves(prefix + name))
         x = [100 * value for value in x] if percent else x
         filled = band(x, low, high, index=index, group=name)
         if filled is not None:
@@ -161,20 +148,20 @@ def _interval_lines(
     return x, [p.mean for p in points], [p.low for p in points], [p.high for p in points]
 
 
-def head_map(directory: RunDirectory, *, metric: str | None = None) -> Figure:
+def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
     """Layers × heads, one metric as colour.
 
     Args:
-        directory: A finished run.
+        run: A finished run.
         metric: Name of the metric; the measurement's first that heads have by default.
     """
     from plotly.graph_objects import Figure
 
-    means = head_means(directory)
-    words = {word.name: word for word in words_of(directory)}
+    means = run.head_means
+    words = {word.name: word for word in run.metrics}
     known = [name for name in words if name in means] or list(means)
     if not known:
-        raise ConfigError(f"{measurement_of(directory).name} has no numbers of single heads: choose another figure")
+        raise ConfigError(f"{run.measurement.name} has no numbers of single heads: choose another figure")
     name = metric or known[0]
     if name not in means:
         raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, list(means))}")
@@ -203,19 +190,17 @@ def head_map(directory: RunDirectory, *, metric: str | None = None) -> Figure:
             "colorbar": {"title": {"text": words[name].unit if name in words else ""}},
         }
     )
-    return styled(figure, title=f"{title}: {run_title(directory)}", x="head", y="layer")
+    return styled(figure, title=f"{title}: {run.title}", x="head", y="layer")
 
 
-def swap_plane(directory: RunDirectory) -> Figure:
+def swap_plane(run: StoredRun) -> Figure:
     """Every head by its positional and its symbolic score, coloured by layer."""
     from plotly.graph_objects import Figure
 
-    means = head_means(directory)
+    means = run.head_means
     together = "_together" if "s_pos_together" in means else ""
     if f"s_pos{together}" not in means or f"s_sym{together}" not in means:
-        raise ConfigError(
-            f"{measurement_of(directory).name} has no positional and symbolic scores: give a run of heads"
-        )
+        raise ConfigError(f"{run.measurement.name} has no positional and symbolic scores: give a run of heads")
     points = [
         (x, y, layer, head)
         for layer, values in means[f"s_pos{together}"].items()
@@ -239,7 +224,7 @@ def swap_plane(directory: RunDirectory) -> Figure:
             },
         }
     )
-    return styled(figure, title=f"Places or contents: {run_title(directory)}", x="positional score", y="symbolic score")
+    return styled(figure, title=f"Places or contents: {run.title}", x="positional score", y="symbolic score")
 
 
 FIGURES: dict[str, Callable[..., Figure]] = {
@@ -251,26 +236,20 @@ FIGURES: dict[str, Callable[..., Figure]] = {
 }
 """Figures by name; each takes a run directory and its own options."""
 
-_FIRST = {"heads": "plane", "perturb": "rates", "extend": "positions"}
-"""The figure a measurement is known for; a map of its heads for the others."""
 
-
-def offered(directory: RunDirectory) -> str:
-    """Name of the figure that shows a run best."""
-    return _FIRST.get(measurement_of(directory).name, "map")
-
-
-def figure(directory: RunDirectory, name: str | None = None, **options: Any) -> Figure:
+def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
     """A figure of a finished run.
 
     Args:
-        directory: The run.
+        run: The run.
         name: One of :data:`FIGURES`; by default the one that shows the run best.
         options: ``metric`` of a map; ``layer`` and ``head`` of a distance curve.
     """
     import inspect
 
-    name = name or offered(directory)
+    if name is None and (drawn := run.measurement.draw(run)) is not None:
+        return drawn
+    name = name or run.measurement.figure
     if name not in FIGURES:
         raise ConfigError(f"there is no figure {name!r}: {nearest(name, FIGURES)}")
     own = [key for key, p in inspect.signature(FIGURES[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -278,7 +257,7 @@ def figure(directory: RunDirectory, name: str | None = None, **options: Any) -> 
     wrong = next((key for key in given if key not in own), None)
     if wrong is not None:
         raise ConfigError(f"the figure {name} has no option {wrong}: it has {', '.join(own) or 'none'}")
-    return checked()(FIGURES[name])(directory, **given)
+    return checked()(FIGURES[name])(run, **given)
 
 
 PICTURES = ("png", "svg", "pdf", "html")

@@ -14,6 +14,7 @@ from wherewhat.report.plan import Planned
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, duration, run, run_control
 from wherewhat.runs.request import Request
+from wherewhat.runs.results import StoredRun
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,16 @@ class Runs:
     """Finished runs of one model's report.
 
     Attributes:
-        finished: Request and run directory of each.
+        finished: Request and run of each.
         left_out: One line for each measurement that the model does not allow, such as planes without rotation, and
             for each control that cannot be made.
     """
 
-    finished: list[tuple[Request, RunDirectory]] = field(default_factory=list)
+    finished: list[tuple[Request, StoredRun]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     @property
-    def first(self) -> tuple[Request, RunDirectory]:
+    def first(self) -> tuple[Request, StoredRun]:
         """The decomposition of the model itself."""
         return self.finished[0]
 
@@ -39,19 +40,19 @@ class Runs:
         """The weights the report is about; others are controls."""
         return self.first[0].model.weights
 
-    def find(self, measurement: str) -> RunDirectory | None:
+    def find(self, measurement: str) -> StoredRun | None:
         """The run of a measurement on the model itself, if there is one."""
         found = self.request(measurement)
         return None if found is None else found[1]
 
-    def request(self, measurement: str) -> tuple[Request, RunDirectory] | None:
+    def request(self, measurement: str) -> tuple[Request, StoredRun] | None:
         """What was asked for and its run, on the model itself."""
         wanted = (measurement, self.own)
         return next(((r, run) for r, run in self.finished if (r.measurement, r.model.weights) == wanted), None)
 
-    def weights(self, measurement: str) -> list[str]:
-        """What a measurement was made on: the model, then its twins."""
-        return [r.model.weights for r, _ in self.finished if r.measurement == measurement]
+    def weights(self, measurement: str) -> dict[str, StoredRun]:
+        """Runs of a measurement by weights: the model, then its control models."""
+        return {r.model.weights: run for r, run in self.finished if r.measurement == measurement}
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Pace:
     """How fast a machine is with a model.
 
     Attributes:
-        start: Seconds to load and prove it, or a twin of it.
+        start: Seconds to load and prove it, or a control model.
         token: Seconds that a plain pass takes for each token.
     """
 
@@ -110,7 +111,7 @@ def measure(planned: Sequence[Planned], *, notes: Notes, pace: Pace, progress: P
         if isinstance(outcome, str):
             runs.left_out.append(f"{request.measurement} ({request.model.weights}): {outcome}")
         else:
-            runs.finished.append((request, outcome))
+            runs.finished.append((request, StoredRun(outcome)))
     return runs
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from wherewhat.errors import StoreError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import config_hash, parse_object, run_folder_name
+from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import resolve_device
 from wherewhat.models.source import resolve
 from wherewhat.report.excerpt import Look
-from wherewhat.report.plan import Room
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
 from wherewhat.runs.provenance import collect_versions
@@ -73,7 +73,7 @@ class Notes:
         try:
             file = ProfileFile(self.path / _LOGITS)
             logits = {layer: file[profile_name(None, layer, "logits")] for layer in seen["layers"]}
-            return Look(seen["tokens"], logits, seen["facts"], Room(**seen["room"]), seen["seconds"])
+            return Look(seen["tokens"], logits, seen["facts"], Capacity(**seen["capacity"]), seen["seconds"])
         except (StoreError, KeyError, TypeError):
             return None
 
@@ -89,7 +89,7 @@ class Notes:
             "tokens": look.tokens,
             "layers": sorted(look.logits),
             "facts": look.facts,
-            "room": dataclasses.asdict(look.room),
+            "capacity": dataclasses.asdict(look.capacity),
             "seconds": look.seconds,
         }
         _write(self.path / _SEEN, seen)
@@ -113,7 +113,7 @@ class Notes:
 
 
 def _key(request: Request) -> str:
-    """Which request it is; model and texts are in the folder's name, but for the twin."""
+    """Return the key of a request; model and texts are in the folder's name, but not the weights."""
     options: Any = json.loads(json.dumps(dict(request.options)))
     what = {name: getattr(request, name) for name in ("measurement", "documents", "tokens", "beyond")}
     return config_hash({**what, "weights": str(request.model.weights), "options": options})

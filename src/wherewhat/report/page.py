@@ -24,6 +24,7 @@ _SCRIPTS = (
     "plane",
     "curves",
     "learning",
+    "others",
     "method",
     "start",
 )

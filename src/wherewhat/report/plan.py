@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from wherewhat.extend.methods import find_method
 from wherewhat.files import make_folder, write_file
-from wherewhat.measures.frequencies.measurement import BANDS
+from wherewhat.measures.measurement import Capacity
+from wherewhat.measures.registry import measurements
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import Document
 from wherewhat.text.files import read_documents
 
 if TYPE_CHECKING:
-    from wherewhat.models.loaded import Weights
+    pass
 
 
 _STANDARD_INPUT = "-"
@@ -92,82 +92,6 @@ DOCUMENTS, TOKENS = 4, 512
 
 
 @dataclass(frozen=True)
-class Step:
-    """One measurement of a report.
-
-    Attributes:
-        measurement: Its name.
-        twins: Twins of a trained model that it is made on as well, as controls.
-        documents: Most documents it is made on; None for as many as are asked for.
-        tokens: Most tokens of each; None likewise.
-        passes: Time it takes beside a plain pass over the same tokens, as seen on two cores.
-        options: Options that differ from the measurement's own.
-    """
-
-    measurement: str
-    twins: tuple[Weights, ...]
-    documents: int | None
-    tokens: int | None
-    passes: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-STEPS = (
-    Step("axes", ("random", "shuffled"), None, None, 1.5),
-    Step("heads", ("random",), 4, 256, 8.0, {"queries": 8}),
-    Step("planes", (), 1, 256, 4.0),
-    Step("distance", (), 1, 256, 11.0),
-    Step("frequencies", (), 3, 128, 22.0),
-    Step(
-        "perturb",
-        (),
-        3,
-        256,
-        20.0,
-        {
-            "kinds": ("words", "position_jitter"),
-            "rates": (0.01, 0.05, 0.1, 0.2, 0.5),
-            "seeds": 1,
-            "axes": False,
-            "equivalence": False,
-        },
-    ),
-)
-
-_METHODS = ("none", "sliding-window", "streaming-llm")
-_BEYOND_METHODS = (*_METHODS, "lm-infinite", "yarn")
-_LENGTH_DOCUMENTS = 3
-_BEYOND, _WINDOW = 4, 4
-"""A text of so many trained lengths, or of so many windows."""
-_LONGEST = 2048
-_ROOMY = 32
-"""Trained length or window from which on three runs can be planted in it."""
-_SHORTEST = 16
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a model and its texts leave room for.
-
-    Attributes:
-        trained: Tokens of the texts it was trained on; None where it does not say.
-        wall: Whether no more than its positions can be computed at all.
-        planes: Fewest planes that a rotating layer has; 0 if none rotates.
-        shortest: Tokens of the shortest of the texts that are measured.
-    """
-
-    trained: int | None
-    wall: bool
-    planes: int
-    shortest: int
-
-    @property
-    def rotates(self) -> bool:
-        """Whether any layer rotates its queries and keys."""
-        return self.planes > 0
-
-
-@dataclass(frozen=True)
 class Planned:
     """One run of a report, and how many tokens' passes it costs."""
 
@@ -177,7 +101,7 @@ class Planned:
 
 def plan(
     model: ModelRequest,
-    room: Room,
+    capacity: Capacity,
     *,
     text: Sequence[str] | None = None,
     documents: int = DOCUMENTS,
@@ -186,79 +110,32 @@ def plan(
     """The runs of a report, in order; the first is the one all others stand beside.
 
     Args:
-        model: The model. A trained one has its twins beside it.
-        room: What it and the texts leave room for.
+        model: The model. A trained one has its control models beside it.
+        capacity: What it and the texts allow.
         text: Files or folders; None for the embedded text.
         documents: Documents of the decomposition; the others use fewer.
-        tokens: Tokens of each; the others use 256 at most, but for the length curve, which has as many, or
-            twice as many where that goes beyond the trained length.
+        tokens: Tokens of each; the others use fewer, but for a length curve beyond the trained length.
     """
-    planned, twins = [], []
-    for step in STEPS:
+    planned, controls = [], []
+    for measurement in measurements().values():
+        run = measurement.report_run(capacity, tokens=tokens)
+        if run is None:
+            continue
         request = Request(
-            measurement=step.measurement,
+            measurement=measurement.name,
             model=model,
             text=tuple(text) if text else None,
-            documents=min(step.documents or documents, documents),
-            tokens=min(step.tokens or tokens, tokens),
-            options=_options(step, room),
+            documents=min(run.documents or documents, documents),
+            tokens=run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens),
+            beyond=run.beyond,
+            options=run.options,
         )
-        planned.append(_planned(request, step.passes))
+        planned.append(_planned(request, run.passes))
         if model.weights == "trained":
-            twins += [_planned(request.twin(weights), step.passes) for weights in step.twins]
-    lengths = length_request(planned[0].request, room)
-    if lengths is not None:
-        planned.append(_planned(lengths, 3 + 5.5 * len(lengths.options["methods"])))
+            controls += [_planned(request.with_weights(weights), run.passes) for weights in run.controls]
     # One after the other of the same weights, because a model is kept for as long as no other is asked for.
-    return planned + sorted(twins, key=lambda twin: str(twin.request.model.weights))
-
-
-def _options(step: Step, room: Room) -> Mapping[str, Any]:
-    """Options of a step; no more bands than there are planes."""
-    if step.measurement == "frequencies" and 0 < room.planes < BANDS:
-        return {**step.options, "bands": room.planes}
-    return step.options
+    return planned + sorted(controls, key=lambda control: str(control.request.model.weights))
 
 
 def _planned(request: Request, passes: float) -> Planned:
     return Planned(request, passes * (request.documents or 1) * request.tokens)
-
-
-def length_request(first: Request, room: Room) -> Request | None:
-    """A length curve that takes seconds: beyond the trained length where that is short, else within it.
-
-    Texts of four trained lengths are run where twice ``tokens`` are enough for at least two of them. Elsewhere, as with
-    the 8,192 positions of SmolLM2, the text stays inside the trained length and the methods get a window of a quarter
-    of the text: what a small window costs. Rescaled frequencies have no meaning there and are left out.
-
-    Args:
-        first: The decomposition.
-        room: What model and texts leave room for.
-
-    Returns:
-        The request, or None where the texts are too short for any.
-    """
-    most = min(2 * first.tokens, room.shortest, _LONGEST)
-    trained = room.trained
-    documents = min(_LENGTH_DOCUMENTS, first.documents or _LENGTH_DOCUMENTS)
-    request = replace(first, measurement="extend", documents=documents)
-    if trained is not None and not room.wall and most >= 2 * trained:
-        options = {"methods": _possible(_BEYOND_METHODS, room), **_planting(trained)}
-        return replace(request, tokens=min(_BEYOND * trained, most), beyond=True, options=options)
-    if first.tokens < _SHORTEST:
-        return None
-    window = first.tokens // _WINDOW
-    options = {"methods": _possible(_METHODS, room), "trained": window, "window": window, **_planting(window)}
-    return replace(request, options=options)
-
-
-def _planting(edge: int) -> dict[str, Any]:
-    """Where what is to be found again is planted, so that it fits into one trained length or window."""
-    return (
-        {"depths": (0, 50, 100), "run": max(2, min(16, edge // 16))} if edge >= _ROOMY else {"depths": (0,), "run": 2}
-    )
-
-
-def _possible(methods: Sequence[str], room: Room) -> tuple[str, ...]:
-    """Those of the methods that a model without rotation has as well."""
-    return tuple(name for name in methods if room.rotates or not find_method(name).rotary)

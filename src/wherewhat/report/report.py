@@ -43,8 +43,7 @@ def make_report(
     """Measure what is missing and collect everything into a report.
 
     Args:
-        models: The model or its name, or several models to be put side by side; twins of a model count as models of
-            their own.
+        models: The model or its name, or several models to be put side by side; control models count as models.
         out: Folder that holds run directories.
         text: Files, folders or ``-``; None for the embedded text.
         documents: Documents of the decomposition; the first four by default.
@@ -74,7 +73,7 @@ def make_report(
         "learning": learning,
         "command": _command(listed, given, documents=len(given.documents), tokens=tokens, multihop=multihop),
     }
-    hashes = [directory.config_hash for _, runs in made for _, directory in runs.finished]
+    hashes = [run.directory.config_hash for _, runs in made for _, run in runs.finished]
     key = config_hash({"runs": list(hashes), "studies": [one["name"] for one in learning]})
     profiled = [Profiled(name, headline(runs), runs.left_out) for name, (_, runs) in zip(names, made, strict=True)]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
@@ -106,7 +105,7 @@ def _measured(
         start = time.perf_counter() - started - tokens * seen.seconds
         notes.keep_look(seen)
     given.keep()
-    planned = plan(model, seen.room, text=given.sources, documents=len(given.documents), tokens=tokens)
+    planned = plan(model, seen.capacity, text=given.sources, documents=len(given.documents), tokens=tokens)
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
     return seen, measure(planned, notes=notes, pace=pace, progress=progress, models=models)
 

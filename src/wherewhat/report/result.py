@@ -15,7 +15,7 @@ from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run as run_request
 from wherewhat.runs.request import Request
-from wherewhat.runs.results import MetricSummary, measurement_of, run_title, stored_kinds, summarise
+from wherewhat.runs.results import MetricSummary, StoredRun
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -42,12 +42,12 @@ class Result(RunDirectory):
 
     def summary(self) -> list[MetricSummary]:
         """Means over heads with intervals over documents, beside their controls."""
-        return summarise(measurement_of(self), self)
+        return StoredRun(self).summaries()
 
     @checked()
     def plot(self, name: str | None = None, **options: Any) -> Figure:
         """A figure; see :func:`wherewhat.report.figures.figure`."""
-        return figure(self, name, **options)
+        return figure(StoredRun(self), name, **options)
 
     @checked()
     def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
@@ -61,19 +61,20 @@ class Result(RunDirectory):
 
     def _repr_html_(self) -> str:
         """What a notebook shows; names of models and documents are text, never markup."""
-        kinds = stored_kinds(self)
+        run = StoredRun(self)
+        kinds = run.kinds
         rows = "".join(
             f'<tr title="{html.escape(s.metric.reading)}"><td style="text-align:left">'
             f"{html.escape(s.metric.title)}</td>"
             f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td>"
             + "".join(f"<td>{_words(s.kinds[kind]) if kind in s.kinds else ''}</td>" for kind in kinds)
             + "</tr>"
-            for s in self.summary()
+            for s in run.summaries()
         )
         more = "".join(f"<th>{html.escape(kind)} ({len(layers)})</th>" for kind, layers in kinds.items())
-        measurement = measurement_of(self)
+        measurement = run.measurement
         return (
-            f"<b>{html.escape(measurement.name)}</b>: {html.escape(run_title(self))}"
+            f"<b>{html.escape(measurement.name)}</b>: {html.escape(run.title)}"
             '<table><thead><tr><th style="text-align:left">mean over heads and documents</th><th>value, 95 %</th>'
             f"<th>unit</th><th>control</th>{more}</tr></thead><tbody>{rows}</tbody></table>"
             f"<small>{html.escape(measurement.limits)}</small>"

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import find_method
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
-from wherewhat.measures.perturb.changes import KINDS, percent
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval
-from wherewhat.measures.swaps.scores import LABELS
+from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import (
-    Heads,
     Number,
     Value,
-    curves_by_document,
-    documents,
-    head_means,
+    head_values,
     headline,
     mean_of,
     metric_tables,
     packed,
     plain_interval,
     rounded,
-    scores_by_document,
 )
 from wherewhat.report.excerpt import Look
+from wherewhat.report.figures import figure
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import ProfileFile, profile_name
-from wherewhat.runs.results import stored_kinds
+from wherewhat.runs.results import StoredRun
 
 
 def bands(runs: Runs) -> dict[str, Any] | None:
@@ -44,27 +40,26 @@ def bands(runs: Runs) -> dict[str, Any] | None:
     found = runs.request("frequencies")
     if found is None:
         return None
-    request, directory = found
-    scores = scores_by_document(directory)
-    count = int(cast("dict[str, Any]", directory.config["options"])["bands"])
+    request, run = found
+    count = int(run.options["bands"])
     listed = range(1, count + 1)
     return {
-        "documents": len(documents(directory)),
+        "documents": len(run.documents),
         "tokens": request.tokens,
-        "turns": _turns(directory.profiles(), directory, count),
-        "positional": [mean_of(scores, f"s_pos_band_{band}") for band in listed],
-        "symbolic": [mean_of(scores, f"s_sym_band_{band}") for band in listed],
-        "without": [mean_of(scores, f"loss_without_band_{band}", less="loss") for band in listed],
-        "without_random": mean_of(scores, "loss_without_random", less="loss"),
-        "only": [mean_of(scores, f"loss_only_band_{band}", less="loss") for band in listed],
-        "only_random": mean_of(scores, "loss_only_random", less="loss"),
+        "turns": _turns(run, count),
+        "positional": [mean_of(run, f"s_pos_band_{band}") for band in listed],
+        "symbolic": [mean_of(run, f"s_sym_band_{band}") for band in listed],
+        "without": [mean_of(run, f"loss_without_band_{band}", less="loss") for band in listed],
+        "without_random": mean_of(run, "loss_without_random", less="loss"),
+        "only": [mean_of(run, f"loss_only_band_{band}", less="loss") for band in listed],
+        "only_random": mean_of(run, "loss_only_random", less="loss"),
     }
 
 
-def _turns(profiles: ProfileFile, directory: RunDirectory, count: int) -> list[list[float | None]]:
+def _turns(run: StoredRun, count: int) -> list[list[float | None]]:
     """Shortest and longest turn of each band in tokens, in the first layer that rotates; None for no turning."""
-    first = f"{documents(directory)[0]}/"
-    names = [name for name in profiles if name.startswith(first) and name.endswith("/inv_freq")]
+    profiles = run.directory.profiles()
+    names = [name for name in profiles if name.startswith(f"{run.documents[0]}/") and name.endswith("/inv_freq")]
     inv_freq = profiles[min(names, key=lambda name: int(name.rsplit("/", 2)[1]))]
     found = []
     for mask in frequency_bands(inv_freq, count):
@@ -85,12 +80,11 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
     found = runs.request("extend")
     if found is None:
         return None
-    request, directory = found
-    scores = scores_by_document(directory)
-    plain = curves_by_document(directory, f"loss_by_position_{_PLAIN}")
+    request, run = found
+    plain = run.curves(f"loss_by_position_{_PLAIN}")
     methods = []
     for name in request.options["methods"]:
-        curves = curves_by_document(directory, f"loss_by_position_{name}")
+        curves = run.curves(f"loss_by_position_{name}")
         if not curves or not plain:
             continue
         pairs = list(zip(curves, plain, strict=True))
@@ -101,16 +95,16 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
                 "rule": find_method(name).rule(),
                 "loss": [plain_interval([float(c[i, 1]) for c in curves]) for i in buckets],
                 "cost": [plain_interval([float(c[i, 1] - p[i, 1]) for c, p in pairs]) for i in buckets],
-                "beyond": mean_of(scores, f"loss_beyond_{name}"),
-                "beyond_cost": mean_of(scores, f"loss_beyond_{name}", less=f"loss_beyond_{_PLAIN}"),
-                "found": mean_of(scores, f"found_beyond_{name}"),
+                "beyond": mean_of(run, f"loss_beyond_{name}"),
+                "beyond_cost": mean_of(run, f"loss_beyond_{name}", less=f"loss_beyond_{_PLAIN}"),
+                "found": mean_of(run, f"found_beyond_{name}"),
             }
         )
     if not methods:
         return None
-    edge = mean_of(scores, "trained_length")
+    edge = mean_of(run, "trained_length")
     return {
-        "documents": len(documents(directory)),
+        "documents": len(run.documents),
         "tokens": request.tokens,
         "beyond": request.beyond,
         "edge": None if edge is None else edge["mean"],
@@ -124,11 +118,10 @@ def perturbation(runs: Runs) -> dict[str, Any] | None:
     found = runs.request("perturb")
     if found is None:
         return None
-    request, directory = found
-    scores = scores_by_document(directory)
+    request, run = found
     kinds = []
     for kind in request.options["kinds"]:
-        curves = curves_by_document(directory, f"loss_by_rate_{kind}")
+        curves = run.curves(f"loss_by_rate_{kind}")
         if not curves:
             continue
         rates = curves[0][:, 0].tolist()
@@ -139,21 +132,16 @@ def perturbation(runs: Runs) -> dict[str, Any] | None:
                 "id": kind,
                 "title": KINDS[kind],
                 "rates": [float(name) for name in names],
-                "all": [mean_of(scores, f"rise_{kind}_at_{name}") for name in names],
-                "untouched": [mean_of(scores, f"rise_{kind}_at_{name}_untouched") for name in names],
+                "all": [mean_of(run, f"rise_{kind}_at_{name}") for name in names],
+                "untouched": [mean_of(run, f"rise_{kind}_at_{name}_untouched") for name in names],
             }
         )
     return {
-        "documents": len(documents(directory)),
+        "documents": len(run.documents),
         "tokens": request.tokens,
-        "loss": mean_of(scores, "loss"),
+        "loss": mean_of(run, "loss"),
         "kinds": kinds,
     }
-
-
-def first_document(directory: RunDirectory) -> str:
-    """Name of the first document of a run."""
-    return str(cast("list[dict[str, Any]]", directory.config["documents"])[0]["name"])
 
 
 def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dict[str, Any]]]:
@@ -162,15 +150,15 @@ def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dic
     The map and the curves are of the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
     """
     names = ("axes", "heads", "planes", "frequencies")
-    axes, heads, planes, frequencies = (_Curves(runs.find(name)) for name in names)
+    axes, heads, planes, frequencies = (runs.find(name) for name in names)
     records = []
     for layer in layers:
-        a, b, c = (axes.get(layer, name) for name in "abc")
+        a, b, c = (_curve(axes, layer, name) for name in "abc")
         by_plane = {
-            "use": heads.get(layer, "frequency_use"),
-            "share": planes.get(layer, "plane_share"),
-            "plane_pos": frequencies.get(layer, "plane_s_pos"),
-            "plane_sym": frequencies.get(layer, "plane_s_sym"),
+            "use": _curve(heads, layer, "frequency_use"),
+            "share": _curve(planes, layer, "plane_share"),
+            "plane_pos": _curve(frequencies, layer, "plane_s_pos"),
+            "plane_sym": _curve(frequencies, layer, "plane_s_sym"),
         }
         logits = look.logits[layer]
         rows = int((2 * logits.shape[1]) ** 0.5)
@@ -191,8 +179,8 @@ def head_records(runs: Runs, look: Look, layers: Sequence[int]) -> list[list[dic
 
 def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None] | None]:
     """Turns of each plane for each token by layer; None for layers that do not rotate."""
-    planes = _Curves(runs.find("planes"))
-    found = (planes.get(layer, "plane_turns_per_token") for layer in layers)
+    planes = runs.find("planes")
+    found = (_curve(planes, layer, "plane_turns_per_token") for layer in layers)
     return [None if turns is None else _list(turns) for turns in found]
 
 
@@ -206,15 +194,15 @@ _DISTANCE = {
 
 def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | None:
     """Controlled distance over all heads: median and quartiles at each dummy distance; None if it was not measured."""
-    distance = _Curves(runs.find("distance"))
-    measured = [layer for layer in layers if distance.get(layer, "distances") is not None]
+    distance = runs.find("distance")
+    measured = [layer for layer in layers if _curve(distance, layer, "distances") is not None]
     if not measured:
         return None
-    grid = distance.get(measured[0], "distances")
+    grid = _curve(distance, measured[0], "distances")
     assert grid is not None
     curves = {}
     for name, title in _DISTANCE.items():
-        found = [curve for layer in measured if (curve := distance.get(layer, name)) is not None]
+        found = [curve for layer in measured if (curve := _curve(distance, layer, name)) is not None]
         # Sliding windows do not change the grid, but one of another length could not be put on the same axis.
         same = [curve.double() for curve in found if curve.shape[-1] == len(grid)]
         if same:
@@ -223,17 +211,8 @@ def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | N
     return {"distances": _list(grid), "curves": curves}
 
 
-class _Curves:
-    """Curves of the first document of a run, or of nothing."""
-
-    def __init__(self, directory: RunDirectory | None) -> None:
-        self._profiles: ProfileFile | None = None if directory is None else directory.profiles()
-        self._document = "" if directory is None else first_document(directory)
-
-    def get(self, layer: int, name: str) -> Tensor | None:
-        if self._profiles is None:
-            return None
-        return self._profiles.get(profile_name(self._document, layer, name))
+def _curve(run: StoredRun | None, layer: int, name: str) -> Tensor | None:
+    return None if run is None else run.curve(layer, name)
 
 
 def _list(values: Tensor) -> list[float | None]:
@@ -249,7 +228,6 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
         name: What the model is called on the page.
     """
     request, first = runs.first
-    means = {(r.measurement, str(r.model.weights)): head_means(directory) for r, directory in runs.finished}
     layers = sorted(look.logits)
     return {
         "model": {
@@ -257,41 +235,76 @@ def collect(runs: Runs, look: Look, *, name: str) -> dict[str, Any]:
             **look.facts,
             "name": name,
             "layers": layers,
-            "kinds": stored_kinds(first),
+            "kinds": first.kinds,
             "heads": [int(look.logits[layer].shape[0]) for layer in layers],
-            "documents": len(cast("list[Any]", first.config["documents"])),
+            "documents": len(first.documents),
             "tokens": request.tokens,
             "embedded": request.text is None,
         },
         "numbers": [_number(number) for number in headline(runs)],
-        "metrics": metric_tables(runs, means, layers),
-        "swaps": _swaps(runs, means, layers),
+        "metrics": metric_tables(runs, layers),
+        "swaps": _swaps(runs, layers),
         "records": head_records(runs, look, layers),
         "turns": turns_per_token(runs, layers),
-        "text": {"document": first_document(first), "tokens": look.tokens},
+        "text": {"document": first.documents[0], "tokens": look.tokens},
         "distance": controlled_distance(runs, layers),
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),
         "bands": bands(runs),
+        "others": others(runs),
         "method": [
-            {"name": made, "summary": find_measurement(made).summary, "limits": find_measurement(made).limits}
-            for made in dict.fromkeys(r.measurement for r, _ in runs.finished)
+            {"name": made.name, "summary": made.summary, "limits": made.limits}
+            for made in dict.fromkeys(run.measurement for _, run in runs.finished)
         ],
         "left_out": runs.left_out,
-        "runs": [_run(directory) for _, directory in runs.finished],
+        "runs": [_run(run.directory) for _, run in runs.finished],
     }
+
+
+_DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
+"""Measurements that have parts of the page to themselves."""
+
+
+def others(runs: Runs) -> list[dict[str, Any]]:
+    """Every other measurement: its metrics with intervals and controls, and its figure."""
+    found = []
+    for name in dict.fromkeys(request.measurement for request, _ in runs.finished if request.measurement not in _DRAWN):
+        run = runs.find(name)
+        if run is None:
+            continue
+        beside = {
+            weights: {summary.metric.name: summary.overall for summary in other.summaries()}
+            for weights, other in runs.weights(name).items()
+            if weights != runs.own
+        }
+        rows = [
+            {
+                "title": summary.metric.title,
+                "unit": summary.metric.unit,
+                "reading": summary.metric.reading,
+                "value": _plain(summary.overall),
+                "control": rounded(summary.control),
+                "control_title": summary.metric.control_title,
+                "controls": {weights: _plain(named[metric]) for weights, named in beside.items() if metric in named},
+            }
+            for summary in run.summaries()
+            for metric in [summary.metric.name]
+        ]
+        try:
+            drawn = json.loads(figure(run).to_json())
+        except ConfigError:  # without scores of single heads there is no map of them
+            drawn = None
+        found.append({"name": name, "summary": run.measurement.summary, "rows": rows, "figure": drawn})
+    return found
+
+
+def _plain(value: Interval) -> dict[str, Any]:
+    return {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
 
 
 def _number(number: Number) -> dict[str, Any]:
     def plain(given: Value) -> dict[str, Any]:
-        value: Interval = given.value
-        return {
-            "name": given.name,
-            "mean": rounded(value.mean),
-            "low": rounded(value.low),
-            "high": rounded(value.high),
-            "n": value.n,
-        }
+        return {"name": given.name, **_plain(given.value)}
 
     return {
         "title": number.title,
@@ -302,17 +315,15 @@ def _number(number: Number) -> dict[str, Any]:
     }
 
 
-def _swaps(runs: Runs, means: Mapping[tuple[str, str], Mapping[str, Heads]], layers: list[int]) -> Any:
+def _swaps(runs: Runs, layers: list[int]) -> Any:
     """Scores, intervals and labels of every head; over all documents together where there are several."""
-    directory = runs.find("heads")
-    found = means.get(("heads", runs.own), {})
-    if directory is None or "s_pos" not in found:
+    run = runs.find("heads")
+    if run is None or "s_pos" not in run.head_means:
         return None
-    ending = "_together" if "s_pos_together" in found else ""
+    ending = "_together" if "s_pos_together" in run.head_means else ""
     names = ("s_pos", "s_pos_low", "s_pos_high", "s_sym", "s_sym_low", "s_sym_high", "label")
-    swaps: dict[str, Any] = {name: [found[name + ending].get(layer) for layer in layers] for name in names}
-    options = cast("dict[str, Any]", directory.config["options"])
-    return {**swaps, "labels": list(LABELS), "gamma": options["gamma"]}
+    swaps: dict[str, Any] = {name: head_values(run, name + ending, layers) for name in names}
+    return {**swaps, "labels": list(LABELS), "gamma": run.options["gamma"]}
 
 
 def _run(directory: RunDirectory) -> dict[str, Any]:

@@ -249,9 +249,9 @@ def compare(
 
 def words(measurement: str) -> Sequence[Metric]:
     """What is known of the metrics of a measurement, the most important first; nothing for those of other programs."""
-    from wherewhat.measures.registry import MEASUREMENTS
+    from wherewhat.measures.registry import measurements
 
-    return next((m.metrics for m in MEASUREMENTS if m.name == measurement), ())
+    return measurements()[measurement].metrics if measurement in measurements() else ()
 
 
 def _where(values: pl.LazyFrame, wanted: Mapping[str, str]) -> pl.LazyFrame:

@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
-from torch import Tensor
 
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, WherewhatError
-from wherewhat.measures.measurement import DocumentScores, Measurement, Metric, Subject
+from wherewhat.measures.measurement import (
+    ChoicesMeasurement,
+    DocumentScores,
+    DocumentsMeasurement,
+    Measurement,
+    Metric,
+    QuestionMeasurement,
+    Subject,
+    Text,
+    measure_text,
+)
 from wherewhat.measures.registry import find_measurement
+from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.loader import read_model
-from wherewhat.models.loader import read_model as load_unproved
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config, config_values
 from wherewhat.progress import Progress, Silent
@@ -38,7 +46,7 @@ from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
     from wherewhat.captures.proof import Proof
-    from wherewhat.models.loaded import Weights
+    from wherewhat.models.source import Weights
     from wherewhat.runs.request import ModelRequest
 
 
@@ -46,7 +54,7 @@ _SHORT, _LONG = 64, 256
 _WORTH_SAYING = 2.0
 
 
-def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor]) -> str:
+def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text]) -> str:
     """One line, or nothing if it is quick.
 
     Two short pieces of the first text are measured (of the first few, where documents are measured together); the time
@@ -56,11 +64,11 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
         subject: The model.
         measurement: What will be measured.
         config: Its options.
-        texts: Token ids of each document, ``(n,)``.
+        texts: The documents.
     """
-    if max(len(ids) for ids in texts) <= _LONG:
+    lengths = [text.ids.shape[1] for text in texts]
+    if max(lengths) <= _LONG:
         return ""
-    first = texts[0]
     try:
         _seconds(subject, measurement, config, texts, _SHORT)  # warms up allocators and kernels
         short, long = (_seconds(subject, measurement, config, texts, n) for n in (_SHORT, _LONG))
@@ -68,10 +76,10 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
         return ""
     square = max(0.0, (long / _LONG - short / _SHORT) / (_LONG - _SHORT))
     linear = max(0.0, long / _LONG - square * _LONG)
-    total = sum(linear * len(ids) + square * len(ids) ** 2 for ids in texts)
+    total = sum(linear * n + square * n**2 for n in lengths)
     if total < _WORTH_SAYING:
         return ""
-    return f"{len(texts)} documents of {len(first)} tokens: about {duration(total)}"
+    return f"{len(texts)} documents of {lengths[0]} tokens: about {duration(total)}"
 
 
 def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
@@ -106,19 +114,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Tensor], n: int) -> float:
+def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text], n: int) -> float:
     """Time that the first ``n`` tokens of one text take."""
-    seconds = 0.0
-    if measurement.measure is not None:
-        started = time.perf_counter()
-        measurement.measure(subject, texts[0][None, :n], config)
-        seconds += time.perf_counter() - started
-    if measurement.across is not None:
-        pieces = [ids[:n] for ids in texts[: measurement.least_documents]]
-        started = time.perf_counter()
-        measurement.across(subject, pieces, config)
-        seconds += (time.perf_counter() - started) / len(pieces)
-    return seconds
+    pieces = [text.first(n) for text in texts[: measurement.least_documents]]
+    started = time.perf_counter()
+    if isinstance(measurement, DocumentsMeasurement):
+        measurement.measure(subject, pieces, config)
+        return (time.perf_counter() - started) / len(pieces)
+    measure_text(measurement, subject, pieces[0], config)
+    return time.perf_counter() - started
 
 
 class LastModel:
@@ -249,25 +253,26 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
     with directory.lock(on_wait=progress.say), new_process_settings(weight_dtypes(loaded.model)):
         keys = _keys(measurement, list(inputs))
         missing = [key for key in keys if not directory.has(key)]
-        with_model = missing if measurement.across is not None else [key for key in missing if key != _TOGETHER]
+        across = isinstance(measurement, DocumentsMeasurement)
+        with_model = missing if across else [key for key in missing if key != _TOGETHER]
         subject = None
         if with_model:
             subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
             # Measuring short pieces to know how long it takes is for somebody who waits, and for what can be cut.
-            if progress.shown and measurement.prompts is None and not (measurement.spans or measurement.items):
-                ahead = [made.ids for name, made in inputs.items() if name in with_model or _TOGETHER in with_model]
+            if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
+                ahead = [made.text for name, made in inputs.items() if name in with_model or across]
                 line = estimate(subject, measurement, config, ahead)
-                size = memory(loaded.model, request.tokens, together=_TOGETHER in with_model, chunk=request.chunk)
+                size = memory(loaded.model, request.tokens, together=across, chunk=request.chunk)
                 progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
             for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 started = time.perf_counter()
                 found = _found(measurement, subject, key, inputs, config)
-                part = _part(measurement.words(config), source(key), found)
+                part = _part(measurement.all_metrics(config), source(key), found)
                 directory.save(key, part, seconds=time.perf_counter() - started)
-        if _TOGETHER in missing and measurement.combine is not None:
+        if _TOGETHER in missing and measurement.combines:
             started = time.perf_counter()
             found = measurement.combine([stored_document(*directory.part(name)) for name in inputs], config)
-            part = _part(measurement.words(config), source(_TOGETHER), found)
+            part = _part(measurement.all_metrics(config), source(_TOGETHER), found)
             directory.save(_TOGETHER, part, seconds=time.perf_counter() - started)
         texts = [made.document for made in inputs.values()]
         subject = subject or ModelSubject(loaded, models.proof())
@@ -278,7 +283,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
 def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
     """The model a request names, not yet proved."""
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return read_model(options.pop("model"), **options, progress=say)
+    return loader.load(options.pop("model"), **options, progress=say)
 
 
 def resolved(
@@ -314,24 +319,25 @@ def _device_kind(device: str) -> str:
 
 def _keys(measurement: Measurement, names: list[str]) -> list[str]:
     """Parts of a run: one per document, and one for all of them, as far as the measurement has numbers for them."""
-    together = measurement.combine is not None or measurement.across is not None
-    return [
-        *(names if measurement.measure is not None else []),
-        *([_TOGETHER] if together and len(names) > 1 else []),
-    ]
+    if isinstance(measurement, DocumentsMeasurement):
+        return [_TOGETHER]
+    return [*names, _TOGETHER] if measurement.combines and len(names) > 1 else names
 
 
 def _found(
     measurement: Measurement, subject: ModelSubject, key: str, inputs: Mapping[str, Input], config: Any
 ) -> DocumentScores:
     """Run the model on one document, or on all of them."""
-    if key == _TOGETHER:
-        assert measurement.across is not None
-        return measurement.across(subject, [made.ids for made in inputs.values()], config)
-    assert measurement.measure is not None
+    if isinstance(measurement, DocumentsMeasurement):
+        return measurement.measure(subject, [made.text for made in inputs.values()], config)
     made = inputs[key]
-    given = made.spanned if measurement.spans else made.question if measurement.prompts is not None else made.ids[None]
-    return measurement.measure(subject, made.choices if measurement.items else given, config)
+    if isinstance(measurement, QuestionMeasurement):
+        assert made.question is not None
+        return measurement.measure(subject, made.question, config)
+    if isinstance(measurement, ChoicesMeasurement):
+        assert made.choices is not None
+        return measurement.measure(subject, made.choices, config)
+    return measure_text(measurement, subject, made.text, config)
 
 
 def _part(words: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
@@ -407,7 +413,7 @@ def run_with_controls(
     runs = {str(request.model.weights): run(request, out=out, progress=progress)}
     left_out: dict[str, str] = {}
     for weights in controls:
-        outcome = run_control(request.twin(weights), out=out, progress=progress)
+        outcome = run_control(request.with_weights(weights), out=out, progress=progress)
         if isinstance(outcome, str):
             left_out[weights] = outcome
         else:
@@ -438,8 +444,8 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
     def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
         """Load a causal language model and prove its capture.
 
-        Options are those of ``read_model``: ``smollm2`` (embedded), a Hugging Face id, a folder or a
-        ``.gguf`` file, and how to load it.
+        Options are those of :func:`wherewhat.models.loader.load`: ``smollm2`` (embedded), a Hugging Face id, a folder
+        or a ``.gguf`` file, and how to load it.
         """
         loaded = load(*args, **options)
         prove(loaded.model)
@@ -448,4 +454,4 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
     return proved
 
 
-load = _then_proved(load_unproved)
+load = _then_proved(loader.load)

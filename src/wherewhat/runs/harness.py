@@ -13,11 +13,12 @@ from torch import Tensor
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError
+from wherewhat.extend.generation import generate
 from wherewhat.extend.method import LengthMethod, extended
-from wherewhat.extend.methods import generate
 from wherewhat.extend.windows import Untouched
-from wherewhat.measures.choices import disturbed, with_behind
-from wherewhat.measures.perturb.changes import Change, PerturbConfig, nothing
+from wherewhat.measures.choices.answers import disturbed, with_behind
+from wherewhat.measures.perturb.changes import Change, nothing
+from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError, TextError
-from wherewhat.measures.choices import Choices
-from wherewhat.measures.measurement import Measurement, Question, Text
+from wherewhat.measures.choices.answers import Choices
+from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Question, QuestionMeasurement, Text
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.runs.request import Request
 from wherewhat.runs.words import with_spans
 from wherewhat.text.documents import Document
 from wherewhat.text.files import read_documents
-from wherewhat.text.prompts.kinds import make
+from wherewhat.text.prompts.kinds import make_prompts
 from wherewhat.text.prompts.prompt import Prompt
-from wherewhat.text.prompts.vocabulary import Speller
-from wherewhat.text.questions import Item, read_items
+from wherewhat.text.prompts.vocabulary import PieceTokenizer
+from wherewhat.text.questions import ChoiceItem, read_items
 
 
-def item_choices(loaded: LoadedModel, item: Item, *, beyond: bool = False) -> Choices:
+def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False) -> Choices:
     """An item in tokens, cut between context and alternatives as lm-evaluation-harness does.
 
     Each alternative is tokenised with its context and is what comes behind as many tokens as the context has by
@@ -72,30 +72,29 @@ class Input:
 
     Attributes:
         document: Its name and text.
-        ids: Token ids, ``(n,)``.
+        text: The text in tokens.
         question: What is asked at its end, for measurements of answers.
-        spanned: The ids with where words and sentences are, for measurements that must know.
-        choices: The question and its alternatives, for measurements of items; the ids are then the question's.
+        choices: The question and its alternatives, for measurements of items; the text is then the question's.
     """
 
     document: Document
-    ids: Tensor
+    text: Text
     question: Question | None = None
-    spanned: Text | None = None
     choices: Choices | None = None
 
 
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
     """The documents a request names; none where prompts are made for the model, or items are read for it."""
-    if measurement.prompts is not None and (request.text is not None or request.prompts is not None):
+    makes_own, on_items = (isinstance(measurement, kind) for kind in (QuestionMeasurement, ChoicesMeasurement))
+    if makes_own and (request.text is not None or request.prompts is not None):
         raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
-    if measurement.items and (request.text is not None or request.prompts is not None):
+    if on_items and (request.text is not None or request.prompts is not None):
         raise ConfigError(f"{measurement.name} is measured on items: leave --text and --prompts out")
-    if measurement.items and request.items is None:
+    if on_items and request.items is None:
         raise ConfigError(f"{measurement.name} needs --items: a task such as arc_easy or boolq, or a .jsonl file")
-    if request.items is not None and not measurement.items:
+    if request.items is not None and not on_items:
         raise ConfigError(f"{measurement.name} is not measured on items: leave --items out")
-    if measurement.items or measurement.prompts is not None or request.prompts is not None:
+    if on_items or makes_own or request.prompts is not None:
         return []
     count = request.documents
     if request.text is None and count is None:
@@ -113,62 +112,58 @@ def model_inputs(
     request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
 ) -> list[Input]:
     """The texts in the model's tokens, or the prompts that the request or the measurement asks for."""
-    if measurement.items:
+    if isinstance(measurement, ChoicesMeasurement):
         assert request.items is not None
         return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]
-    made = _inputs(request, measurement, config, loaded, texts)
-    if not measurement.spans:
-        return made
-    return [replace(x, spanned=with_spans(loaded, x.document.text, x.ids)) for x in made]
-
-
-def _inputs(
-    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
-) -> list[Input]:
-    if measurement.prompts is None and request.prompts is None:
-        return [Input(text, _encode(loaded, text, request)) for text in texts]
+    if not isinstance(measurement, QuestionMeasurement) and request.prompts is None:
+        return [Input(text, with_spans(loaded, text.text, _encode(loaded, text, request))) for text in texts]
     rows = loaded.model.get_input_embeddings().weight.shape[0]
-    speller = Speller.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
+    tokenizer = PieceTokenizer.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
     seed = request.model.seed
-    if measurement.prompts is None:
+    if not isinstance(measurement, QuestionMeasurement):
         assert request.prompts is not None
         count = request.documents or DEFAULT_DOCUMENTS
-        named = [(p.name, p) for p in make(request.prompts, speller, tokens=request.tokens, count=count, seed=seed)]
+        named = [
+            (p.name, p) for p in make_prompts(request.prompts, tokenizer, tokens=request.tokens, count=count, seed=seed)
+        ]
     else:
         named = [
             (f"{made.name}-{number}", prompt)
             for made in measurement.prompts(config)
-            for number, prompt in enumerate(make(made.kind, speller, count=made.count, seed=seed, **made.options), 1)
+            for number, prompt in enumerate(
+                make_prompts(made.kind, tokenizer, count=made.count, seed=seed, **made.options), 1
+            )
         ]
     for _, prompt in named:
         loaded.check_length(len(prompt.ids), allow_beyond=request.beyond)
-    return [_input(name, prompt) for name, prompt in named]
+    return [_input(loaded, name, prompt) for name, prompt in named]
 
 
-def _input(name: str, prompt: Prompt) -> Input:
+def _input(loaded: LoadedModel, name: str, prompt: Prompt) -> Input:
     ids = torch.tensor(prompt.ids, dtype=torch.int64)
     document = Document(name, prompt.text, f"{prompt.kind} prompts")
+    text = with_spans(loaded, prompt.text, ids)
     if not prompt.asks:
-        return Input(document, ids)
+        return Input(document, text)
     role = prompt.items[prompt.answer_item].role
     # Items of solved examples are not among the alternatives: those come with the answer's own role, once a group.
     alternatives = [item for item in prompt.items if item.role == role]
     place = alternatives.index(prompt.items[prompt.answer_item])
     question = Question(
-        ids=ids[None],
+        ids=text.ids,
         candidates=prompt.candidates,
         correct=prompt.correct,
         kind=prompt.kind,
         size=len(alternatives),
         place=place / max(1, len(alternatives) - 1),
     )
-    return Input(document, ids, question)
+    return Input(document, text, question)
 
 
-def _chosen(loaded: LoadedModel, item: Item, request: Request) -> Input:
+def _chosen(loaded: LoadedModel, item: ChoiceItem, request: Request) -> Input:
     choices = item_choices(loaded, item, beyond=request.beyond)
     # Alternatives and which is right are part of what the numbers depend on.
-    return Input(Document(item.name, item.text, item.source), choices.context.ids[0], choices=choices)
+    return Input(Document(item.name, item.text, item.source), choices.context, choices=choices)
 
 
 def _encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wherewhat.errors import ConfigError
-from wherewhat.models.loaded import Weights, torch_name
-from wherewhat.models.source import not_loaded
-from wherewhat.options import check_seed, checked, nearest
+from wherewhat.models.source import Weights, not_loaded, torch_name
+from wherewhat.options import check_seed, checked, nearest, option
 from wherewhat.text.documents import Document
 from wherewhat.text.prompts.kinds import KINDS
 
@@ -18,18 +17,28 @@ from wherewhat.text.prompts.kinds import KINDS
 @checked(model=not_loaded, device=torch_name, dtype=torch_name)
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """Which model, in which form and where; the fields are those of :func:`wherewhat.load`."""
+    """Which model, in which form and where; the fields are those of :func:`wherewhat.load`.
 
-    model: str | os.PathLike[str] = "smollm2"
-    weights: Weights = "trained"
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "float32"
-    device_map: str | None = None
-    offline: bool = False
-    trust_remote_code: bool = False
-    revision: str | None = None
-    attn_implementation: str | None = None
+    The help of each field is that of its command-line option. A new loader option is a field here and its use in
+    :mod:`wherewhat.models.loader`.
+    """
+
+    model: str | os.PathLike[str] = option(
+        "smollm2", "smollm2 (embedded), a Hugging Face id, a folder (model or LoRA adapter), or a .gguf file."
+    )
+    weights: Weights = option(
+        "trained", "trained, random (freshly initialised) or shuffled (query and key entries permuted)."
+    )
+    seed: int = option(0, "Seed of the control models, and of prompts.")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+    dtype: str = option("float32", "float32, bfloat16, float16 or float64.")
+    device_map: str | None = option(None, "auto distributes a model over several GPUs (needs accelerate).")
+    offline: bool = option(False, "Never open a connection.")
+    trust_remote_code: bool = option(False, "Run the model's own Python code.")
+    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face model.")
+    attn_implementation: str | None = option(
+        None, "sdpa, eager or another implementation of transformers (default: the model's)."
+    )
 
     def __post_init__(self) -> None:
         """Refuse a seed that makes no sense."""
@@ -54,32 +63,38 @@ def _names(text: Any) -> Any:
 @checked(model=model_request, text=_names)
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One measurement of one model on some texts.
+    """One measurement of one model on some texts. The help of each field is that of its command-line option.
 
     Attributes:
         measurement: Name of the measurement.
         model: The model; a name, folder or file stands for ``ModelRequest(model=name)``.
-        text: Names of files or folders, or ``-``; None for the embedded text.
-        prompts: Kind of prompts to make in place of reading texts.
-        items: Task or file of questions with alternatives, for measurements of those.
-        documents: How many documents to use; None for all given (embedded and prompts: 4, items of a task: 100).
-        tokens: Tokens of each document.
-        beyond: Also go beyond the positions the model was made for, where it can compute them.
-        chunk: Run longer documents in chunks of so many tokens through the key-value cache; None for one pass.
-        offload: Keep what chunks leave in main memory.
         options: Options of the measurement, by name.
     """
 
     measurement: str
     model: ModelRequest = field(default_factory=ModelRequest)
-    text: tuple[str, ...] | None = None
-    prompts: str | None = None
-    items: str | None = None
-    documents: int | None = None
-    tokens: int = 512
-    beyond: bool = False
-    chunk: int | None = None
-    offload: bool = False
+    text: tuple[str, ...] | None = option(
+        None,
+        "A text file, a folder, a .jsonl file, or - ; repeat for several (default: embedded prose).",
+        metavar="FILE",
+    )
+    prompts: str | None = option(
+        None, "Prompts made for the model instead of texts: binding, numbers, letters, random.", metavar="KIND"
+    )
+    items: str | None = option(
+        None,
+        "Questions with alternatives: a task such as arc_easy or boolq/rc_5shot, or a .jsonl file.",
+        metavar="TASK",
+    )
+    documents: int | None = option(
+        None, "Number of documents or items (default: all given; embedded text and prompts: 4, tasks: 100)."
+    )
+    tokens: int = option(512, "Tokens of each document.")
+    beyond: bool = option(False, "Go beyond the positions the model was made for.")
+    chunk: int | None = option(
+        None, "Run longer documents in chunks of this many tokens through the key-value cache, such as 512."
+    )
+    offload: bool = option(False, "With --chunk: keep queries and outputs in main memory meanwhile.")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,6 +116,6 @@ class Request:
         if self.prompts is not None and self.prompts not in KINDS:
             raise ConfigError(f"there is no kind of prompt '{self.prompts}': {nearest(self.prompts, KINDS)}")
 
-    def twin(self, weights: Weights) -> Request:
-        """The same request on a twin of the model."""
+    def with_weights(self, weights: Weights) -> Request:
+        """Return the same request on a control model, or on the trained one."""
         return replace(self, model=replace(self.model, weights=weights))

@@ -6,19 +6,20 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from wherewhat.captures.comparison import LayerProof
 from wherewhat.captures.rotation import Rotation
-from wherewhat.hashes import JSON
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Measurement, Metric
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
 from wherewhat.options import build_config
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import ProfileFile
+from wherewhat.runs.profiles import ProfileFile, profile_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,13 +77,6 @@ def layer_kinds(layers: Sequence[LayerProof]) -> Kinds:
     return kinds if differing else {}
 
 
-def stored_kinds(directory: RunDirectory) -> Kinds:
-    """Layers by kind as a finished run holds them; empty for runs that do not say."""
-    extra = cast("dict[str, Any]", directory.provenance().get("extra") or {})
-    kinds: Kinds = extra.get("layer_kinds") or {}
-    return dict(sorted(kinds.items(), key=lambda kind: kind[1]))  # the file has them by name
-
-
 def _window(layer: LayerProof) -> str:
     if layer.window is not None:
         return f"window {layer.window:,}"
@@ -99,10 +93,7 @@ def _rope(rotation: Rotation | None) -> str:
     return f"RoPE base {float(f'{base:.3g}'):,.0f}{slowed}"
 
 
-__all__ = ["Interval", "MetricSummary", "interval", "stored_words", "summarise", "wilson"]
-
-
-_Values = dict[str, dict[int | None, list[float]]]
+_Values = dict[str | None, dict[int | None, list[float]]]
 """Values by document and layer; the layer of the model as a whole is None."""
 
 
@@ -111,7 +102,7 @@ class MetricSummary:
     """One metric of one run.
 
     Attributes:
-        metric: Words for it.
+        metric: The metric.
         overall: Mean over all heads and layers, per document, with its interval.
         layers: The same for each layer by index.
         control: The control metric over all layers, if there is one.
@@ -125,42 +116,150 @@ class MetricSummary:
     kinds: dict[str, Interval] = field(default_factory=dict)
 
 
-def stored_words(measurement: Measurement, directory: RunDirectory) -> Sequence[Metric]:
-    """Words for the metrics of a run, by the options it was made with, most important first."""
-    options = cast("dict[str, Any]", directory.config["options"])
-    # An option that was dropped since the run was made has no words either.
-    known = {field.name for field in dataclasses.fields(measurement.config)}
-    return measurement.words(build_config(measurement.config, {k: v for k, v in options.items() if k in known}))
+Heads = dict[int, list[float | None]]
+"""Values of every head by layer."""
 
 
-def summarise(measurement: Measurement, directory: RunDirectory) -> list[MetricSummary]:
-    """Summaries of the measurement's metrics that the run holds."""
-    columns = directory.scores().select(["metric", "document", "layer", "head", "value"]).to_pydict()
-    by_metric: dict[str, dict[str, dict[int | None, list[float]]]] = {}
-    together: dict[str, dict[int | None, float]] = {}
-    for name, document, layer, head, value in zip(*columns.values(), strict=True):
-        if value is None:
-            continue
-        by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
-        if document is None and head is None:
-            together.setdefault(name, {})[layer] = value
-    count = len(cast("list[JSON]", directory.config["documents"]))
-    summaries = [
-        _summary(
-            metric,
-            by_metric[metric.name],
-            by_metric.get(metric.control or ""),
-            together,
-            count,
-        )
-        for metric in stored_words(measurement, directory)
-        if metric.name in by_metric
-    ]
-    kinds = stored_kinds(directory)
-    if not kinds:
-        return summaries
-    pooled = _pooled(measurement, directory, kinds)
-    return [replace(s, kinds=_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), kinds)) for s in summaries]
+class StoredRun:
+    """A finished run, read: the one place that unpacks stored scores and curves.
+
+    Attributes:
+        directory: The run directory.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+
+    @cached_property
+    def measurement(self) -> Measurement:
+        """The measurement."""
+        return find_measurement(str(self.directory.config["measurement"]))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the measurement as they were stored."""
+        return cast("dict[str, Any]", self.directory.config["options"])
+
+    @cached_property
+    def config(self) -> Any:
+        """The measurement's config; options that were dropped since the run was made are left out."""
+        known = {option.name for option in dataclasses.fields(self.measurement.config)}
+        return build_config(self.measurement.config, {k: v for k, v in self.options.items() if k in known})
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Its metrics, most important first."""
+        return self.measurement.all_metrics(self.config)
+
+    @cached_property
+    def documents(self) -> list[str]:
+        """Names of the documents, in order."""
+        return [str(document["name"]) for document in cast("list[dict[str, Any]]", self.directory.config["documents"])]
+
+    @property
+    def title(self) -> str:
+        """Model, weights and amount of text."""
+        config = self.directory.config
+        weights = "" if config["weights"] == "trained" else f" ({config['weights']})"
+        return f"{config['model']}{weights}, {len(self.documents)} × {config['tokens']} tokens"
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Layers by kind; empty for runs that do not say."""
+        extra = cast("dict[str, Any]", self.directory.provenance().get("extra") or {})
+        kinds: Kinds = extra.get("layer_kinds") or {}
+        return dict(sorted(kinds.items(), key=lambda kind: kind[1]))  # the file has them by name
+
+    @cached_property
+    def _rows(self) -> list[tuple[str, str | None, int | None, int | None, float | None]]:
+        columns = self.directory.scores().select(["metric", "document", "layer", "head", "value"]).to_pydict()
+        return list(zip(*columns.values(), strict=True))
+
+    def values(self, metric: str, *, less: str | None = None) -> list[float]:
+        """Return a metric of the model as a whole on each document that has it.
+
+        Args:
+            metric: Name of the metric.
+            less: Another metric to subtract on each document.
+        """
+        first = self._whole.get(metric, {})
+        if less is None:
+            return list(first.values())
+        second = self._whole.get(less, {})
+        return [value - second[name] for name, value in first.items() if name in second]
+
+    @cached_property
+    def _whole(self) -> dict[str, dict[str, float]]:
+        """Values of the model as a whole by metric and document; undefined ones are left out."""
+        found: dict[str, dict[str, float]] = {}
+        for metric, document, layer, _, value in self._rows:
+            if document is not None and layer is None and value is not None:
+                found.setdefault(metric, {})[document] = value
+        return found
+
+    def curves(self, name: str) -> list[Tensor]:
+        """Return a curve of the model as a whole, of every document that has it."""
+        profiles = self.directory.profiles()
+        names = (profile_name(document, None, name) for document in self.documents)
+        return [profiles[name] for name in names if name in profiles]
+
+    def curve(self, layer: int, name: str, *, document: int = 0) -> Tensor | None:
+        """Return a curve of a layer of one document, by default the first; None if there is none."""
+        return self.directory.profiles().get(profile_name(self.documents[document], layer, name))
+
+    @cached_property
+    def head_means(self) -> dict[str, Heads]:
+        """Means over documents of everything that the run has for each head, by metric."""
+        found: dict[str, dict[int, dict[int, list[float]]]] = {}
+        for metric, _, layer, head, value in self._rows:
+            if head is not None and layer is not None:
+                values = found.setdefault(metric, {}).setdefault(layer, {}).setdefault(head, [])
+                values += [] if value is None else [value]
+        return {
+            metric: {
+                layer: [sum(v) / len(v) if (v := heads.get(h)) else None for h in range(max(heads) + 1)]
+                for layer, heads in sorted(layers.items())
+            }
+            for metric, layers in found.items()
+        }
+
+    def summaries(self) -> list[MetricSummary]:
+        """Return a summary of each metric that the run holds."""
+        by_metric: dict[str, _Values] = {}
+        together: dict[str, dict[int | None, float]] = {}
+        for name, document, layer, head, value in self._rows:
+            if value is None:
+                continue
+            by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
+            if document is None and head is None:
+                together.setdefault(name, {})[layer] = value
+        found = [
+            _summary(metric, by_metric[metric.name], by_metric.get(metric.control or ""), together, len(self.documents))
+            for metric in self.metrics
+            if metric.name in by_metric
+        ]
+        if not self.kinds:
+            return found
+        pooled = self._pooled()
+        return [
+            replace(s, kinds=_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), self.kinds)) for s in found
+        ]
+
+    def _pooled(self) -> dict[str, dict[str, list[float]]]:
+        """Scores pooled over the heads of each kind of layer, by metric and kind, one per document."""
+        found: dict[str, dict[str, list[float]]] = {}
+        if not self.measurement.pools:
+            return found
+        table = self.directory.scores()
+        documents = table["document"].to_pylist()
+        for name in dict.fromkeys(document for document in documents if document is not None):
+            rows = [index for index, document in enumerate(documents) if document == name]
+            layers = stored_document(table.take(rows)).layers
+            for kind, listed in self.kinds.items():
+                numbers = self.measurement.pooled([layer for layer in layers if layer.layer in listed])
+                for metric, value in numbers.items():
+                    found.setdefault(metric, {}).setdefault(kind, []).append(value)
+        return found
 
 
 def _by_kind(documents: _Values, pooled: Mapping[str, Sequence[float]] | None, kinds: Kinds) -> dict[str, Interval]:
@@ -174,25 +273,6 @@ def _by_kind(documents: _Values, pooled: Mapping[str, Sequence[float]] | None, k
         ]
         if values := [_mean(layers) for layers in chosen if layers]:
             found[kind] = interval(values)
-    return found
-
-
-def _pooled(measurement: Measurement, directory: RunDirectory, kinds: Kinds) -> dict[str, dict[str, list[float]]]:
-    """Numbers pooled over the heads of each kind of layer, by metric and kind, one per document."""
-    found: dict[str, dict[str, list[float]]] = {}
-    if measurement.pooled is None:
-        return found
-    table = directory.scores()
-    documents = table["document"].to_pylist()
-    for name in dict.fromkeys(documents):
-        if name is None:
-            continue
-        rows = [index for index, document in enumerate(documents) if document == name]
-        layers = stored_document(table.take(rows)).layers
-        for kind, listed in kinds.items():
-            numbers = measurement.pooled([layer for layer in layers if layer.layer in listed])
-            for metric, value in numbers.items():
-                found.setdefault(metric, {}).setdefault(kind, []).append(value)
     return found
 
 
@@ -227,21 +307,3 @@ def _summary(
 def _mean(layers: dict[int | None, list[float]]) -> float:
     values = [value for listed in layers.values() for value in listed]
     return sum(values) / len(values)
-
-
-def measurement_of(directory: RunDirectory) -> Measurement:
-    """The measurement a run is of."""
-    return find_measurement(str(directory.config["measurement"]))
-
-
-def words_of(directory: RunDirectory) -> Sequence[Metric]:
-    """Words for the run's metrics, most important first."""
-    return stored_words(measurement_of(directory), directory)
-
-
-def run_title(directory: RunDirectory) -> str:
-    """Model, weights and how much text."""
-    config = directory.config
-    documents = len(cast("list[Any]", config["documents"]))
-    weights = "" if config["weights"] == "trained" else f" ({config['weights']})"
-    return f"{config['model']}{weights}, {documents} × {config['tokens']} tokens"

@@ -7,39 +7,42 @@ import re
 
 from torch import Tensor
 
-from wherewhat.measures.measurement import Text
+from wherewhat.measures.measurement import Spans, Text
 from wherewhat.models.loaded import LoadedModel
 
 _ENDS = re.compile(r"[.!?][\"'”’)\]_*]*$")
 _ABBREVIATED = re.compile(r"(^|\W)(Mr|Mrs|Ms|Dr|St|Capt|Col|Messrs|[A-Z])\.$")
 _LETTERS = re.compile(r"[^\W\d_]+")
 
-Spans = tuple[tuple[int, int], ...]
+Ranges = tuple[tuple[int, int], ...]
 
 
 def with_spans(loaded: LoadedModel, text: str, ids: Tensor) -> Text:
-    """Token ids ``(n,)`` of a text, with its words and sentences.
+    """Token ids ``(n,)`` of a text, with its words and sentences, which are found when they are needed.
 
     A word is what stands between white space; tokens of white space alone are in no word. A sentence is a run of whole
     words up to one that ends in ``.``, ``!`` or ``?``, closing marks after it allowed; abbreviated titles do not end
     one, and what is cut off at the end of the text is none. Both are None where the tokenizer does not say which
     characters a token holds, or other tokens than ``ids`` come of the text.
     """
+    return Text(ids[None], len(loaded.prefix), lambda: _spans(loaded, text, ids))
+
+
+def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
     prefix = len(loaded.prefix)
-    plain = Text(ids[None], prefix)
     if not getattr(loaded.tokenizer, "is_fast", False):
-        return plain
+        return Spans()
     made = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     count = len(ids) - prefix
     if list(made["input_ids"][:count]) != ids[prefix:].tolist():
-        return plain
+        return Spans()
     tokens, characters = find_words(text, made["offset_mapping"][:count])
     # A word cut off by the end of the text is no word.
     if tokens and tokens[-1][1] == count and text[characters[-1][1] :][:1].strip():
         tokens, characters = tokens[:-1], characters[:-1]
     words = tuple((start + prefix, end + prefix) for start, end in tokens)
     sentences = find_sentences(words, [text[start:end] for start, end in characters])
-    return Text(ids[None], prefix, words, sentences, _respellings(loaded, text, ids, words, characters))
+    return Spans(words, sentences, _respellings(loaded, text, ids, words, characters))
 
 
 def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -67,7 +70,7 @@ def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[in
     return tokens, characters
 
 
-def find_sentences(words: Spans, texts: list[str]) -> Spans:
+def find_sentences(words: Ranges, texts: list[str]) -> Ranges:
     """Whole sentences as spans of tokens, from those of words ``(start, end)`` and what they say."""
     found = []
     start: int | None = None
@@ -92,7 +95,7 @@ def transpose_letters(word: str, chooser: random.Random) -> str | None:
 
 
 def _respellings(
-    loaded: LoadedModel, text: str, ids: Tensor, words: Spans, characters: list[tuple[int, int]]
+    loaded: LoadedModel, text: str, ids: Tensor, words: Ranges, characters: list[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Token ids of each word with two letters transposed; empty where that cannot be spelled in its place."""
     chooser = random.Random(0)  # noqa: S311 - a choice of letters, reproducible

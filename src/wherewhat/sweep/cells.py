@@ -13,9 +13,9 @@ from typing import Any
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
-from wherewhat.measures.measurement import Measurement
+from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
 from wherewhat.measures.registry import find_measurement
-from wherewhat.models.folder import CONFIG, WEIGHTS, adapter_base, is_adapter, weight_files
+from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
 from wherewhat.options import build_config, config_values
@@ -218,7 +218,7 @@ def _files(model: str, weights: str) -> JSON:
         return None
     if path.is_file():
         return {path.name: _state(path)}
-    names = ["config.json", "tokenizer.json", "tokenizer_config.json", CONFIG, WEIGHTS]
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS]
     files = [path / name for name in names if (path / name).is_file()]
     if weights != "random" and not is_adapter(path, model):
         files += weight_files(path, model)
@@ -290,7 +290,7 @@ def _cells(
         measurement = find_measurement(entry.measurement)
         options = config_values(build_config(measurement.config, entry.options))
         for text in _on(measurement, texts):
-            makes_own = measurement.prompts is not None
+            makes_own = isinstance(measurement, QuestionMeasurement)
             drawn = variant.request.weights != "trained" or makes_own or (text is not None and text.prompts is not None)
             if not drawn and not variant.first_seed:
                 continue
@@ -308,9 +308,9 @@ def _cells(
 
 def _on(measurement: Measurement, texts: Sequence[TextEntry]) -> Sequence[TextEntry | None]:
     """The texts a measurement is repeated for; None for what it makes itself, or items named elsewhere."""
-    if measurement.items:
+    if isinstance(measurement, ChoicesMeasurement):
         return [text for text in texts if "items" in text.shared] or [None]
-    return texts if measurement.prompts is None else [None]
+    return [None] if isinstance(measurement, QuestionMeasurement) else texts
 
 
 class _Texts:
@@ -322,10 +322,11 @@ class _Texts:
     def __call__(self, request: Request, measurement: Measurement) -> str | None:
         """Hash of the documents or items of a request; None where prompts are made for the model."""
         named = (request.text, request.prompts, request.items, request.documents)
-        key = (*named, measurement.least_documents, measurement.prompts is not None, measurement.items)
+        on_items = isinstance(measurement, ChoicesMeasurement)
+        key = (*named, measurement.least_documents, isinstance(measurement, QuestionMeasurement), on_items)
         if key not in self._known:
             texts = read_texts(request, measurement)
-            if measurement.items and request.items is not None:
+            if on_items and request.items is not None:
                 found = read_items(request.items, count=request.documents)
                 texts = [Document(item.name, item.text, item.source) for item in found]
             self._known[key] = text_hash(texts) if texts else None

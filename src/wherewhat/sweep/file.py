@@ -12,7 +12,7 @@ from typing import Any
 from wherewhat.errors import ConfigError
 from wherewhat.hashes import text_sha256
 from wherewhat.measures.registry import find_measurement
-from wherewhat.models.loaded import Weights
+from wherewhat.models.source import Weights
 from wherewhat.options import build_config, nearest, read_values
 from wherewhat.runs.request import ModelRequest, Request
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from report.test_browser import browser  # noqa: F401 - a fixture
 from wherewhat.lab.encoding_study.page import write_page
 from wherewhat.lab.encoding_study.study import open_runs
 from wherewhat.lab.encoding_study.summary import summarise_run
@@ -13,9 +12,9 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(params=[1280, 390])
-def opened(request, browser, study, tmp_path):  # noqa: F811 - a fixture
+def opened(request, browser, encoding_study, tmp_path):
     """The page, ready; nothing may have gone wrong in the end, and it must fit the window."""
-    runs = open_runs(study[0])
+    runs = open_runs(encoding_study[0])
     path = write_page(tmp_path, runs, [summarise_run(run) for run in runs])
     context = browser.new_context(viewport={"width": request.param, "height": 900}, offline=True)
     page = context.new_page()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.encoding_study.tiny import RECIPE, VALUES, write_recipe
+from helpers.lab import RECIPE, VALUES, write_recipe
 from wherewhat.errors import ConfigError
 from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, parse_only, read_recipe
 from wherewhat.lab.model import LabModel

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.encoding_study.tiny import RECIPE, write_recipe
+from helpers.lab import RECIPE, write_recipe
 from wherewhat.errors import StoreError, TextError
 from wherewhat.lab.encoding_study.__main__ import main
 from wherewhat.lab.encoding_study.study import open_runs, run_study
@@ -25,8 +25,8 @@ NOPE = replace(RECIPE, encodings=("nope",))
 SAME = ("config.json", "profiles.safetensors")
 
 
-def test_a_study_leaves_records_and_curves_and_no_weights(study):
-    out, lines = study
+def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
+    out, lines = encoding_study
     assert len(lines) == 3
     assert all("recording" in line and "\n" not in line for line in lines)
     runs = open_runs(out)
@@ -52,8 +52,8 @@ def test_a_study_leaves_records_and_curves_and_no_weights(study):
     assert methods == {"rope": 3, "alibi": 2, "learned": 1}
 
 
-def test_what_is_finished_is_left_alone(study):
-    out, _ = study
+def test_what_is_finished_is_left_alone(encoding_study):
+    out, _ = encoding_study
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file()}
     run_study(RECIPE, out=out, only=("rope:0",))
     assert before == {file: file.stat().st_mtime_ns for file in before}
@@ -117,8 +117,8 @@ def test_a_text_that_is_too_short_leaves_nothing_behind(tmp_path):
     assert not out.exists()
 
 
-def test_the_report(study, cli):
-    out, _ = study
+def test_the_report(encoding_study, cli):
+    out, _ = encoding_study
     shown = cli("encodings", "report", out)
     assert shown.code == 0, shown.err
     for word in ("half of the change", "results at the end of training", "rank correlation", "learned"):
@@ -145,8 +145,8 @@ def test_the_report(study, cli):
     assert {row["curve"] for row in curves if row["encoding"] == "alibi"} == set(open_runs(out)[1].after())
 
 
-def test_summaries(study):
-    out, _ = study
+def test_summaries(encoding_study):
+    out, _ = encoding_study
     rope, alibi, learned = (summarise_run(run) for run in open_runs(out))
     assert rope.best_method in ("none", "sliding-window", "yarn")
     assert learned.best_method == ""

@@ -16,9 +16,10 @@ from wherewhat.lab.model import LabModel
 from wherewhat.lab.steps import products
 from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.measurement import DocumentScores, Subject
-from wherewhat.measures.perturb.changes import PerturbConfig
-from wherewhat.measures.perturb.measurement import PERTURB
-from wherewhat.measures.residual import RESIDUAL, ResidualConfig
+from wherewhat.measures.perturb.losses import measure_perturb
+from wherewhat.measures.perturb.measurement import PerturbConfig
+from wherewhat.measures.residual.measurement import ResidualConfig
+from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.runs.profiles import Profile
 
 BUCKETS = 4
@@ -105,16 +106,14 @@ def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: i
     # Jitter increases positions, and learned positions end with the context.
     length = context - options.reach
     windows = corpus.windows(config.perturb_documents, length, seed=config.seed)
-    assert PERTURB.measure is not None
-    measured = [PERTURB.measure(subject, spanned(ids), options) for ids in windows]
+    measured = [measure_perturb(subject, spanned(ids), options) for ids in windows]
     return _curves(measured, ("rate", "rate, loss, untouched, rise of untouched, moved"))
 
 
 def _residual(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Profile]:
     options = ResidualConfig(strengths=config.strengths, layers=False)
-    assert RESIDUAL.measure is not None
     windows = corpus.windows(config.residual_documents, context, seed=config.seed)
-    measured = [RESIDUAL.measure(subject, ids[None], options) for ids in windows]
+    measured = [measure_residual(subject, ids[None], options) for ids in windows]
     costs = {
         name: Profile(_stacked([torch.tensor(document.whole[name]) for document in measured]), ("document",))
         for name in ("cost_without_a", "cost_without_c")

@@ -15,7 +15,7 @@ from torch import Tensor
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.lab.language import VOCABULARY
 from wherewhat.lab.steps import derived_seed
-from wherewhat.measures.measurement import Text
+from wherewhat.measures.measurement import Spans, Text
 from wherewhat.text.documents import embedded_documents
 
 _GZIP = b"\x1f\x8b"
@@ -94,7 +94,7 @@ def spanned(ids: Tensor) -> Text:
     found = [match.span() for match in re.finditer(rb"\S+", content)]
     # Words that may be cut by the edges of a window are left out.
     words = tuple((start, end) for start, end in found if start > 0 and end < len(content))
-    return Text(ids[None], words=words)
+    return Text(ids[None], find_spans=lambda: Spans(words))
 
 
 def _read(path: Path) -> bytes:

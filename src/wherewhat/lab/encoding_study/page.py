@@ -25,7 +25,7 @@ from wherewhat.lab.encoding_study.summary import (
     relations,
 )
 from wherewhat.lab.records import TensorTable
-from wherewhat.measures.perturb.changes import KINDS
+from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
 
@@ -164,7 +164,7 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
 
 def _lengths(tables: Sequence[TensorTable]) -> dict[str, Any]:
     """Return the loss by position under each method: mean over seeds and documents, 95 % interval over documents."""
-    names = {method.name: f"loss_by_position_{method.name}" for method in METHODS}
+    names = {name: f"loss_by_position_{name}" for name in METHODS}
     return {
         "position": _list(tables[0]["position"].values),
         "methods": {

@@ -11,9 +11,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.lab.config import EncodingName, LabConfig, at_least
 from wherewhat.lab.language import VOCABULARY, LanguageConfig
-from wherewhat.measures.measurement import option
-from wherewhat.measures.perturb.changes import KINDS
-from wherewhat.options import build_config, check_seed, config_values, nearest
+from wherewhat.measures.perturb.measurement import KINDS
+from wherewhat.options import build_config, check_seed, config_values, nearest, option
 
 ENCODINGS: tuple[str, ...] = get_args(EncodingName)
 
@@ -49,7 +48,7 @@ class AfterConfig:
 
     times: int = option(16, "length of the longest text, in multiples of the context")
     length_documents: int = option(8, "number of long texts")
-    methods: tuple[str, ...] = option(tuple(m.name for m in METHODS), "length methods; those that apply are used")
+    methods: tuple[str, ...] = option(tuple(METHODS), "length methods; those that apply are used")
     kinds: tuple[str, ...] = option(
         ("words", "adjacent_words", "adjacent_tokens", "position_jitter"), "kinds of perturbation"
     )

@@ -14,7 +14,7 @@ from wherewhat.lab.multihop.accuracy import map_batches, solved_by
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
-from wherewhat.measures.statistics import share_intervals
+from wherewhat.measures.tensors import share_intervals
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.purity import find_learning, find_purity
 from wherewhat.lab.multihop.records import noise_level
 from wherewhat.lab.multihop.study import MultihopRun, open_run
-from wherewhat.measures.statistics import share_intervals
-from wherewhat.measures.swaps.scores import LABELS
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.tensors import share_intervals
 from wherewhat.report.data import rounded
 from wherewhat.runs.layout import COMPLETE
 

@@ -13,7 +13,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.records import overall_accuracy
 from wherewhat.lab.records import Records
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.swaps.scores import LABELS, label
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps.scores import label
 
 PURE = ("positional", "symbolic")
 """The labels that count as pure."""

@@ -17,8 +17,9 @@ from wherewhat.lab.multihop.accuracy import Accuracy, count_hits, judge, map_bat
 from wherewhat.lab.tasks.task import Sequences
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.frequencies.planes import mean_frequency
+from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.placement import place
-from wherewhat.measures.swaps.scores import TAU, QueryLogits, score_swaps
+from wherewhat.measures.swaps.scores import QueryLogits, score_swaps
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,7 +66,7 @@ def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
     import torch
 
     from wherewhat.lab.multihop.purity import find_purity
-    from wherewhat.measures.swaps.scores import LABELS
+    from wherewhat.measures.swaps import LABELS
 
     records = run.records()
     counts = find_purity(records).counts[0]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
+from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
-
-Method = Literal["auto", "linear", "blocked"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.statistics import centred_ranks, cosine
+from wherewhat.measures.tensors import centred_ranks, cosine
 
 
 def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:

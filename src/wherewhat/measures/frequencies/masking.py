@@ -11,8 +11,8 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.statistics import allowed_change, next_token_loss
 from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.tensors import allowed_change, next_token_loss
 
 
 def frequency_bands(inv_freq: Tensor, bands: int) -> Tensor:

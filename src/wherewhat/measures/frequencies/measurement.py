@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from wherewhat.captures.attention import LayerAttention
-from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.frequencies.masking import Masking, frequency_bands
-from wherewhat.measures.frequencies.planes import layer_frequencies, rotates
-from wherewhat.measures.measurement import KEYS_MIX, DocumentScores, LayerScores, Measurement, Metric, Subject, option
-from wherewhat.measures.statistics import correlation, next_token_loss
-from wherewhat.measures.swaps.placement import choose_queries
-from wherewhat.measures.swaps.scores import TAU
+from wherewhat.errors import ConfigError
+from wherewhat.measures.measurement import Capacity, DocumentScores, Metric, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.swaps import TAU
+from wherewhat.options import option
 
 BANDS = 4
 
@@ -44,109 +36,6 @@ class FrequenciesConfig:
         for head in self.heads:
             if not re.fullmatch(r"[0-9]{1,6}\.[0-9]{1,6}", head):
                 raise ConfigError(f"heads holds {head!r}: give layer.head, such as 3.1 for head 1 of layer 3")
-
-
-def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig) -> DocumentScores:
-    """Frequencies of every layer that rotates, and the model with bands of them masked.
-
-    Args:
-        subject: The model.
-        ids: Tokens, ``(1, n)``.
-        config: Options.
-    """
-    queries = choose_queries(ids.shape[-1], count=config.queries)
-    mixing = subject.key_mixing()
-    found: list[LayerScores] = []
-    bands: dict[int, Tensor] = {}
-
-    def look(attention: LayerAttention) -> None:
-        if not rotates(attention):
-            return
-        assert attention.rotation is not None
-        bands[attention.layer] = frequency_bands(attention.rotation.inv_freq, config.bands)
-        scored = mixing.get(attention.layer, 0.0) <= KEYS_MIX
-        found.append(layer_frequencies(attention, queries, tau=config.tau, scored=scored))
-
-    logits = subject.run(ids, look, logits=config.masking)
-    if not found:
-        raise MeasureError(
-            "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
-            "its heads or axes"
-        )
-    masked = _masked_heads(found, config.heads)
-    whole = _correlations(found) | _band_scores(found, bands, config.bands)
-    if config.masking:
-        assert logits is not None
-        loss = next_token_loss(logits, ids)
-        del logits
-        masking = Masking(
-            subject,
-            ids,
-            masked,
-            bands=config.bands,
-            queries=queries,
-            tau=config.tau,
-            scored=frozenset(layer.layer for layer in found if mixing.get(layer.layer, 0.0) <= KEYS_MIX),
-            block_mib=config.block_mib,
-        )
-        masking.check(loss)
-        whole |= {"loss": loss} | _effects(masking, found, masked, config.bands)
-    defined = {name: value for name, value in whole.items() if value == value}
-    return DocumentScores(sorted(found, key=lambda layer: layer.layer), defined)
-
-
-def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[int, Tensor]:
-    """Heads to mask by layer, ``(heads,)`` bool each."""
-    sizes = {layer.layer: len(layer.heads["mean_frequency"]) for layer in layers}
-    if not chosen:
-        return {layer: torch.ones(size, dtype=torch.bool) for layer, size in sizes.items()}
-    found: dict[int, Tensor] = {}
-    for text in chosen:
-        layer, head = map(int, text.split("."))
-        if layer not in sizes:
-            there = ", ".join(map(str, sorted(sizes)))
-            raise MeasureError(f"heads holds {text}, but layer {layer} is not one that rotates: choose of {there}")
-        if head >= sizes[layer]:
-            raise MeasureError(f"heads holds {text}, but layer {layer} has heads 0 to {sizes[layer] - 1}")
-        found.setdefault(layer, torch.zeros(sizes[layer], dtype=torch.bool))[head] = True
-    return found
-
-
-def _correlations(layers: Sequence[LayerScores]) -> dict[str, float]:
-    """Correlations over heads of the mean frequency with the scores of whole heads."""
-    used, s_pos, s_sym = (torch.cat([x.heads[name] for x in layers]) for name in ("mean_frequency", "s_pos", "s_sym"))
-    return {"frequency_s_pos": correlation(used, s_pos), "frequency_s_sym": correlation(used, s_sym)}
-
-
-def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count: int) -> dict[str, float]:
-    """Mean over heads and the planes of a band of single planes' scores."""
-    return {
-        f"{name}_band_{band + 1}": float(
-            torch.cat(
-                [x.curves[f"plane_{name}"].values[:, bands[x.layer][band]].double().flatten() for x in layers]
-            ).nanmean()
-        )
-        for name in ("s_pos", "s_sym")
-        for band in range(count)
-    }
-
-
-def _effects(
-    masking: Masking, layers: Sequence[LayerScores], masked: dict[int, Tensor], bands: int
-) -> dict[str, float]:
-    """Loss with each band removed and with only it, and what removing it does to the masked heads' scores."""
-    before = {
-        name: float(torch.cat([x.heads[name][masked[x.layer]] for x in layers if x.layer in masked]).nanmean())
-        for name in ("s_pos", "s_sym")
-    }
-    whole = dict(zip(("loss_without_random", "loss_only_random"), masking.random(0), strict=True))
-    for band in range(bands):
-        without = masking.without(band)
-        whole[f"loss_without_band_{band + 1}"] = without.loss
-        whole[f"loss_only_band_{band + 1}"] = masking.only(band)
-        whole[f"s_pos_change_without_band_{band + 1}"] = without.s_pos - before["s_pos"]
-        whole[f"s_sym_change_without_band_{band + 1}"] = without.s_sym - before["s_sym"]
-    return whole
 
 
 def _band_metrics(config: FrequenciesConfig) -> tuple[Metric, ...]:
@@ -185,14 +74,16 @@ def _band_metrics(config: FrequenciesConfig) -> tuple[Metric, ...]:
     )
 
 
-FREQUENCIES = Measurement(
-    name="frequencies",
-    revision=2,
-    summary="Which of RoPE's frequencies heads use, how positional or symbolic each is, and what heads are without it.",
-    config=FrequenciesConfig,
-    measure=measure_frequencies,
-    more_metrics=_band_metrics,
-    metrics=(
+class FrequenciesMeasurement(TextMeasurement):
+    """``wherewhat frequencies``."""
+
+    name = "frequencies"
+    revision = 2
+    summary = (
+        "Which of RoPE's frequencies heads use, how positional or symbolic each is, and what heads are without it."
+    )
+    config = FrequenciesConfig
+    metrics = (
         Metric(
             "mean_frequency",
             "mean frequency ID",
@@ -219,12 +110,26 @@ FREQUENCIES = Measurement(
         Metric("s_pos_rest", "positional, unrotated", "", "Positional score of the dimensions that do not rotate."),
         Metric("s_sym_rest", "symbolic, unrotated", "", "Symbolic score of the dimensions that do not rotate."),
         Metric("loss", "loss", "nats", "Mean next-token loss of the untouched model."),
-    ),
-    limits=(
+    )
+    limits = (
         "A plane by itself is not the plane in its head: softmax mixes them, and a plane with small logits attends "
         "almost evenly, which counts as positional and symbolic at once. Speeds are ranks; whether a plane turns over "
         "the text depends on its length. Soft-cap and bias are no part of a plane. Masked heads are not heads trained "
         "without the band: a loss says that the model relies on the band, not that the task needs it. Later layers see "
         "changed inputs, so a change of scores is that of all masking before a head as well."
-    ),
-)
+    )
+
+    def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> DocumentScores:
+        """Return the scores."""
+        from wherewhat.measures.frequencies.text import measure_frequencies
+
+        return measure_frequencies(subject, text.ids, config)
+
+    def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
+        """Return the metrics whose names depend on the config."""
+        return _band_metrics(config)
+
+    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
+        """Return how a report runs it: with no more bands than there are planes."""
+        options = {"bands": capacity.planes} if 0 < capacity.planes < BANDS else {}
+        return ReportRun(22.0, documents=3, tokens=128, options=options)

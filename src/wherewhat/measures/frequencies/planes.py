@@ -11,9 +11,10 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Curve, LayerScores
+from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import places_before, query_logits
-from wherewhat.measures.swaps.scores import TAU, QueryLogits, score_swaps
+from wherewhat.measures.swaps.scores import QueryLogits, score_swaps
 
 
 def plane_logits(attention: LayerAttention, query: int, keys: Tensor) -> Tensor:

@@ -8,73 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.measurement import Text, option
-from wherewhat.options import check_seed, nearest
-
-KINDS: dict[str, str] = {
-    "words": "words transposed",
-    "adjacent_words": "adjacent words transposed",
-    "tokens": "tokens transposed",
-    "adjacent_tokens": "adjacent tokens transposed",
-    "sentences": "sentences transposed",
-    "letters": "words with letters transposed",
-    "position_jitter": "positions jittered",
-    "position_swap": "positions swapped",
-    "position_shuffle": "positions shuffled",
-    "position_gaps": "gaps between positions",
-    "position_shift": "positions shifted",
-    "features": "hidden states swapped",
-}
-"""What each kind disturbs, most important first."""
-
-
-def labels(kind: str, layers: tuple[int, ...]) -> dict[str, int | None]:
-    """Names under which a kind's numbers are stored, with the layer of each where it is about one."""
-    return {f"{kind}_{layer}": layer for layer in layers} if kind == "features" else {kind: None}
-
-
-def percent(rate: float) -> str:
-    """A rate as it stands in names of metrics: 5 for 0.05."""
-    return f"{100 * rate:.6g}"
-
-
-@dataclass(frozen=True)
-class PerturbConfig:
-    """Options of the perturbation experiment."""
-
-    kinds: tuple[str, ...] = option((), f"of {', '.join(KINDS)}; all that the model and the text allow if empty")
-    rates: tuple[float, ...] = option((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), "shares of units to disturb, 0 to 1")
-    seeds: int = option(3, "draws per rate, averaged")
-    seed: int = option(0, "seed of the first draw")
-    layers: tuple[int, ...] = option((0,), "layers, one at a time, whose entering hidden states are swapped")
-    reach: int = option(8, "farthest that jitter moves a position")
-    gap: int = option(1, "positions left out at a gap")
-    at: float = option(0.05, "rate at which axes, heads and the equivalence of positions and features are looked at")
-    axes: bool = option(True, "also fit the three axes under each kind, and measure how sensitive heads are")
-    equivalence: bool = option(True, "also compare swapped positions with swapped features")
-    queries: int = option(16, "last tokens at which the sensitivity of heads is taken")
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise ConfigError(f"there is no kind of perturbation '{kind}': {nearest(kind, KINDS)}")
-        for name in ("kinds", "rates", "layers"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{name}={','.join(map(str, values))}: each value can be given only once")
-        if not self.rates:
-            raise ConfigError("rates is empty: give one or more shares from 0 to 1")
-        for rate in (*self.rates, self.at):
-            if not 0 <= rate <= 1:
-                raise ConfigError(f"rate {rate:g} is outside 0 to 1: a rate is the share of units that are disturbed")
-        for name in ("seeds", "reach", "gap", "queries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed")
-        check_seed(self.seed)
-        if not self.layers or min(self.layers) < 0:
-            raise ConfigError(f"layers={','.join(map(str, self.layers))}: give one or more layers, 0 the first")
+from wherewhat.errors import MeasureError
+from wherewhat.measures.measurement import Text
+from wherewhat.measures.perturb.measurement import PerturbConfig
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -259,7 +195,7 @@ def units(text: Text, unit: str) -> list[tuple[int, int]]:
     """
     if unit == "tokens":
         return [(t, t + 1) for t in range(text.prefix, text.ids.shape[1])]
-    spans = text.words if unit == "words" else text.sentences
+    spans = text.spans.words if unit == "words" else text.spans.sentences
     if spans is None:
         raise MeasureError(f"the tokenizer does not tell where {unit} are: leave kinds of {unit} out")
     if len(spans) < 2:
@@ -268,9 +204,10 @@ def units(text: Text, unit: str) -> list[tuple[int, int]]:
 
 
 def _respelled(text: Text, rate: float, seed: int) -> Change:
-    if text.words is None or not any(text.respelled):
+    spans = text.spans
+    if spans.words is None or not any(spans.respelled):
         raise MeasureError("no word of the text can be respelled with this tokenizer: leave the kind letters out")
-    can = [(span, other) for span, other in zip(text.words, text.respelled, strict=True) if other]
+    can = [(span, other) for span, other in zip(spans.words, spans.respelled, strict=True) if other]
     chosen = [can[i] for i in sorted(some(len(can), rate, seed).tolist())]
     if not chosen:
         return nothing(text.ids[0].cpu())

@@ -31,10 +31,8 @@ from torch import Tensor
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.axes.margins import bilinear_margins
+from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums
-
-LEAST_DOCUMENTS = 3
-"""Two others make a mean with a sample of its noise."""
 
 
 @dataclass(frozen=True)

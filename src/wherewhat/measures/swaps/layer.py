@@ -12,9 +12,10 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.statistics import over_documents
+from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.placement import choose_queries, query_logits
-from wherewhat.measures.swaps.scores import TAU, score_swaps
+from wherewhat.measures.swaps.scores import score_swaps
+from wherewhat.measures.tensors import over_documents
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.swaps.scores import TAU, QueryLogits
+from wherewhat.measures.swaps import TAU
+from wherewhat.measures.swaps.scores import QueryLogits
 
 
 def query_logits(attention: LayerAttention, query: int, *, skip: int = 0) -> QueryLogits:

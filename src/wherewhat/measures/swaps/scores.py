@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LABELS = ("mixed", "positional", "symbolic", "uniform")
-"""Names of the codes that :func:`label` gives."""
+from wherewhat.measures.swaps import LABELS, TAU
 
 
 def label(s_pos: Tensor, s_sym: Tensor, gamma: float) -> Tensor:
@@ -26,9 +25,6 @@ def label(s_pos: Tensor, s_sym: Tensor, gamma: float) -> Tensor:
     code[s_pos.isnan() | s_sym.isnan()] = -1
     return code
 
-
-TAU = 1e-4
-"""Temperature of the weights of swaps in arXiv 2605.31558."""
 
 _TILE = {"cpu": 128, "cuda": 512}
 """Blocks on a side of the tiles M is made in; a GPU waits for each to be launched."""

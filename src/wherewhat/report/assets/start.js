@@ -9,6 +9,7 @@ function write() {
   writePanel();
   writePlane();
   writeCurves();
+  writeOthers();
   writeMethod();
 }
 function chooseModel(i) {

@@ -1,0 +1,1 @@
+"""Attention entropy, sink mass and effective rank."""

@@ -1,0 +1,242 @@
+"""``wherewhat attention``: entropy, sink mass and effective rank per head."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import MeasureError
+from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.measurement import LayerScores
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    """Effective rank of ``x`` ``(..., n, d)``: exponential of the entropy of its normalised singular values.
+
+    Between 1 (all tokens alike) and min(n, d). Roy & Vetterli, EUSIPCO 2007. Computed from the d×d Gram matrix in
+    float64. Zero tensors give 0.
+    """
+    values = _squared_singular_values(x).sqrt()
+    total = values.sum(-1, keepdim=True)
+    shares = values / total.clamp_min(1e-300)
+    return torch.where(total[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
+
+
+def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
+    """Share of the sum of squares of ``x`` ``(..., n, d)`` that its best rank-one approximation holds.
+
+    The largest squared singular value over the sum of all: between 1 / min(n, d) and 1 (all tokens on one line).
+    Computed from the d×d Gram matrix in float64.
+
+    Args:
+        x: Tokens.
+        centred: Take the mean token out first; what is left is how tokens differ. NaN where they do not.
+    """
+    x = x.double()
+    size = x.square().sum((-1, -2))
+    if centred:
+        x = x - x.mean(-2, keepdim=True)
+    values = _squared_singular_values(x)
+    total = values.sum(-1)
+    # Taking the mean out of equal tokens leaves rounding, whose rank says nothing.
+    return torch.where(total > 1e-24 * size, values[..., -1] / total, torch.nan)
+
+
+@functools.lru_cache(maxsize=64)
+def gaussian_rank(n: int, d: int, *, draws: int = 4) -> float:
+    """Mean effective rank of independent Gaussian tokens ``(n, d)``, the rank of tokens that share nothing."""
+    return float(effective_rank(_gaussian(n, d, draws)).mean())
+
+
+@functools.lru_cache(maxsize=64)
+def gaussian_rank_one_share(n: int, d: int, *, draws: int = 4) -> float:
+    """Mean rank-one share of independent Gaussian tokens ``(n, d)``; taking their mean out hardly changes it."""
+    return float(rank_one_share(_gaussian(n, d, draws)).mean())
+
+
+def _squared_singular_values(x: Tensor) -> Tensor:
+    """Squared singular values of ``x`` ``(..., n, d)`` in float64, ascending, ``(..., d)``."""
+    x = x.double()
+    values: Tensor = torch.linalg.eigvalsh(x.mT @ x)
+    return values.clamp_min(0)
+
+
+def _gaussian(n: int, d: int, draws: int) -> Tensor:
+    return torch.randn(draws, n, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """Attention weights of consecutive queries of one text.
+
+    Attributes:
+        rows: Which queries.
+        weights: Attention weights, ``(heads, rows, m)``.
+        visible: True where a query may see a key, ``(rows, m)``.
+        missing: Weight on the model's own sink column, ``(heads, rows)``; zero where it has none.
+    """
+
+    rows: slice
+    weights: Tensor
+    visible: Tensor
+    missing: Tensor
+
+    @property
+    def seen(self) -> Tensor:
+        """Number of keys each query may see, ``(rows,)``."""
+        return self.visible.sum(-1)
+
+
+def weight_blocks(attention: LayerAttention, block_mib: int) -> Iterator[WeightBlock]:
+    """Attention weights of all queries, in order.
+
+    Args:
+        attention: One layer, batch 1.
+        block_mib: Memory for the weights of one block, in MiB; one query is the least.
+    """
+    if attention.rot_q.shape[0] != 1:
+        raise MeasureError(
+            f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts: look at one text at a time"
+        )
+    if not all(bool(x.isfinite().all()) for x in (attention.rot_q, attention.rot_k)):
+        raise MeasureError(
+            f"queries or keys of layer {attention.layer} are not finite: the model's activations overflow"
+        )
+    step = max(1, block_mib * 2**20 // (4 * attention.heads * attention.m))
+    for start in range(0, attention.n, step):
+        rows = slice(start, min(attention.n, start + step))
+        weights = attention.pattern(rows)[0]
+        # A bias of its own gives each head a mask of its own, which differs only where weights are zero anyway.
+        visible = attention.visible(rows)[0].any(0)
+        missing = torch.zeros_like(weights[..., 0]) if attention.sinks is None else (1 - weights.sum(-1)).clamp_min(0)
+        yield WeightBlock(rows, weights, visible, missing)
+
+
+@dataclass(frozen=True)
+class AttentionSpread:
+    """How far the heads of one layer spread their attention on one document.
+
+    Attributes:
+        entropy: Mean entropy of the attention weights over queries that see at least two keys, nats, ``(heads,)``.
+        uniform_entropy: The same for uniform attention over the visible keys, and the model's own sink column where it
+            has one: the most there can be.
+        sink_mass: Mean weight on the first tokens over queries after them, ``(heads,)``.
+        uniform_sink_mass: The same for uniform attention over the visible keys.
+        learned_sink_mass: Mean weight on the model's own sink column, ``(heads,)``; None where it has none.
+    """
+
+    entropy: Tensor
+    uniform_entropy: float
+    sink_mass: Tensor
+    uniform_sink_mass: float
+    learned_sink_mass: Tensor | None
+
+    def heads(self) -> dict[str, Tensor]:
+        """Values per head by metric."""
+        found = {"entropy": self.entropy, "sink_mass": self.sink_mass}
+        return found if self.learned_sink_mass is None else found | {"learned_sink_mass": self.learned_sink_mass}
+
+    def controls(self) -> dict[str, float]:
+        """What uniform attention gives, by metric."""
+        return {"entropy_uniform": self.uniform_entropy, "sink_mass_uniform": self.uniform_sink_mass}
+
+
+class SpreadSums:
+    """Sums behind ``AttentionSpread``, one block of queries after the other.
+
+    Args:
+        attention: The layer whose blocks will be added.
+        sink_tokens: Number of first tokens that count as attention sink.
+    """
+
+    def __init__(self, attention: LayerAttention, sink_tokens: int) -> None:
+        heads, n, device = attention.heads, attention.n, attention.rot_q.device
+        if n <= sink_tokens:
+            raise MeasureError(f"sink_tokens is {sink_tokens}, but the text has only {n} tokens: give a longer text")
+        self.sink_tokens = sink_tokens
+        self._learned_sink = attention.sinks is not None
+        self._n = n
+        self._entropy, self._sink, self._learned = torch.zeros(3, heads, dtype=torch.float64, device=device)
+        self._uniform_entropy = self._uniform_sink = 0.0
+        self._deciding = self._after_sink = 0
+
+    def add(self, block: WeightBlock) -> None:
+        """Take in the next block."""
+        first = slice(self.sink_tokens)
+        seen = block.seen
+        nats = torch.special.entr(block.weights).sum(-1) + torch.special.entr(block.missing)
+        choice = seen >= 2
+        late = torch.arange(block.rows.start, block.rows.stop, device=seen.device) >= self.sink_tokens
+        self._entropy += nats[:, choice].sum(-1).double()
+        self._sink += block.weights[:, late, first].sum((-1, -2)).double()
+        self._learned += block.missing.sum(-1).double()
+        # The sink column counts in the entropy, so it is one more place to spread over.
+        self._uniform_entropy += float((seen[choice] + self._learned_sink).double().log().sum())
+        self._uniform_sink += float((block.visible[late, first].sum(-1) / seen[late].clamp_min(1)).double().sum())
+        self._deciding += int(choice.sum())
+        self._after_sink += int(late.sum())
+
+    def result(self) -> AttentionSpread:
+        """Means over the queries of all blocks."""
+        return AttentionSpread(
+            entropy=(self._entropy / max(1, self._deciding)).cpu(),
+            uniform_entropy=self._uniform_entropy / max(1, self._deciding),
+            sink_mass=(self._sink / self._after_sink).cpu(),
+            uniform_sink_mass=self._uniform_sink / self._after_sink,
+            learned_sink_mass=(self._learned / self._n).cpu() if self._learned_sink else None,
+        )
+
+
+@dataclass(frozen=True)
+class AttentionStats(AttentionSpread):
+    """Statistics of one layer's attention on one document: its spread, and the rank of queries and keys.
+
+    Attributes:
+        q_rank: Effective rank of the queries before rotation, ``(heads,)``.
+        k_rank: Effective rank of the keys each head reads, before rotation, ``(heads,)``.
+        gaussian_rank: Effective rank of Gaussian noise of the same shape: tokens that have nothing in common.
+    """
+
+    q_rank: Tensor
+    k_rank: Tensor
+    gaussian_rank: float
+
+
+def attention_stats(attention: LayerAttention, config: AttentionConfig) -> AttentionStats:
+    """Entropy, sink mass and effective rank of every head of a layer.
+
+    Attention weights are made a block of queries at a time: memory is ``block_mib``, time n².
+
+    Args:
+        attention: One layer, batch 1, n queries over m = n keys.
+        config: Options.
+    """
+    spread = SpreadSums(attention, config.sink_tokens)
+    for block in weight_blocks(attention, config.block_mib):
+        spread.add(block)
+    groups = attention.heads // attention.kv_heads
+    return AttentionStats(
+        **vars(spread.result()),
+        q_rank=effective_rank(attention.q[0]).cpu(),
+        k_rank=effective_rank(attention.k[0]).repeat_interleave(groups).cpu(),
+        gaussian_rank=gaussian_rank(attention.m, attention.rot_k.shape[-1]),
+    )
+
+
+def layer_scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
+    """Return entropy, sink mass and ranks of every head of a layer."""
+    stats = attention_stats(attention, config)
+    heads = stats.heads() | {"q_rank": stats.q_rank, "k_rank": stats.k_rank}
+    for name, values in heads.items():
+        if not bool(values.isfinite().all()):
+            raise MeasureError(f"{name} of layer {attention.layer} is not finite: the model's activations overflow")
+    return LayerScores(
+        layer=attention.layer,
+        heads=heads,
+        whole=stats.controls() | {"rank_gaussian": stats.gaussian_rank},
+    )

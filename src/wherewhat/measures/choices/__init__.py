@@ -1,0 +1,1 @@
+"""Accuracy on questions with alternatives."""

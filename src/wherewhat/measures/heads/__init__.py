@@ -1,0 +1,1 @@
+"""Positional and symbolic heads, and attention patterns."""

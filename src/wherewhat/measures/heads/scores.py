@@ -1,0 +1,170 @@
+"""``wherewhat heads``: positional and symbolic scores of every head, with patterns, axes and frequencies."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.errors import MeasureError
+from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
+from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
+from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
+from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps.layer import Swaps, layer_swaps
+from wherewhat.measures.swaps.placement import choose_queries, reference_scores
+from wherewhat.measures.swaps.scores import label
+from wherewhat.measures.tensors import correlation, over_documents
+
+
+def relations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
+    """The correlations over all heads of a model, those that are defined."""
+    found: dict[str, float] = {}
+    for name, (first, second) in PAIRS.items():
+        both = [layer for layer in layers if first in layer.heads and second in layer.heads]
+        if both:
+            value = correlation(*(torch.cat([layer.heads[m].cpu() for layer in both]) for m in (first, second)))
+            if not math.isnan(value):
+                found[name] = value
+    return found
+
+
+def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> DocumentScores:
+    """Score every head on one text: swaps, patterns, axes and frequencies."""
+    queries = choose_queries(ids.shape[1], count=config.queries, positions=config.positions)
+    mixing = subject.key_mixing()
+    found: dict[int, LayerScores] = {}
+
+    def look(attention: LayerAttention) -> None:
+        swaps = None
+        if mixing.get(attention.layer, 0.0) <= KEYS_MIX:
+            swaps = layer_swaps(
+                attention,
+                _seen(attention, queries, config),
+                tau=config.tau,
+                block=config.block,
+                skip=config.skip,
+                taus=config.taus,
+                blocks=config.blocks,
+            )
+        found[attention.layer] = _layer(attention, ids[0], queries, swaps, config)
+
+    subject.run(ids, look)
+    mixed = [layer for layer in found if mixing.get(layer, 0.0) > KEYS_MIX]
+    if mixed and config.rerun:
+        with subject.blocks(ids) as again:
+            for layer in mixed:
+                before = again.run(layer, again.hidden(layer))
+                scores = reference_scores(
+                    before,
+                    functools.partial(again.swapped, layer, block=config.block),
+                    _seen(before, queries, config),
+                    tau=config.tau,
+                    block=config.block,
+                    skip=config.skip,
+                )
+                found[layer] = _with_scores(found[layer], *scores, config)
+    layers = list(found.values())
+    return DocumentScores(layers, relations(layers))
+
+
+def _seen(attention: LayerAttention, queries: list[int], config: HeadsConfig) -> list[int]:
+    """Chosen queries that see two blocks at least; those given by position must, and are refused otherwise."""
+    if config.positions or len(queries) == 1:
+        return queries
+    least = 2 * config.block + config.skip
+    enough = [query for query in queries if query >= least]
+    if not enough:
+        raise MeasureError(
+            f"block={config.block} and skip={config.skip} leave no query with two blocks before it in {attention.n} "
+            "tokens: use smaller ones, or more tokens"
+        )
+    return enough
+
+
+def _layer(
+    attention: LayerAttention, ids: Tensor, queries: list[int], swaps: Swaps | None, config: HeadsConfig
+) -> LayerScores:
+    heads, whole, curves = layer_scores(pattern_statistics(attention, ids, config))
+    try:
+        fit = fit_layer(attention)
+    except MeasureError:  # a mask that is no causal band has no three axes; the rest still means something
+        pass
+    else:
+        heads |= {"r": fit.r, "r_behaviour": fit.r_behaviour, "r_a": fit.r_subset["a"], "r_c": fit.r_subset["c"]}
+    if attention.rotation is not None:
+        use = frequency_use(attention, queries)
+        heads["mean_frequency"] = mean_frequency(use, attention.rotation.inv_freq)
+        whole["mean_frequency_even"] = (attention.rotation.planes + 1) / 2
+        curves["frequency_use"] = Curve(use.float(), ("head", "plane"))
+    scores = LayerScores(
+        layer=attention.layer,
+        heads={name: values.cpu() for name, values in heads.items()},
+        whole=whole | {"rerun": float(swaps is None)},
+        curves=curves,
+    )
+    if swaps is None:
+        return scores
+    sensitivity = {
+        f"{name}_by_{what}": Curve(values[index].float(), ("head", what))
+        for what, values in (("tau", swaps.by_tau), ("block", swaps.by_block))
+        for index, name in enumerate(("s_pos", "s_sym"))
+    }
+    from_logits = {
+        "s_pos_logits": swaps.s_pos_logits.mean(1),
+        "s_sym_logits": swaps.s_sym_logits.mean(1),
+        "exclusion": swaps.exclusion.amin(1).clamp_max(1e6),  # infinite for constant logits, which a table cannot hold
+    }
+    scores = LayerScores(scores.layer, {**from_logits, **scores.heads}, scores.whole, {**sensitivity, **scores.curves})
+    return _with_scores(scores, swaps.s_pos, swaps.s_sym, config)
+
+
+def _with_scores(layer: LayerScores, s_pos: Tensor, s_sym: Tensor, config: HeadsConfig) -> LayerScores:
+    """The layer's numbers with swap scores ``(heads, queries)``, their intervals and labels."""
+    heads = _summary(s_pos[:, None], s_sym[:, None], config.gamma)
+    curves = {
+        "s_pos_by_query": Curve(s_pos.float(), ("head", "query")),
+        "s_sym_by_query": Curve(s_sym.float(), ("head", "query")),
+    }
+    shares = _shares(heads["s_pos"], heads["s_sym"], config.gamma)
+    return LayerScores(layer.layer, {**heads, **layer.heads}, {**layer.whole, **shares}, {**layer.curves, **curves})
+
+
+def _summary(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, Tensor]:
+    """Means over documents and queries of scores ``(heads, documents, queries)``, with intervals and labels."""
+    heads = {}
+    for name, values in (("s_pos", s_pos), ("s_sym", s_sym)):
+        bounds = over_documents(values).clamp(0, 1)
+        heads[name] = values.double().nanmean(-1).nanmean(-1)
+        heads[f"{name}_low"], heads[f"{name}_high"] = bounds.unbind(-1)
+    heads["label"] = label(heads["s_pos"], heads["s_sym"], gamma).double()
+    return heads
+
+
+def _shares(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, float]:
+    """Share of heads with each label, and of pure ones with half of γ."""
+    codes, strict = label(s_pos, s_sym, gamma), label(s_pos, s_sym, gamma / 2)
+    found = {f"heads_{name}": float((codes == code).double().mean()) for code, name in enumerate(LABELS)}
+    for name in ("positional", "symbolic"):
+        found[f"heads_{name}_strict"] = float((strict == LABELS.index(name)).double().mean())
+    return found
+
+
+def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
+    """Means, intervals and labels of every head over all documents, each of which counts once."""
+    layers = []
+    for same in zip(*(document.layers for document in documents), strict=True):
+        if any("s_pos_by_query" not in layer.curves for layer in same):
+            continue
+        s_pos, s_sym = (
+            torch.stack([layer.curves[f"{name}_by_query"].values for layer in same], 1) for name in ("s_pos", "s_sym")
+        )
+        heads = _summary(s_pos, s_sym, config.gamma)
+        layers.append(LayerScores(same[0].layer, {f"{name}_together": values for name, values in heads.items()}))
+    return DocumentScores(layers)

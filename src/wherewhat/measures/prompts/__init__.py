@@ -1,0 +1,1 @@
+"""Accuracy on prompts with a known answer."""

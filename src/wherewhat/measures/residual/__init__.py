@@ -1,0 +1,1 @@
+"""Loss with the non-additive part of the logits scaled down."""

@@ -1,0 +1,98 @@
+"""End-to-end: heads, frequencies and prompts as a user types them, on tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast
+
+from helpers.command_line import assert_one_line
+from helpers.models import save_model
+
+
+@pytest.fixture(scope="module")
+def speller(tmp_path_factory):
+    """Folder of a tiny Llama with 512 positions and a byte-level tokenizer, which can spell anything."""
+    folder = tmp_path_factory.mktemp("speller") / "tiny"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    save_model(folder, config)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+def metrics(shown):
+    table = pq.read_table(Path(shown.out.splitlines()[-1]) / "scores.parquet").to_pydict()
+    return set(table["metric"])
+
+
+@pytest.mark.parametrize("kind", ["binding", "numbers", "letters", "random"])
+def test_heads_on_prompts(cli, speller, kind):
+    shown = cli(
+        "heads", speller, "--prompts", kind, "--tokens", 400, "--documents", 2, "--set", "queries=1", "--no-control"
+    )
+    assert shown.code == 0, shown.err
+    assert {"s_pos", "s_sym", "s_pos_together", "mean_frequency", "induction"} <= metrics(shown)
+    assert "positional score" in shown.out
+
+
+def test_frequencies_on_text(cli, model, text):
+    shown = cli("frequencies", model, "--text", text, "--tokens", 24, "--no-control", "--set", "bands=2")
+    assert shown.code == 0, shown.err
+    assert {"loss_without_band_2", "loss_without_random", "mean_frequency"} <= metrics(shown)
+    assert "random planes" in shown.out
+
+
+def test_prompts_by_size_and_place(cli, speller):
+    shown = cli("prompts", speller, "--set", "sizes=2,4", "--set", "count=3", "--set", "kinds=binding,letters")
+    assert shown.code == 0, shown.err
+    assert {"accuracy_binding_2", "accuracy_letters_4", "chance", "accuracy_together"} <= metrics(shown)
+    assert "binding, 4 pairs" in shown.out
+    assert "chance" in shown.out
+    again = cli("prompts", speller, "--set", "sizes=2,4", "--set", "count=3", "--set", "kinds=binding,letters")
+    assert again.out == shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("heads", "--set", "positions=0"), ["position 0"]),
+        (("heads", "--set", "positions=1"), ["position 1"]),
+        (("heads", "--set", "tau=0"), ["tau=0"]),
+        (("heads", "--set", "block=40"), ["block=40"]),
+        (("heads", "--tokens", "2"), ["at least 3"]),
+        (("frequencies", "--set", "tau=-1"), ["tau is -1"]),
+        (("frequencies", "--set", "bands=99"), ["bands=99"]),
+        (("heads", "--prompts", "bindng"), ["did you mean 'binding'"]),
+        (("prompts", "--set", "kinds=songs"), ["songs"]),
+    ],
+)
+def test_wrong_input_is_one_line(cli, model, text, arguments, words):
+    name, *options = arguments
+    given = () if "--prompts" in options or name == "prompts" else ("--text", text)
+    tokens = () if "--tokens" in options else ("--tokens", 24)
+    assert_one_line(cli(name, model, *given, *tokens, *options, "--no-control"), *words)
+
+
+def test_texts_are_not_for_prompts(cli, model, text):
+    assert_one_line(cli("prompts", model, "--text", text), "makes its own texts")
+    assert_one_line(cli("heads", model, "--text", text, "--prompts", "binding"), "--text and --prompts")
+
+
+def test_a_model_without_rotation_has_no_frequencies(cli, text, tmp_path):
+    folder = save_model(tmp_path / "gpt2", GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=32, vocab_size=64))
+    assert_one_line(cli("frequencies", folder, "--text", text, "--tokens", 24), "rotates")

@@ -1,0 +1,91 @@
+"""Short names for what many capture tests do: build a tiny model, run it under capture, keep copies."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from conformance.tiny_models import build
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.blocks import blocks, key_mixing
+from wherewhat.captures.proof import capture, intervene, prove
+
+
+def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """A tiny model in evaluation mode: a copy of one that is built once."""
+    if model_type.startswith("gemma2"):  # the SDPA of older transformers leaves its soft-cap out, which is refused
+        options.setdefault("attn_implementation", "eager")
+    if "changes" in options:
+        return build(model_type, seed=seed, **options).model.to(dtype)
+    return copy.deepcopy(_built(model_type, seed=seed, **options)).to(dtype)
+
+
+@functools.cache
+def _built(model_type: str, **options: Any) -> Any:
+    return build(model_type, **options).model
+
+
+def tokens(length: int = 23, *, batch: int = 1, seed: int = 0) -> torch.Tensor:
+    """Random plain tokens, ``(batch, length)``."""
+    return torch.randint(16, 160, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def copied(attention: LayerAttention) -> LayerAttention:
+    """The same attention on tensors of its own, so that it outlives the forward pass."""
+
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().clone()
+        if isinstance(value, tuple):
+            return tuple(own(v) for v in value)
+        if isinstance(value, Mask):
+            return replace(value, **{name: own(v) for name, v in vars(value).items()})
+        return value
+
+    fields = attention.__dataclass_fields__
+    return LayerAttention(**{name: own(getattr(attention, name)) for name in fields})
+
+
+@dataclass
+class Kept:
+    """Reducer that keeps a copy of every layer."""
+
+    layers: list[LayerAttention]
+
+    def __call__(self, attention: LayerAttention) -> None:
+        self.layers.append(copied(attention))
+
+
+def run(model: Any, ids: torch.Tensor, **inputs: Any) -> list[LayerAttention]:
+    """Every layer of one captured pass, copied."""
+    kept = Kept([])
+    with torch.no_grad(), capture(model, kept):
+        model(input_ids=ids, **{"use_cache": False, **inputs})
+    return kept.layers
+
+
+class TinySubject:
+    """A tiny model as measurements see it."""
+
+    def __init__(self, family, **options):
+        self.model = tiny(family, **options)
+        self.proof = prove(self.model)
+
+    def run(self, ids, reducer, *, logits=False):
+        with torch.no_grad(), capture(self.model, reducer, proof=self.proof):
+            out = self.model(input_ids=ids, use_cache=False).logits
+        return out if logits else None
+
+    def edited(self, ids, editor):
+        with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
+            return self.model(input_ids=ids, use_cache=False).logits
+
+    def key_mixing(self):
+        return key_mixing(self.model, self.proof)
+
+    def blocks(self, ids):
+        return blocks(self.model, ids, self.proof)

@@ -1,0 +1,25 @@
+"""Every length method with windows small enough for texts of a few tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
+from wherewhat.extend.infllm import InfLLM
+from wherewhat.extend.method import LengthMethod
+from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
+
+SMALL: list[LengthMethod] = [
+    Untouched(),
+    SlidingWindow(window=9),
+    StreamingLLM(sinks=2, window=9),
+    LMInfinite(sinks=3, window=9),
+    InfLLM(sinks=2, window=9, block=4, top=2, representatives=2),
+    PositionInterpolation(trained=12),
+    NTKAware(trained=12),
+    DynamicNTK(trained=12, step=4),
+    YaRN(trained=12),
+    SelfExtend(window=5, trained=12),
+    ReRoPE(window=9),
+]
+BY_NAME = pytest.mark.parametrize("method", SMALL, ids=lambda m: m.name)

@@ -1,0 +1,209 @@
+"""Identity: the same training gives the same bits, whole or killed and resumed; parity: schedule, AdamW, GPU graph."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from helpers.lab import Interrupt, killed, same
+from wherewhat.errors import ConfigError, LoadError, MeasureError, StoreError
+from wherewhat.lab.checkpoints import load_model, load_state, save_model
+from wherewhat.lab.config import LabConfig, TrainConfig
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.multihop.study import train
+from wherewhat.lab.steps import CpuSteps, batch_order, learning_rates
+from wherewhat.lab.tasks.multi_hop import NumberTask
+from wherewhat.lab.training import MODEL_FILE, STATE_FILE
+from wherewhat.options import build_config
+
+TASK = NumberTask(target=3, pretarget=3, hops=2, symbols=5)
+MODEL = LabConfig(layers=2, width=16)
+TRAIN = TrainConfig(
+    steps=40, batch=8, warmup=5, learning_rate=3e-3, sequences=2000, record_every=10, save_every=7, threads=2
+)
+
+
+def test_same_seed_same_bits():
+    first, second = train(TASK, MODEL, TRAIN), train(TASK, MODEL, TRAIN)
+    assert same(first, second)
+    assert not same(first, train(TASK, MODEL, replace(TRAIN, seed=1)))
+    assert not same(first, train(TASK, replace(MODEL, seed=1), TRAIN))
+
+
+def test_threads_of_torch_do_not_matter():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        first = train(TASK, MODEL, TRAIN)
+        torch.set_num_threads(3)
+        assert same(first, train(TASK, MODEL, TRAIN))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_precision_is_for_training_alone(precision):
+    before = torch.get_float32_matmul_precision()
+    config = replace(TRAIN, precision=precision)
+    seen = []
+    first = train(TASK, MODEL, config, record=lambda *_: seen.append(torch.get_float32_matmul_precision()))
+    assert same(first, train(TASK, MODEL, config))
+    assert {*seen, torch.get_float32_matmul_precision()} == {before}
+
+
+def test_equals_the_obvious_loop():
+    """One part, no dropout: torch's own loop with AdamW and Hugging Face's schedule gives the same weights."""
+    from transformers import get_linear_schedule_with_warmup
+
+    config, model_config = replace(TRAIN, threads=1), replace(MODEL, dropout=0.0)
+    sequences = TASK.splits(config.sequences, config.data_seed)[0]
+    model = LabModel(replace(model_config, vocabulary=TASK.vocabulary))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.95, 0.999), weight_decay=1e-4)
+    schedule = get_linear_schedule_with_warmup(optimizer, config.warmup, config.steps)
+    for rows in batch_order(config, len(sequences)):
+        loss = functional.cross_entropy(model(sequences.tokens[rows]), sequences.answers[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    found = train(TASK, model_config, config)
+    for name, weight in model.state_dict().items():
+        assert torch.allclose(found.state_dict()[name], weight, atol=2e-5), name
+
+
+def test_parts_add_up_to_the_whole():
+    config = replace(TRAIN, steps=5)
+    sequences = TASK.splits(2000)[0]
+    models = [LabModel(replace(MODEL, dropout=0.0, vocabulary=TASK.vocabulary)) for _ in range(2)]
+    for threads, model in zip((1, 3), models, strict=True):
+        steps = CpuSteps(model, sequences.tokens, sequences.answers, config, threads=threads)
+        for step in range(5):
+            steps.run(step)
+        steps.close()
+    for one, three in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(one, three, atol=1e-4)
+
+
+def test_learns(tmp_path):
+    accuracies = {}
+    held_out = TASK.splits(20_000)[2]
+
+    def record(step, model):
+        assert not torch.is_grad_enabled()
+        accuracies[step] = float((model(held_out.tokens).argmax(-1) == held_out.answers).float().mean())
+
+    config = replace(TRAIN, steps=600, batch=32, warmup=50, sequences=20_000, record_every=200)
+    model = train(TASK, replace(MODEL, width=32, dropout=0.0), config, record=record, directory=tmp_path / "run")
+    assert list(accuracies) == [0, 200, 400, 600]
+    assert accuracies[0] < 0.4
+    assert accuracies[600] > 0.6
+    again = load_model(tmp_path / "run" / MODEL_FILE)
+    assert same(model, again)
+    assert again.config == model.config
+    assert not (tmp_path / "run" / STATE_FILE).exists()
+
+
+@pytest.mark.parametrize("at", [10, 30])
+def test_interrupted_and_resumed(tmp_path, at):
+    whole = train(TASK, MODEL, TRAIN)
+    with pytest.raises(KeyboardInterrupt):
+        train(TASK, MODEL, TRAIN, record=Interrupt(at), directory=tmp_path)
+    assert load_state(tmp_path / STATE_FILE).step == at - at % 7
+    seen = []
+    resumed = train(TASK, MODEL, TRAIN, record=lambda step, model: seen.append(step), directory=tmp_path)
+    assert same(whole, resumed)
+    assert seen == list(range(at, 41, 10))
+    finished = train(TASK, MODEL, TRAIN, record=Interrupt(0), directory=tmp_path)
+    assert same(whole, finished)
+
+
+def _train(directory, connection):
+    train(TASK, MODEL, TRAIN, directory=directory, record=lambda step, model: connection.send(step))
+
+
+@pytest.mark.parametrize("after", [0, 20])
+def test_killed_and_resumed(tmp_path, processes, after):
+    killed(processes, _train, tmp_path, after=after, pause=0.01)
+    assert same(train(TASK, MODEL, TRAIN), train(TASK, MODEL, TRAIN, directory=tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [MODEL_FILE]
+
+
+def test_another_training_in_the_directory_is_refused(tmp_path):
+    train(TASK, MODEL, TRAIN, directory=tmp_path)
+    with pytest.raises(ConfigError, match=r"learning_rate=0\.003, not 0\.001"):
+        train(TASK, MODEL, replace(TRAIN, learning_rate=1e-3), directory=tmp_path)
+    with pytest.raises(ConfigError, match="other sequences"):
+        train(TASK, MODEL, TRAIN, sequences=TASK.sample(50, seed=3), directory=tmp_path)
+    train(TASK, MODEL, replace(TRAIN, save_every=3), directory=tmp_path)
+
+
+def test_damaged_files_are_told(tmp_path):
+    (tmp_path / STATE_FILE).write_bytes(b"nonsense")
+    with pytest.raises(LoadError, match="damaged"):
+        train(TASK, MODEL, TRAIN, directory=tmp_path)
+    with pytest.raises(LoadError, match="no such file"):
+        load_model(tmp_path / "none.safetensors")
+    save_model(LabModel(MODEL), tmp_path / STATE_FILE)
+    with pytest.raises(LoadError, match="not a wherewhat training state"):
+        load_state(tmp_path / STATE_FILE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError):
+        train(TASK, MODEL, TRAIN, directory=tmp_path / "file")
+
+
+def test_wrong_input_is_told():
+    with pytest.raises(ConfigError, match="batch is 0"):
+        build_config(TrainConfig, {"batch": "0"})
+    with pytest.raises(ConfigError, match="learning_rate"):
+        build_config(TrainConfig, {"learning_rate": "-1"})
+    sequences = TASK.splits(2000)[0]
+    with pytest.raises(ConfigError, match="vocabulary has"):
+        train(NumberTask(target=2, pretarget=2, hops=1, symbols=2), MODEL, TRAIN, sequences=sequences)
+    with pytest.raises((ConfigError, LoadError)):
+        train(TASK, MODEL, TRAIN, device="nowhere")
+    with pytest.raises(MeasureError, match="smaller learning_rate"):
+        train(TASK, MODEL, replace(TRAIN, learning_rate=1e30))
+
+
+def test_options_have_help_and_are_the_papers():
+    for config in (LabConfig, TrainConfig):
+        assert all(field.metadata["help"] for field in fields(config))
+    assert build_config(TrainConfig, {"beta1": "0.95", "threads": "none"}) == TrainConfig()
+    rates = learning_rates(TrainConfig())
+    assert float(rates.max()) == 1e-4
+    assert float(rates[0]) == 0
+    assert int(rates.argmax()) == 750
+    order = batch_order(TrainConfig(), 432_000)
+    assert order.shape == (6750, 64)
+    assert torch.equal(order.flatten().sort().values, torch.arange(432_000))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_graph_equals_kernels_one_by_one():
+    from wherewhat.lab.gpu_steps import GpuSteps
+
+    sequences = TASK.splits(2000)[0]
+    found = []
+    for graph in (False, True):
+        model = LabModel(replace(MODEL, vocabulary=TASK.vocabulary)).cuda()
+        steps = GpuSteps(model, sequences.tokens, sequences.answers, TRAIN, graph=graph)
+        for step in range(TRAIN.steps):
+            steps.run(step)
+        found.append(steps.losses.cpu())
+    assert bool((found[0] > 0).all())
+    assert torch.allclose(*found, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_resumed_on_a_gpu(tmp_path):
+    whole = train(TASK, MODEL, TRAIN, device="cuda")
+    with pytest.raises(KeyboardInterrupt):
+        train(TASK, MODEL, TRAIN, record=Interrupt(30), directory=tmp_path, device="cuda")
+    resumed = train(TASK, MODEL, TRAIN, directory=Path(tmp_path), device="cuda")
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)

@@ -1,0 +1,259 @@
+"""Brute force, parity and end-to-end: GGUF files are read rightly, cached, and honour their BOS token."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from wherewhat.errors import LoadError
+from wherewhat.models.loader import load
+
+
+def folders(cache):
+    return [entry for entry in (cache / "models").iterdir() if entry.is_dir()]
+
+
+def reference_logits(tensors: dict[str, np.ndarray], ids: list[int]) -> torch.Tensor:
+    """A llama forward pass written from llama.cpp's conventions: neighbouring pairs rotate together."""
+    t = {name: torch.from_numpy(value.copy()).double() for name, value in tensors.items()}
+    heads, kv_heads, size, n = 4, 2, 8, len(ids)
+
+    def norm(x, weight):
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+
+    def rotate(x):  # (n, heads, size)
+        frequency = 10000.0 ** (-torch.arange(0, size, 2).double() / size)
+        angle = torch.arange(n).double()[:, None] * frequency
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+    x = t["token_embd.weight"][ids]
+    mask = torch.full((n, n), float("-inf")).double().triu(1)
+    for layer in range(2):
+        w = {name.removeprefix(f"blk.{layer}.").removesuffix(".weight"): v for name, v in t.items()}
+        h = norm(x, w["attn_norm"])
+        q = rotate((h @ w["attn_q"].T).view(n, heads, size))
+        k = rotate((h @ w["attn_k"].T).view(n, kv_heads, size)).repeat_interleave(heads // kv_heads, 1)
+        v = (h @ w["attn_v"].T).view(n, kv_heads, size).repeat_interleave(heads // kv_heads, 1)
+        pattern = torch.softmax(torch.einsum("qhd,khd->hqk", q, k) / size**0.5 + mask, -1)
+        x = x + torch.einsum("hqk,khd->qhd", pattern, v).flatten(1) @ w["attn_output"].T
+        h = norm(x, w["ffn_norm"])
+        x = x + (torch.nn.functional.silu(h @ w["ffn_gate"].T) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
+    return norm(x, t["output_norm.weight"]) @ t["token_embd.weight"].T
+
+
+def test_loaded_gguf_equals_forward_pass_in_llama_cpp_conventions(build, tmp_path, no_network):
+    tensors = build.gguf(tmp_path / "tiny.gguf")
+    loaded = load(tmp_path / "tiny.gguf", dtype="float64", device="cpu", cache_dir=tmp_path / "cache")
+    ids = [5, 77, 31, 200, 9, 9, 120, 44]
+    with torch.no_grad():
+        ours = loaded.model(torch.tensor([ids])).logits[0]
+    assert torch.allclose(ours, reference_logits(tensors, ids), atol=2e-5)  # its rotary angles are float32
+    assert no_network == []
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "add_bos", "pre", "expected"),
+    [
+        ("gpt2", True, None, True),
+        ("gpt2", False, None, False),
+        ("gpt2", None, None, False),
+        ("gpt2", None, "llama-bpe", True),
+        ("gpt2", False, "llama-bpe", False),
+        ("llama", None, None, True),
+        ("llama", False, None, False),
+    ],
+)
+def test_bos_follows_the_file_and_else_llama_cpp(build, tmp_path, tokenizer, add_bos, pre, expected):
+    build.gguf(tmp_path / "m.gguf", tokenizer=tokenizer, add_bos=add_bos, pre=pre)
+    for _ in range(2):  # the second time from the cache
+        loaded = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "cache")
+        ids = loaded.encode("the cat")
+        assert loaded.adds_bos is expected
+        assert (ids[0].item() == 1) is expected
+        assert (ids == 1).sum().item() == int(expected)
+        assert 2 not in ids
+
+
+def test_second_load_uses_the_cache_and_gives_the_same(build, tmp_path, monkeypatch, capfd):
+    build.gguf(tmp_path / "m.gguf")
+    said = []
+    first = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c", progress=said.append)
+    second = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c", progress=said.append)
+    assert len(said) == 1
+    assert first.weights_hash == second.weights_hash
+    assert first.tokenizer_hash == second.tokenizer_hash
+    assert len(folders(tmp_path / "c")) == 1
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "elsewhere"))
+    load(tmp_path / "m.gguf", device="cpu")
+    assert len(folders(tmp_path / "elsewhere")) == 1
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "cut", "flipped", "missing", "garbled manifest"])
+def test_damaged_cache_is_noticed_and_redone(build, tmp_path, damage):
+    build.gguf(tmp_path / "m.gguf")
+    cache = tmp_path / "c"
+    first = load(tmp_path / "m.gguf", device="cpu", cache_dir=cache)
+    good = first.model.model.embed_tokens.weight.clone()
+    (folder,) = folders(cache)
+    weights, manifest = folder / "model.safetensors", folder / "manifest.json"
+    content = weights.read_bytes()
+    if damage == "no manifest":  # as a killed conversion leaves it, with its draft beside it
+        manifest.unlink()
+        (folder.parent / f".{folder.name}.12345").mkdir()
+    elif damage == "cut":
+        weights.write_bytes(content[:-100])
+    elif damage == "flipped":
+        weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    elif damage == "missing":
+        (folder / "tokenizer.json").unlink()
+    else:
+        manifest.write_text("{")
+    said = []
+    again = load(tmp_path / "m.gguf", device="cpu", cache_dir=cache, progress=said.append)
+    assert len(said) == 1
+    assert torch.equal(again.model.model.embed_tokens.weight, good)
+    assert set(json.loads(manifest.read_text())["files"]) <= {entry.name for entry in folder.iterdir()}
+    assert [entry.name for entry in (cache / "models").iterdir() if entry.name.startswith(".")] == []
+
+
+def test_twins_leave_the_cached_file_alone(build, tmp_path):
+    build.gguf(tmp_path / "m.gguf")
+    load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c")
+    (folder,) = folders(tmp_path / "c")
+    before = (folder / "model.safetensors").read_bytes()
+    load(tmp_path / "m.gguf", weights="shuffled", device="cpu", cache_dir=tmp_path / "c")
+    load(tmp_path / "m.gguf", weights="random", device="cpu", cache_dir=tmp_path / "c")
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def _load_once(path, cache, queue):
+    queue.put(load(path, device="cpu", cache_dir=cache).weights_hash)
+
+
+def test_two_processes_share_one_cache(build, tmp_path, processes):
+    build.gguf(tmp_path / "m.gguf")
+    queue = processes.Queue()
+    both = [processes.Process(target=_load_once, args=(tmp_path / "m.gguf", tmp_path / "c", queue)) for _ in range(2)]
+    for process in both:
+        process.start()
+    hashes = [queue.get(timeout=120) for _ in both]
+    for process in both:
+        process.join()
+    assert hashes[0] == hashes[1]
+    (folder,) = folders(tmp_path / "c")
+    assert (folder / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("keep", [3, 200, 0.3, 0.7, 0.99])
+def test_truncated_gguf_is_one_line(build, tmp_path, keep):
+    path = tmp_path / "m.gguf"
+    build.gguf(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
+    with pytest.raises(LoadError, match=r"truncated or corrupted|not a GGUF file") as caught:
+        load(path, device="cpu", cache_dir=tmp_path / "c")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "c" / "models").exists() or folders(tmp_path / "c") == []
+
+
+def test_corrupted_gguf_header_is_one_line(build, tmp_path):
+    path = tmp_path / "m.gguf"
+    build.gguf(path)
+    content = bytearray(path.read_bytes())
+    for start in (8, 16, 30, 60, 400):
+        broken = bytearray(content)
+        broken[start : start + 8] = b"\xff" * 8
+        path.write_bytes(broken)
+        with pytest.raises(LoadError) as caught:
+            load(path, device="cpu", cache_dir=tmp_path / "c")
+        assert "\n" not in str(caught.value)
+
+
+def test_gguf_that_is_none_and_gguf_without_a_weight(build, tmp_path):
+    (tmp_path / "text.gguf").write_text("hello")
+    with pytest.raises(LoadError, match="not a GGUF file"):
+        load(tmp_path / "text.gguf", cache_dir=tmp_path / "c")
+    build.gguf(tmp_path / "less.gguf", drop={"blk.1.attn_q.weight"})
+    with pytest.raises(LoadError, match=r"no weights for model.layers.1.self_attn.q_proj.weight"):
+        load(tmp_path / "less.gguf", cache_dir=tmp_path / "c")
+
+
+def test_gguf_whose_content_transformers_would_drop_is_refused(build, tmp_path):
+    bias = np.zeros(32, dtype=np.float32)
+    build.gguf(tmp_path / "bias.gguf", extra=lambda w: w.add_tensor("blk.0.attn_q.bias", bias))
+    with pytest.raises(LoadError, match="weights, but transformers built"):
+        load(tmp_path / "bias.gguf", cache_dir=tmp_path / "c")
+    divisors = np.ones(4, dtype=np.float32)
+    build.gguf(tmp_path / "rope.gguf", extra=lambda w: w.add_tensor("rope_freqs.weight", divisors))
+    with pytest.raises(LoadError, match="scaled rotary frequencies"):
+        load(tmp_path / "rope.gguf", cache_dir=tmp_path / "c")
+
+
+def test_state_space_gguf_is_refused(build, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "s.gguf", "mamba")
+    writer.add_block_count(1)
+    writer.add_context_length(8)
+    writer.add_embedding_length(8)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b"])
+    writer.add_tensor("token_embd.weight", np.ones((2, 8), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(LoadError, match="state-space"):
+        load(tmp_path / "s.gguf", cache_dir=tmp_path / "c")
+
+
+def test_unwritable_cache_is_one_line(build, tmp_path):
+    build.gguf(tmp_path / "m.gguf")
+    (tmp_path / "c").write_text("a file stands where the cache should be")
+    with pytest.raises(LoadError, match="WHEREWHAT_CACHE"):
+        load(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
+
+
+def test_full_disk_is_one_line_and_leaves_nothing(build, tmp_path, monkeypatch):
+    import shutil
+    from collections import namedtuple
+
+    build.gguf(tmp_path / "m.gguf")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("U", "total used free")(1, 1, 0))
+    with pytest.raises(LoadError, match="GB needed and not free"):
+        load(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
+    assert [entry.suffix for entry in (tmp_path / "c" / "models").iterdir()] == [".lock"]
+
+
+@pytest.mark.slow
+def test_smollm2_reads_english(tmp_path):
+    text = (
+        "The water cycle describes how water moves between the land, the oceans and the air. Heat from the "
+        "sun makes water evaporate from the surface of seas, lakes and rivers. The water vapour rises, "
+        "cools, and condenses into tiny droplets that form clouds. When the droplets grow heavy enough,"
+        "they fall back to the ground."
+    )
+    loaded = load("smollm2", device="cpu", offline=True)
+    assert loaded.name == "SmolLM2-135M-Instruct"
+    ids = loaded.encode(text)
+    with torch.no_grad():
+        loss = loaded.model(ids[None], labels=ids[None]).loss
+    assert loss.exp().item() < 20
+
+
+def test_a_file_is_parsed_once(build, tmp_path, monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    build.gguf(tmp_path / "tiny.gguf")
+    parsed, original = [], gguf.GGUFReader
+
+    def reader(path):
+        parsed.append(path)
+        return original(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", reader)
+    load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is reader
