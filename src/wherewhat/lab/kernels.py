@@ -85,7 +85,7 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         q, k, v, output, sums, first_q, first_k, seed, offset = ctx.saved_tensors
         backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
         rest = (sums, first_q, first_k, *ctx.longest, 0.0, True, seed, offset)

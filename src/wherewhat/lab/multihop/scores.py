@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.lab.block import Block
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import Accuracy, count_hits, judge, map_batches, split_rows
 from wherewhat.lab.tasks.task import Sequences
@@ -106,25 +106,14 @@ class QueriesAndKeys:
 @torch.no_grad()
 def queries_and_keys(model: LabModel, tokens: Tensor) -> QueriesAndKeys:
     """Run a model on ``tokens`` ``(count, n)``."""
-    tables = model.position_tables(tokens.shape[1])
-    blocks = [block for block in model.blocks if isinstance(block, Block)]
-    queries: list[Tensor] = []
-    keys: list[Tensor] = []
-
-    def keep(layer: int, stream: Tensor) -> None:
-        if layer < len(blocks):
-            block = blocks[layer]
-            q, k, _ = block.project(block.norm(stream), tables[layer], last=False)
-            queries.append(q)
-            keys.append(k)
-
-    logits = model(tokens, edit_stream=keep)
-    biases = [table.bias for table in tables if table.bias is not None]
+    layers: list[LayerAttention] = []
+    logits = model(tokens, edit_attention=layers.append)
+    biases = [bias for layer in layers for bias in layer.mask.added]
     return QueriesAndKeys(
-        rot_q=torch.stack(queries),
-        rot_k=torch.stack(keys),
+        rot_q=torch.stack([layer.rot_q for layer in layers]),
+        rot_k=torch.stack([layer.rot_k for layer in layers]),
         bias=torch.stack(biases) if biases else None,
-        scale=blocks[0].scale,
+        scale=layers[0].scale,
         rotation=model.rotation,
         logits=logits,
     )
