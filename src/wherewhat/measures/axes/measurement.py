@@ -37,6 +37,7 @@ class AxesMeasurement(LayerMeasurement):
     """``wherewhat axes``."""
 
     name = "axes"
+    group = "Decomposition"
     revision = 2
     summary = "How much of every head's logits is a sum of a distance, a query and a key term."
     config = AxesConfig

@@ -146,6 +146,7 @@ class ItemChoices(ChoicesMeasurement):
     """``wherewhat choices``."""
 
     name = "choices"
+    group = "Behaviour"
     page = "evaluate"
     revision = 2
     summary = "Whether the model chooses the right alternative, and still does with a disturbed question."

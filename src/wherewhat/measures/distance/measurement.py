@@ -40,6 +40,7 @@ class DistanceMeasurement(TextMeasurement):
     """``wherewhat distance``."""
 
     name = "distance"
+    group = "Decomposition"
     page = "controlled-distance"
     summary = "Controlled distance: how far logits are a distance term plus a key term, per head."
     config = DistanceConfig

@@ -356,6 +356,7 @@ class ExtendMeasurement(TextMeasurement):
     """``wherewhat extend``."""
 
     name = "extend"
+    group = "Behaviour"
     revision = 2
     summary = "What becomes of a model beyond the trained length under each length method, and why."
     config = ExtendConfig

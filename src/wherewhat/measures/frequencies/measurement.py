@@ -78,6 +78,7 @@ class FrequenciesMeasurement(TextMeasurement):
     """``wherewhat frequencies``."""
 
     name = "frequencies"
+    group = "Heads"
     revision = 2
     summary = (
         "Which of RoPE's frequencies heads use, how positional or symbolic each is, and what heads are without it."

@@ -238,6 +238,7 @@ class HeadsMeasurement(TextMeasurement):
     """``wherewhat heads``."""
 
     name = "heads"
+    group = "Heads"
     revision = 3
     summary = "Whether every head is positional or symbolic, beside the other things that say what it does."
     config = HeadsConfig

@@ -166,6 +166,7 @@ class PerturbMeasurement(TextMeasurement):
     """``wherewhat perturb``."""
 
     name = "perturb"
+    group = "Behaviour"
     revision = 2
     summary = "What the loss and the heads make of transposed words, disturbed positions and swapped features."
     config = PerturbConfig

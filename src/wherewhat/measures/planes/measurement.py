@@ -24,6 +24,7 @@ class PlanesMeasurement(LayerMeasurement):
     """``wherewhat planes``."""
 
     name = "planes"
+    group = "Decomposition"
     summary = "What RoPE's planes hold of every head's logits, and the non-additive residual this allows at most."
     config = PlanesConfig
     metrics = (

@@ -83,6 +83,7 @@ class PromptsMeasurement(QuestionMeasurement):
     """``wherewhat prompts``."""
 
     name = "prompts"
+    group = "Behaviour"
     revision = 2
     summary = "Whether the model finds what a prompt asks for, by kind of question, length and place of the answer."
     config = PromptsConfig

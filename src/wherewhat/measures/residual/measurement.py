@@ -34,6 +34,7 @@ class ResidualMeasurement(TextMeasurement):
     """``wherewhat residual``."""
 
     name = "residual"
+    group = "Decomposition"
     revision = 2
     summary = "What the loss becomes when the part of the logits that is not additive is turned down."
     config = ResidualConfig

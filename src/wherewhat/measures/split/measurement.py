@@ -30,6 +30,7 @@ class SplitMeasurement(DocumentsMeasurement):
     """``wherewhat split``."""
 
     name = "split"
+    group = "Decomposition"
     summary = "What of queries, keys and logits belongs to the position and what to the content, over many documents."
     config = SplitConfig
     least_documents = LEAST_DOCUMENTS
