@@ -223,16 +223,7 @@ def _convert(value: Any, kind: Any) -> Any:
     return made
 
 
-_BOOLEANS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 def read_config(path: Path, *, name: str = "") -> dict[str, Any]:

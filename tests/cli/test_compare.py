@@ -22,7 +22,7 @@ def test_tables_and_files(store, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "2 runs" in shown
     assert "0.25 ± 0.64" in shown
-    assert "rise with each tenfold of step" in shown
+    assert "increase per factor of ten of step" in shown
     from_csv, from_parquet = pl.read_csv(files["csv"]), pl.read_parquet(files["parquet"])
     assert from_csv["mean"].to_list() == pytest.approx([0.25, 0.45])
     assert from_csv.columns == from_parquet.columns
@@ -35,7 +35,7 @@ def test_names_are_no_markup(tmp_path, capsys, monkeypatch):
         for step in ("step1", "step10"):
             finished(tmp_path, {"a": 0.2}, model=model, extra={"checkpoint": step})
     assert run_cli(["compare", str(tmp_path)]) == 0
-    groups, trends = capsys.readouterr().out.split("rise with each tenfold")
+    groups, trends = capsys.readouterr().out.split("increase per factor of ten")
     for name in ("foo[v2]", "foo[/b]"):
         assert name in groups
         assert name in trends

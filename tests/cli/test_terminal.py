@@ -66,5 +66,5 @@ def test_interrupted_while_it_measures(attention, tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error.decode().splitlines()[-1].endswith("interrupted; the same command goes on with what is missing")
+    assert error.decode().splitlines()[-1].endswith("interrupted; the same command resumes the work")
     assert b"Traceback" not in error

@@ -136,7 +136,7 @@ def test_interval_of_known_numbers():
 
 
 def test_runs_with_an_option_that_was_dropped_keep_their_words():
-    made = SimpleNamespace(config={"options": {"gamma": 0.2, "seed": 0}})
+    made = SimpleNamespace(config={"measurement": "heads", "options": {"gamma": 0.2, "seed": 0}})
     assert [metric.name for metric in StoredRun(made).metrics][:2] == ["s_pos", "s_sym"]
 
 

@@ -1,4 +1,4 @@
-"""``wherewhat check``: the proof, on a user's model, as a table."""
+"""``wherewhat check``: the proof of a model as a table."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
-_Layers = Annotated[bool, typer.Option("--layers", help="A line for every layer, with all of its errors.")]
+_Layers = Annotated[bool, typer.Option("--layers", help="Show one line per layer, with all errors.")]
 
 
 @with_fields(ModelRequest)
 def check(layers: _Layers = False, **given: Any) -> None:
-    """Prove that what is captured is what the model computes, and show the numbers.
+    """Check that captured queries and keys reproduce the model's attention, and show the errors.
 
-    Rotating the pre-rotation tensors must give the post-rotation ones; softmax of our logits must equal the model's
-    own eager attention weights; the attention output must equal the model's; capturing must not change the model's
-    output. If one does not hold, the model is refused.
+    Rotating the queries and keys before RoPE must give those after it; the softmax of the recomputed logits must equal
+    the model's eager attention weights; the attention output must equal the model's; capturing must not change the
+    model's output. A model that fails a check is not measured.
     """
     from wherewhat.captures.proof import prove
     from wherewhat.cli.tables import proof_remarks, proof_table
@@ -32,6 +32,5 @@ def check(layers: _Layers = False, **given: Any) -> None:
     console.print(proof_table(proof, each=layers))
     for line in proof_remarks(proof):
         console.print(line, markup=False, highlight=False)
-    console.print(
-        f"{loaded.name}: proved. Capturing changes the model's output by {proof.output_change:g}.", markup=False
-    )
+    line = f"{loaded.name}: proved. Capturing changes the model's output by {proof.output_change:g}."
+    console.print(line, markup=False)

@@ -1,8 +1,9 @@
-"""``wherewhat compare``: everything in stores, side by side."""
+"""``wherewhat compare``: group means and trends over all runs of stores."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from wherewhat.cli.terminal import Table
+from wherewhat.cli.terminal import Table, print_line
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,19 +20,22 @@ if TYPE_CHECKING:
 
 
 _ROWS = 60
-"""Lines of a table on the terminal; files hold all of them."""
+"""Rows of a table on the terminal; files hold all of them."""
+_Columns = dict[str, Callable[[dict[str, Any]], str]]
 
 Stores = Annotated[list[str], typer.Argument(metavar="DIR…", help="Folders of run directories, or fsspec addresses.")]
 By = Annotated[
     str | None,
     typer.Option(
         metavar="FACTS",
-        help="What to group by, such as model,weights: of run, measurement, model, size, checkpoint, step, weights, "
+        help="Facts to group by, such as model,weights: run, measurement, model, size, checkpoint, step, weights, "
         "encoding, seed, dtype, tokens, text.",
     ),
 ]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", help="A metric to compare; repeat for more.")]
-Where = Annotated[list[str] | None, typer.Option(metavar="FACT=VALUE", help="Only such runs; repeat for more.")]
+Where = Annotated[
+    list[str] | None, typer.Option(metavar="FACT=VALUE", help="Only runs with this fact; repeat for more.")
+]
 Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the groups to a CSV file.")]
 Parquet = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the groups to a Parquet file.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tables and plots.")]
@@ -48,28 +52,28 @@ def compare(
 ) -> None:
     """Compare all finished runs of one or more stores, by model, size, checkpoint, weights or encoding.
 
-    Means are over heads and layers, then documents, then runs; intervals (95 %) are over models where a group has
-    several, else over runs, else over documents, and n says how many. Grouped by step or size, trends say how much a
-    metric rises with each tenfold.
+    Means are over heads and layers, then documents, then runs; 95 % intervals are over models where a group has
+    several, else over runs, else over documents, and n is their number. Grouped by step or size, trends give the
+    increase of a metric per factor of ten.
     """
     from wherewhat.options import parse_assignments
     from wherewhat.runs.comparison import compare as compared
 
     console = Console()
-    wanted = {name: str(value) for name, value in parse_assignments(where or (), name="--where").items()}
+    wanted = parse_assignments(where or (), name="--where")
     facts = None if by is None else [name.strip() for name in by.split(",") if name.strip()]
     found = compared(stores, by=facts, metrics=metric, where=wanted)
-    console.print(groups_table(found))
+    console.print(_groups_table(found))
     if len(found.trends):
-        console.print(trends_table(found))
+        console.print(_trends_table(found))
     for name, reason in list(found.unreadable.items())[:5]:
-        Console(stderr=True).print(f"left out {name}: {reason}", soft_wrap=True, markup=False, highlight=False)
-    for path in save(found, csv=csv, parquet=parquet, html=html):
-        console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+        print_line(Console(stderr=True), f"left out {name}: {reason}")
+    for path in _save(found, csv=csv, parquet=parquet, html=html):
+        print_line(console, path)
 
 
-def save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
-    """Write what was asked for, each file whole or not at all, and return the paths."""
+def _save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
+    """Write the given files atomically and return their paths."""
     from wherewhat.files import make_folder, write_file
 
     contents: dict[Path, bytes] = {}
@@ -89,37 +93,46 @@ def save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html: 
     return list(contents)
 
 
-def groups_table(found: RunComparison) -> Table:
-    """Metrics by group, with their intervals."""
-    table = Table(title=f"{found.runs} runs: mean ± 95 % over what n counts", title_justify="left")
-    keys = _keys(found.groups, before="mean")
+def _groups_table(found: RunComparison) -> Table:
+    """Return the metrics of each group with their intervals."""
+    columns: _Columns = {"mean": lambda row: _with_reach(row["mean"], row["high"]), "n": _count}
+    title = f"{found.runs} runs: mean ± 95 % over the units that n counts"
+    return _table(found.groups, title, before="mean", columns=columns)
+
+
+def _trends_table(found: RunComparison) -> Table:
+    """Return the slope of each metric per factor of ten."""
+    columns: _Columns = {
+        "slope": lambda row: _with_reach(row["slope"], row["high"]),
+        "n": _count,
+        "from → to": lambda row: f"{row['first']:.3g} → {row['last']:.3g}",
+        "points": lambda row: str(row["points"]),
+    }
+    title = f"increase per factor of ten of {found.trends['along'][0]} ± 95 %"
+    return _table(found.trends, title, before="along", columns=columns)
+
+
+def _table(rows: pl.DataFrame, title: str, *, before: str, columns: _Columns) -> Table:
+    """Return rows as a table: the facts before a column, then the given columns."""
+    table = Table(title=title)
+    keys = rows.columns[: rows.columns.index(before)]
     for name in keys:
         table.add_column(name, justify="right" if name in ("step", "size", "seed", "tokens") else "left")
-    for name in ("mean", "n"):
+    for name in columns:
         table.add_column(name, justify="right")
-    for row in found.groups.head(_ROWS).iter_rows(named=True):
-        many = f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
-        table.add_row(*(cell(row[name], name) for name in keys), with_reach(row["mean"], row["high"]), many)
-    return _captioned(table, found.groups)
+    for row in rows.head(_ROWS).iter_rows(named=True):
+        table.add_row(*(_fact(row[name], name) for name in keys), *(shown(row) for shown in columns.values()))
+    if len(rows) > _ROWS:
+        table.caption = f"{len(rows) - _ROWS} more with --csv, --parquet or --html"
+    return table
 
 
-def trends_table(found: RunComparison) -> Table:
-    """Rise of each metric for every tenfold."""
-    along = found.trends["along"][0]
-    table = Table(title=f"rise with each tenfold of {along} ± 95 %", title_justify="left")
-    keys = _keys(found.trends, before="along")
-    for name in (*keys, "rise", "n", "from → to", "points"):
-        table.add_column(name)
-    for row in found.trends.head(_ROWS).iter_rows(named=True):
-        many = f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
-        ends = f"{row['first']:.3g} → {row['last']:.3g}"
-        reach = with_reach(row["slope"], row["high"])
-        table.add_row(*(cell(row[name], name) for name in keys), reach, many, ends, str(row["points"]))
-    return _captioned(table, found.trends)
+def _count(row: dict[str, Any]) -> str:
+    return f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
 
 
-def cell(value: Any, name: str) -> str:
-    """A fact in a table; names are text, whatever brackets they hold."""
+def _fact(value: Any, name: str) -> str:
+    """Return a fact for a table, with brackets in names escaped."""
     if value is None:
         return "–"
     if name == "size":
@@ -129,17 +142,6 @@ def cell(value: Any, name: str) -> str:
     return f"{value:,}" if name == "step" else escape(str(value))
 
 
-def with_reach(mean: float, high: float | None) -> str:
-    """Mean ± reach, where there is an interval."""
+def _with_reach(mean: float, high: float | None) -> str:
+    """Return mean ± half the interval, where there is one."""
     return f"{mean:.4g}" if high is None or high != high else f"{mean:.4g} ± {high - mean:.2g}"
-
-
-def _keys(table: pl.DataFrame, *, before: str) -> list[str]:
-    return table.columns[: table.columns.index(before)]
-
-
-def _captioned(table: Table, rows: pl.DataFrame) -> Table:
-    if len(rows) > _ROWS:
-        table.caption = f"{len(rows) - _ROWS} more with --csv, --parquet or --html"
-        table.caption_justify = "left"
-    return table

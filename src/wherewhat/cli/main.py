@@ -1,4 +1,4 @@
-"""Entry point: builds the application and turns every expected error into one line and exit code 2."""
+"""Entry point: builds the application and prints every expected error in one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from typing import Any, cast
 import typer
 
 from wherewhat.errors import WherewhatError
+from wherewhat.imports import plugins
 
-# Typer may bring its own copy of click, so the base of its errors is asked for and not imported.
+_PANELS = ("Decomposition", "Heads", "Behaviour")
+"""Panels of the help with measurements; those of other packages follow."""
+_MANY = "Many runs"
+
+# Typer may use its own copy of click, so the base class of its errors is not imported but looked up.
 _CLICK_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
-_HELP = """How a language model separates *where* from *what* in its attention.
+_HELP = """Measure how language models separate position (*where*) from content (*what*) in attention.
 
-Each measurement takes a model (the embedded SmolLM2 by default) and a text (embedded English prose by default),
-proves that it reads the model's attention faithfully, measures, and stores the numbers in a run directory. A
-finished run is never computed twice; an interrupted one goes on where it stopped.
+Each measurement takes a model (default: the embedded SmolLM2) and a text (default: embedded English prose), checks
+that the captured queries and keys reproduce the model's attention, and stores its scores in a run directory. Finished
+runs are not computed again; interrupted runs are resumed.
 """
 
 
 def build(first: str = "") -> typer.Typer:
-    """The application, with one command per measurement.
+    """Return the application, with one command per measurement.
 
     Args:
-        first: The command that will be called. The state of a sweep is told without waiting for torch and the others.
+        first: The command that will be called; ``sweep`` alone is built without importing torch.
     """
     from wherewhat.cli.sweep import sweep
 
@@ -39,9 +44,12 @@ def build(first: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    app.command("sweep")(sweep)
     if first != "sweep":
         _add_others(app)
+    app.command("sweep", rich_help_panel=_MANY)(sweep)
+    if first != "sweep":
+        for name, contributed in plugins("wherewhat.commands").items():
+            app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
     return app
 
 
@@ -52,21 +60,14 @@ def _add_others(app: typer.Typer) -> None:
     from wherewhat.cli.report import export, report
     from wherewhat.measures.registry import measurements
 
-    app.command("report")(report)
-    app.command("check")(check)
-    app.command("compare")(compare)
-    app.command("export")(export)
-    for measurement in measurements().values():
-        app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))
-    _add_plugins(app)
-
-
-def _add_plugins(app: typer.Typer) -> None:
-    """Add the applications of the entry points ``wherewhat.commands``, such as ``multihop`` and ``encodings``."""
-    from wherewhat.imports import plugins
-
-    for name, contributed in plugins("wherewhat.commands").items():
-        app.add_typer(contributed, name=name)
+    app.command("report", rich_help_panel="Start here")(report)
+    app.command("check", rich_help_panel="Start here")(check)
+    # Panels of the help are in the order of their first commands.
+    for measurement in sorted(measurements().values(), key=lambda one: (*_PANELS, one.group).index(one.group)):
+        options: dict[str, Any] = {"short_help": measurement.summary, "rich_help_panel": measurement.group}
+        app.command(measurement.name, **options)(command_for(measurement))
+    app.command("compare", rich_help_panel=_MANY)(compare)
+    app.command("export", rich_help_panel=_MANY)(export)
 
 
 def _show_version(wanted: bool) -> None:
@@ -90,15 +91,15 @@ def main() -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show ± still shows the numbers
+            stream.reconfigure(errors="replace")  # for terminals that cannot show ±
     sys.exit(run_cli(sys.argv[1:]))
 
 
 def run_cli(arguments: list[str]) -> int:
-    """Run one command and return its exit code: 0, 2 for anything wrong with the input, 130 if interrupted."""
+    """Run one command and return its exit code: 0, 2 for wrong input, 130 if interrupted."""
     try:
         command = typer.main.get_command(build(*arguments[:1]))
-        # Not through the command's own main, which keeps interrupts and closed pipes to itself.
+        # Not through the command's own main, which handles interrupts and closed pipes itself.
         with command.make_context("wherewhat", list(arguments)) as context:
             result = command.invoke(context)
         sys.stdout.flush()
@@ -112,14 +113,14 @@ def run_cli(arguments: list[str]) -> int:
             return 0
         return _say(_with_value(error, arguments))
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted; the same command goes on with what is missing")
+        _say("interrupted; the same command resumes the work")
         return 130
     except BrokenPipeError:
-        # The reader of our output went away (head, less): nothing to say, and nobody to say it to.
+        # The reader of the output has ended (head, less).
         _give_up_output()
         return 0
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich's way to say the same
+        if isinstance(error.__context__, BrokenPipeError):  # raised by rich for the same reason
             return 0
         raise
     except OSError as error:
@@ -137,12 +138,12 @@ def run_cli(arguments: list[str]) -> int:
 
 
 def _give_up_output() -> None:
-    """Send what is still to be written nowhere, so that Python's own last flush does not fail again."""
+    """Redirect further output to nowhere, so that Python's last flush does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_value(error: Any, arguments: list[str]) -> str:
-    """The message of a wrong option with the value that was typed, which typer leaves out."""
+    """Return the message of a wrong option with its value, which typer leaves out."""
     message: str = error.format_message()
     for name in getattr(getattr(error, "param", None), "opts", ()):
         for index, argument in enumerate(arguments[:-1]):

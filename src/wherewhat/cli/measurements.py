@@ -1,4 +1,4 @@
-"""One subcommand per measurement, all made from the registry."""
+"""One command per measurement, generated from the registry."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import Console
 
 from wherewhat.cli import options
 from wherewhat.cli.options import Given, collect, with_fields
-from wherewhat.cli.terminal import TerminalProgress
+from wherewhat.cli.terminal import TerminalProgress, print_line
 from wherewhat.measures.measurement import Measurement
 from wherewhat.runs.request import ModelRequest, Request
 
 
 def command_for(measurement: Measurement) -> Callable[..., None]:
-    """The function behind ``wherewhat NAME``."""
+    """Return the function of ``wherewhat NAME``."""
 
     @with_fields(Request, ModelRequest)
     def command(
@@ -29,14 +29,14 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         **given: Any,
     ) -> None:
         del out, control, set_, config, given
-        execute(measurement, collect(context, measurement.name))
+        _execute(measurement, collect(context, measurement.name))
 
-    command.__doc__ = help_text(measurement)
+    command.__doc__ = _help_text(measurement)
     return command
 
 
-def help_text(measurement: Measurement) -> str:
-    """Summary, metrics, options and limits, for ``--help``."""
+def _help_text(measurement: Measurement) -> str:
+    """Return summary, metrics, options and limits, for ``--help``."""
     lines = [measurement.summary, ""]
     lines += [f"* {metric.title}: {metric.reading}" for metric in measurement.metrics]
     lines += ["", "Options for --set:", ""]
@@ -45,8 +45,8 @@ def help_text(measurement: Measurement) -> str:
     return "\n".join([*lines, "", measurement.limits])
 
 
-def execute(measurement: Measurement, given: Given) -> None:
-    """Measure the model and its control models, and show the numbers side by side."""
+def _execute(measurement: Measurement, given: Given) -> None:
+    """Measure the model and its control models, and show their numbers side by side."""
     from wherewhat.cli.tables import by_kind, by_layer, compared, headline
     from wherewhat.runs.execution import run_with_controls
     from wherewhat.runs.results import StoredRun
@@ -69,5 +69,4 @@ def execute(measurement: Measurement, given: Given) -> None:
             console.print(by_kind(summaries, first.kinds, width=console.width))
     console.print(headline(measurement, summaries, left_out=made.left_out))
     for directory in made.runs.values():
-        # soft_wrap keeps the path whole, to be copied or read by a script
-        console.print(str(directory.path), soft_wrap=True, markup=False, highlight=False)
+        print_line(console, directory.path)

@@ -18,7 +18,7 @@ from wherewhat.options import build_config, nearest, parse_assignments, read_con
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_OUT = Path("runs")
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of run directories.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the measurement; repeat for more."),
@@ -26,7 +26,7 @@ Set = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Read these options from a TOML, YAML or JSON file.")
 ]
-Control = Annotated[bool, typer.Option(help="Also measure the control models (freshly initialised, …).")]
+Control = Annotated[bool, typer.Option(help="Also measure control models (random or shuffled weights).")]
 
 
 def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -83,12 +83,12 @@ def _terminal_type(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Given:
-    """What a measuring command was given.
+    """The options of a measurement command.
 
     Attributes:
         request: The request.
-        out: Folder that holds run directories.
-        control: Whether to measure the control models too.
+        out: Folder of run directories.
+        control: Whether to measure the control models as well.
     """
 
     request: Request
@@ -129,6 +129,6 @@ class _Rest:
 
 
 def _typed(context: typer.Context, name: str) -> bool:
-    """Whether the user typed the option, rather than leaving it to its default."""
+    """Return whether an option was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -11,14 +11,14 @@ from rich.markup import escape
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, TerminalProgress
+from wherewhat.cli.terminal import Table, TerminalProgress, print_line
 from wherewhat.runs.request import ModelRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wherewhat.models.source import Weights
-    from wherewhat.report.data import Number, Value
+    from wherewhat.report.data import Value
     from wherewhat.report.page import Profiled
 
 
@@ -26,12 +26,12 @@ _Models = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[MODEL]...",
-        help="smollm2 (embedded, the default), a Hugging Face id, a folder, or a .gguf file; several side by side.",
+        help="smollm2 (embedded, the default), a Hugging Face id, a folder, or a .gguf file; several are compared.",
     ),
 ]
 _Weights = Annotated[
     list[str] | None,
-    typer.Option(help="trained (default), random or shuffled; repeat to put them side by side."),
+    typer.Option(help="trained (default), random or shuffled; repeat to compare several."),
 ]
 _Text = Annotated[
     list[str] | None,
@@ -41,14 +41,8 @@ _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposi
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
 _Multihop = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="A multi-hop training to show, or a folder of them; those in --out are shown."),
+    typer.Option(metavar="DIR", help="A multi-hop training to show, or a folder of them, besides those in --out."),
 ]
-
-
-def _line(value: Value) -> str:
-    mean, low, high = value.value.mean, value.value.low, value.value.high
-    reach = "" if low is None or high is None else f" ± {(high - low) / 2:.3f}"
-    return f"{mean:.3f}{reach}  {value.name}"
 
 
 @with_fields(ModelRequest, leave_out=("model", "weights"))
@@ -62,12 +56,12 @@ def report(
     out: options.Out = options.DEFAULT_OUT,
     **given: Any,
 ) -> None:
-    """Measure a model and write one HTML file that shows its where and what, and opens offline.
+    """Measure a model and write a report: one HTML file that opens offline.
 
-    Axes with their controls, positional and symbolic heads, frequencies, planes, controlled distance, and short
-    perturbation and length curves are measured on a few documents. Each measurement is kept in its run directory:
-    interrupted, the same command goes on with what is missing. Several models, or a model and its control models, are
-    put side by side in one file.
+    The three-axis decomposition with its controls, positional and symbolic heads, frequencies, planes, controlled
+    distance, and short perturbation and length curves are measured on a few documents. Each measurement has its own
+    run directory, and an interrupted report is resumed by the same command. Several models, or a model and its control
+    models, are compared in one file.
     """
     from wherewhat.report.report import make_report
 
@@ -86,46 +80,40 @@ def report(
     )
     path = made.write(out / f"{made.name}.html")
     console = Console()
-    console.print(_alone(made.models[0]) if len(made.models) == 1 else _side_by_side(made.models))
+    console.print(_numbers_table(made.models))
     for one in made.models:
         for line in one.left_out:
             console.print(f"left out of {one.name}: {line}", markup=False, highlight=False)
-    console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+    print_line(console, path)
 
 
-_TITLE = "mean over heads and documents ± 95 % over documents"
-
-
-def _alone(model: Profiled) -> Table:
-    """The first numbers of a model, beside its controls."""
-    table = Table(title=_TITLE, title_justify="left")
-    for column in ("", "value", "to compare with"):
+def _numbers_table(models: Sequence[Profiled]) -> Table:
+    """Return the headline numbers: one column per model, and the controls of a single model."""
+    table = Table(title="mean over heads and documents ± 95 % over documents")
+    alone = len(models) == 1
+    for column in ["", *(["value", "to compare with"] if alone else [escape(model.name) for model in models])]:
         table.add_column(column)
-    for number in model.numbers:
-        table.add_row(number.title, *("\n".join(map(_line, side)) for side in (number.values, number.controls)))
+    for title in dict.fromkeys(number.title for model in models for number in model.numbers):
+        found = [next((number for number in model.numbers if number.title == title), None) for model in models]
+        cells = [number.values if number else [] for number in found]
+        if alone and found[0]:
+            cells.append(found[0].controls)
+        table.add_row(title, *("\n".join(map(_line, cell)) for cell in cells))
     return table
 
 
-def _side_by_side(models: Sequence[Profiled]) -> Table:
-    """The first numbers of several models, a column for each."""
-    table = Table(title=_TITLE, title_justify="left")
-    table.add_column("")
-    by_title: list[dict[str, Number]] = []
-    for model in models:
-        # Markup is for us, not for names that a model brings along.
-        table.add_column(escape(model.name))
-        by_title.append({number.title: number for number in model.numbers})
-    for title in dict.fromkeys(title for numbers in by_title for title in numbers):
-        cells = ["\n".join(map(_line, found[title].values)) if title in found else "" for found in by_title]
-        table.add_row(title, *cells)
-    return table
+def _line(value: Value) -> str:
+    mean, low, high = value.value.mean, value.value.low, value.value.high
+    reach = "" if low is None or high is None else f" ± {(high - low) / 2:.3f}"
+    return f"{mean:.3f}{reach}  {value.name}"
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    file: Annotated[Path, typer.Argument(help="What to write: .png, .svg, .pdf or .html; or .csv or .parquet.")],
+    file: Annotated[Path, typer.Argument(help="File to write: .png, .svg, .pdf or .html; or .csv or .parquet.")],
     figure: Annotated[
-        str | None, typer.Option(help="map, plane, distance, rates or positions; what suits the run if not given.")
+        str | None,
+        typer.Option(help="map, plane, distance, rates or positions (default: that of the measurement)."),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="Metric of a map.")] = None,
     layer: Annotated[int | None, typer.Option(help="Layer of a distance curve.")] = None,

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wherewhat.cli.terminal import Table
+from wherewhat.cli.terminal import Table, print_line
 
 if TYPE_CHECKING:
     from wherewhat.sweep.engine import CellTask
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from wherewhat.sweep.records import Record, Status
 
 
-_RUNNING_SHOWN, _FAILED_SHOWN = 8, 3
+_RUNNING_SHOWN, _FAILED_SHOWN, _SHOWN = 8, 3, 20
 
 
 class SweepView:
-    """Shows a sweep to a person; keeps quiet where there is no terminal."""
+    """Live view of a sweep on a terminal; silent elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._shown = console.is_terminal
@@ -38,11 +38,11 @@ class SweepView:
         self._dashboard: str | None = None
         self._running: Sequence[str] = ()
         self._failures: list[str] = []
-        # It asks for what to show at once, so it comes last.
+        # Renders at once, so it is created last.
         self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> SweepView:
-        """Begin to show."""
+        """Start the view."""
         if self._shown:
             self._live.start()
         return self
@@ -50,24 +50,24 @@ class SweepView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the view away."""
+        """Stop the view."""
         if self._shown:
             self._live.stop()
 
     def planned(self, *, left: int, done: int, failed: int) -> None:
-        """So many cells will be run; so many ended earlier."""
+        """Set the number of cells to run, and of cells that ended earlier."""
         self._total, self._done, self._failed = left + done + failed, done, failed
 
     def begin(self, *, workers: str, dashboard: str | None) -> None:
-        """The workers are there."""
+        """Set the description of the workers."""
         self._workers, self._dashboard, self._started = workers, dashboard, time.monotonic()
 
     def running(self, cells: Sequence[str]) -> None:
-        """These cells are under way."""
+        """Set the running cells."""
         self._running = cells
 
     def finished(self, task: CellTask, record: Record) -> None:
-        """A cell has ended."""
+        """Count a finished cell."""
         self._ended += 1
         self._done += record.done
         self._failed += not record.done
@@ -75,14 +75,14 @@ class SweepView:
             self._failures.append(f"{task.described}: {record.reason}")
 
     def time_left(self) -> float | None:
-        """Seconds until the last cell ends, at the pace so far; None before the first one has."""
+        """Return the estimated seconds until the last cell ends; None before the first one ended."""
         if not self._ended:
             return None
         left = self._total - self._done - self._failed
         return left * (time.monotonic() - self._started) / self._ended
 
     def render(self) -> Group:
-        """The view as it is now."""
+        """Return the current view."""
         from wherewhat.runs.execution import duration
 
         left = self.time_left()
@@ -108,12 +108,10 @@ class SweepView:
         return Group(*lines)
 
 
-_SHOWN = 20
-
 _File = Annotated[Path | None, typer.Argument(metavar="FILE", help="The sweep file: TOML, YAML or JSON.")]
 _Engine = Annotated[str, typer.Option(help="local (this machine's devices) or ray (a Ray cluster).")]
 _Address = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster that is running; else one is started here.")
+    str | None, typer.Option(metavar="HOST:PORT", help="A running Ray cluster (default: start one on this machine).")
 ]
 _Workers = Annotated[
     int | None, typer.Option(help="Local worker processes (default: one per GPU, or what CPU and memory allow).")
@@ -121,7 +119,7 @@ _Workers = Annotated[
 _Store = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="Folder or fsspec address of the results (default: runs).")
 ]
-_ShowStatus = Annotated[bool, typer.Option("--status", help="Show how far the sweep is, or all sweeps of the store.")]
+_ShowStatus = Annotated[bool, typer.Option("--status", help="Show the progress of the sweep, or of all in the store.")]
 _RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also run cells that failed before.")]
 
 
@@ -136,9 +134,9 @@ def sweep(
 ) -> int:
     """Measure every combination of models, weights, checkpoints, texts, measurements and seeds of a sweep file.
 
-    Everything in the file is checked before the first cell runs. Cells that are in the store already are skipped; a
-    cell that fails is recorded with its reason and does not stop the others. The same command goes on with what is
-    missing. Exit code 1 says that cells failed.
+    The whole file is checked before the first cell runs. Cells that are already in the store are skipped; a cell that
+    fails is recorded with its reason and does not stop the others. The same command resumes an interrupted sweep. Exit
+    code 1 means that cells failed.
     """
     console = Console()
     if status:
@@ -163,7 +161,7 @@ def sweep(
     _show_failed(console, failed)
     done = sum(record.done for record in outcome.records.values())
     console.print(f"{done} of {len(outcome.cells)} cells done, {len(failed)} failed", highlight=False)
-    console.print(outcome.folder.place.address, soft_wrap=True, markup=False, highlight=False)
+    print_line(console, outcome.folder.place.address)
     return 1 if failed else 0
 
 
@@ -186,10 +184,8 @@ def _show_status(console: Console, file: Path | None, store: str | None) -> None
 
 def _table(found: list[Status]) -> Table:
     table = Table()
-    for column in ("sweep", "folder"):
-        table.add_column(column)
-    for column in ("cells", "done", "failed", "left"):
-        table.add_column(column, justify="right")
+    for column in ("sweep", "folder", "cells", "done", "failed", "left"):
+        table.add_column(column, justify="left" if column in ("sweep", "folder") else "right")
     for one in found:
         numbers = (len(one.cells), one.done, len(one.failed), len(one.cells) - len(one.records))
         table.add_row(escape(one.name), escape(one.folder), *(f"{number:,}" for number in numbers))
@@ -198,6 +194,6 @@ def _table(found: list[Status]) -> Table:
 
 def _show_failed(console: Console, failed: Sequence[tuple[str, str]]) -> None:
     for described, reason in failed[:_SHOWN]:
-        console.print(f"failed: {described}: {reason}", soft_wrap=True, markup=False, highlight=False)
+        print_line(console, f"failed: {described}: {reason}")
     if len(failed) > _SHOWN:
         console.print(f"… and {len(failed) - _SHOWN} more failed", highlight=False)

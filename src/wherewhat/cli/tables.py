@@ -24,14 +24,14 @@ def headline(
     *,
     left_out: Mapping[str, str],
 ) -> Table:
-    """Every metric once: each run beside the others, and the control.
+    """Return every metric of the model, its control models, and the control metric.
 
     Args:
         measurement: The measurement.
-        runs: Weights and summaries of each.
-        left_out: Why a control is missing, by its weights.
+        runs: Weights and summaries of each run.
+        left_out: Why a control model is missing, by its weights.
     """
-    table = Table(title=measurement.summary, title_justify="left", caption=measurement.limits, caption_justify="left")
+    table = Table(title=measurement.summary, caption=measurement.limits)
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
     table.add_column(measurement.over, max_width=24)
@@ -41,7 +41,7 @@ def headline(
     by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
     for summary in runs[0][1]:
         metric = summary.metric
-        # A number that is not defined for one of the models, such as a correlation over equal values, is left blank.
+        # A number that is undefined for a model, such as a correlation over equal values, is left blank.
         cells = [_interval(named[metric.name].overall) if metric.name in named else "" for named in by_name]
         control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
         table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
@@ -49,13 +49,12 @@ def headline(
 
 
 def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) -> Table:
-    """One line per layer, mean over heads ± 95 % over documents, of as many metrics as a terminal has room for."""
+    """Return one line per layer, mean over heads ± 95 % over documents, of as many metrics as fit the terminal."""
     by_head = [summary for summary in summaries if summary.layers]
     shown = by_head[: max(1, (width - 9) // 19)]
-    table = Table(title=f"by layer ({weights}): mean over heads ± 95 % over documents", title_justify="left")
+    table = Table(title=f"by layer ({weights}): mean over heads ± 95 % over documents")
     if len(shown) < len(by_head):
         table.caption = f"{len(by_head) - len(shown)} more metrics in scores.parquet, or in a wider terminal"
-        table.caption_justify = "left"
     table.add_column("layer", justify="right")
     for summary in shown:
         table.add_column(summary.metric.title, justify="right")
@@ -67,10 +66,10 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
 def by_kind(
     runs: Sequence[tuple[str, Sequence[MetricSummary]]], kinds: Mapping[str, Sequence[int]], *, width: int
 ) -> Table:
-    """One row per kind of layer with a line for each run, of as many metrics as a terminal has room for."""
+    """Return one row per kind of layer with a line per run, of as many metrics as fit the terminal."""
     metrics = [summary.metric for summary in runs[0][1] if summary.kinds]
     shown = metrics[: max(1, (width - 33) // 18)]
-    table = Table(title="by kind of layer: mean over heads ± 95 % over documents", title_justify="left")
+    table = Table(title="by kind of layer: mean over heads ± 95 % over documents")
     table.add_column("layers", max_width=18)
     table.add_column("weights")
     for metric in shown:
@@ -87,9 +86,9 @@ def by_kind(
 
 
 def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, width: int) -> list[Table]:
-    """Return what a run compares, in as many columns as fit the terminal, with verdicts and notes below."""
+    """Return what a run compares, in as many columns as fit the terminal, and a table of verdicts."""
     overall = {summary.metric.name: summary.overall for summary in summaries}
-    table = Table(title="side by side: mean ± 95 % over documents", title_justify="left")
+    table = Table(title="side by side: mean ± 95 % over documents")
     table.add_column(found.what)
     shown = list(found.rows[0].metrics)[: max(1, (width - 4 - max(len(row.name) for row in found.rows)) // 18)]
     for title in shown:
@@ -97,7 +96,7 @@ def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, widt
     for row in found.rows:
         cells = [row.metrics[title] for title in shown]
         table.add_row(row.name, *(_interval(overall[x]) if x in overall else "" for x in cells))
-    verdicts = Table(title="in words", title_justify="left", caption=" ".join(found.notes), caption_justify="left")
+    verdicts = Table(title="in words", caption=" ".join(found.notes))
     verdicts.add_column(found.what)
     verdicts.add_column("verdict")
     for row in found.rows:
@@ -106,17 +105,16 @@ def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, widt
 
 
 def proof_table(proof: Proof, *, each: bool = False) -> Table:
-    """What was proved of the layers, those that are alike in one line, and which layers are not measured.
+    """Return what was proved of each layer, with identical layers in one line, and the layers that are not measured.
 
     Args:
         proof: The proof.
-        each: A line for every layer, with all of its errors.
+        each: Whether to show one line per layer, with all errors.
     """
     modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.plan.name) for layer in proof.layers))
     table = Table(
         title=f"{modules}: {proof.plan.route} route, {proof.implementation} attention, "
         f"errors up to {proof.tolerance:g} are allowed",
-        title_justify="left",
     )
     errors = ("rot. err", "wts. err", "out. err") if each else ("error",)
     for name in ("layer", "heads", "rotation", "also", *errors):
@@ -136,7 +134,7 @@ def proof_table(proof: Proof, *, each: bool = False) -> Table:
 
 
 def proof_remarks(proof: Proof) -> list[str]:
-    """What a reader must know about some layers' rotation, and why layers are not measured: a line for each."""
+    """Return notes on the rotation of layers, and why layers are not measured, one line each."""
     noted: dict[str, list[int]] = {}
     for layer in proof.layers:
         noted.setdefault(layer.plan.note, []).append(layer.plan.layer)
@@ -148,7 +146,7 @@ def proof_remarks(proof: Proof) -> list[str]:
 
 
 def _unmeasured(proof: Proof) -> dict[str, str]:
-    """Layers that are not measured, by what they have instead of attention.
+    """Return the layers that are not measured, by the reason.
 
     They are named where measured layers are numbered by the order of their calls and not by their block.
     """
@@ -163,7 +161,7 @@ def _unmeasured(proof: Proof) -> dict[str, str]:
 
 
 def _looks(layer: LayerProof, kind: str) -> tuple[str, str, str]:
-    """Heads, rotation, and kind and further features of a layer."""
+    """Return heads, rotation, and kind and further features of a layer."""
     rotation = layer.plan.rotation
     turned = "none"
     if rotation is not None:
@@ -177,7 +175,7 @@ def _looks(layer: LayerProof, kind: str) -> tuple[str, str, str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order as ``0-4, 6``."""
+    """Return sorted numbers as ``0-4, 6``."""
     ends: list[list[int]] = []
     for number in sorted(numbers):
         if ends and number == ends[-1][1] + 1:
@@ -188,7 +186,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _interval(value: Interval) -> str:
-    """Mean ± reach, the mean with the decimals that the reach's two leading digits justify."""
+    """Return mean ± half the interval, with as many decimals as its two leading digits need."""
     if value.low is None or value.high is None:
         return _number(value.mean)
     reach = value.high - value.mean

@@ -16,36 +16,44 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-
-class Table(table.Table):
-    """A table whose columns go on in the next line where they are too narrow, in place of cutting numbers off."""
-
-    def add_column(self, *args: Any, **options: Any) -> None:
-        """As rich's own, with ``overflow="fold"`` unless something else is asked for."""
-        super().add_column(*args, **{"overflow": "fold", **options})
-
-
 T = TypeVar("T")
 
 
+class Table(table.Table):
+    """A table with titles on the left, whose narrow columns wrap instead of truncating numbers."""
+
+    def __init__(self, **options: Any) -> None:
+        """Create it as rich's table, with other defaults."""
+        super().__init__(**{"title_justify": "left", "caption_justify": "left", **options})
+
+    def add_column(self, *args: Any, **options: Any) -> None:
+        """Add a column as rich's table, with ``overflow="fold"`` by default."""
+        super().add_column(*args, **{"overflow": "fold", **options})
+
+
+def print_line(console: Console, line: object) -> None:
+    """Print a line without markup and without wrapping, so that paths can be copied or read by a script."""
+    console.print(str(line), soft_wrap=True, markup=False, highlight=False)
+
+
 class TerminalProgress:
-    """Shows lines and bars to a person; keeps quiet in scripts and logs."""
+    """Progress on a terminal; silent in scripts and logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     @property
     def shown(self) -> bool:
-        """Whether there is a terminal."""
+        """Whether the output is a terminal."""
         return self._console.is_terminal
 
     def say(self, line: str) -> None:
-        """Show one line, if there is anything to say and anyone to see it."""
+        """Show one line, unless it is empty or the output is not a terminal."""
         if line and self.shown:
             self._console.print(line, style="dim", markup=False, highlight=False)
 
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
-        """Go through ``items`` behind a bar with the time left."""
+        """Iterate over ``items`` with a progress bar and the remaining time."""
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),

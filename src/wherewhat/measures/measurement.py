@@ -313,6 +313,7 @@ class Measurement(ABC):
     """
 
     name: ClassVar[str]
+    group: ClassVar[str] = "Measurements"
     summary: ClassVar[str]
     config: ClassVar[type[Any]]
     metrics: ClassVar[tuple[Metric, ...]]

@@ -31,7 +31,7 @@ def page(found: RunComparison) -> str:
         "sections": [_section(found, *pair) for pair in found.groups.select(keys).unique(maintain_order=True).rows()],
     }
     return whole_page(
-        title="wherewhat: runs compared",
+        title="wherewhat: comparison of runs",
         body=asset("compare.html"),
         style=asset("compare.css"),
         scripts=[asset("compare.js")],

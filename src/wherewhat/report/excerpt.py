@@ -129,7 +129,7 @@ def _token_count(loaded: LoadedModel, text: Document, tokens: int) -> int:
     body = loaded.tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
     found = len(loaded.prefix) + len(body)
     if found < tokens:
-        raise TextError(f"document '{text.name}' has {found} tokens, but {tokens} were asked for: use a longer text")
+        raise TextError(f"document '{text.name}' has {found} tokens, but {tokens} are needed: use a longer text")
     return found
 
 

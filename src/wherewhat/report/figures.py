@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from wherewhat.runs.results import StoredRun
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-    from torch import Tensor
 
     from wherewhat.runs.directory import RunDirectory
 
@@ -124,28 +123,21 @@ def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: b
         raise ConfigError(f"{run.measurement.name} has no {prefix.strip('_').replace('_', ' ')}: see the docs")
     figure = Figure()
     for index, name in enumerate(names):
-        x, mid, low, high = _interval_lines(run.curves(prefix + name))
-        x = [100 * value for value in x] if percent else x
-        filled = band(x, low, high, index=index, group=name)
+        curves = run.curves(prefix + name)
+        points = [interval([float(curve[i, 1]) for curve in curves]) for i in range(len(curves[0]))]
+        x = [100 * float(value) if percent else float(value) for value in curves[0][:, 0]]
+        filled = band(x, [p.low for p in points], [p.high for p in points], index=index, group=name)
         if filled is not None:
             figure.add_trace(filled)
         figure.add_scatter(
             x=x,
-            y=mid,
+            y=[p.mean for p in points],
             mode="lines+markers",
             name=plain(titles.get(name, name)),
             legendgroup=name,
             line=line_style(index),
         )
     return figure
-
-
-def _interval_lines(
-    curves: Sequence[Tensor],
-) -> tuple[list[float], list[float], list[float | None], list[float | None]]:
-    points = [interval([float(curve[i, 1]) for curve in curves]) for i in range(len(curves[0]))]
-    x = [float(value) for value in curves[0][:, 0]]
-    return x, [p.mean for p in points], [p.low for p in points], [p.high for p in points]
 
 
 def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:

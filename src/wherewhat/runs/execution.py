@@ -229,7 +229,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
         subject = None
         if with_model:
             subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
-            # Short pieces are timed only where somebody sees the estimate, and only texts that can be cut.
+            # Short pieces are timed only where the estimate is shown, and only texts that can be cut.
             if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
                 ahead = [made.text for name, made in inputs.items() if name in with_model or across]
                 line = estimate(subject, measurement, config, ahead)

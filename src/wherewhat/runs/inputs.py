@@ -40,7 +40,9 @@ def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False)
     continuations = tuple(tuple(tokens[len(ids) :]) for tokens in whole)
     if not all(continuations):
         number = [bool(tokens) for tokens in continuations].index(False)
-        raise TextError(f"item '{item.name}': alternative {number + 1} has no tokens of its own; leave the item out")
+        raise TextError(
+            f"item '{item.name}': alternative {number + 1} adds no token to the context; leave the item out"
+        )
     return Choices(
         context=with_spans(loaded, context, ids),
         continuations=continuations,

@@ -47,6 +47,7 @@ class AttentionMeasurement(LayerMeasurement):
     """``wherewhat attention``."""
 
     name = "attention"
+    group = "Heads"
     revision = 2
     summary = "Attention entropy, sink mass, and effective rank of queries and keys, per head."
     config = AttentionConfig

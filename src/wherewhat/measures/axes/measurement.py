@@ -42,6 +42,7 @@ class AxesMeasurement(LayerMeasurement):
     """``wherewhat axes``."""
 
     name = "axes"
+    group = "Decomposition"
     revision = 2
     summary = "Fit every head's logits by a distance, a query and a key term."
     config = AxesConfig

@@ -49,6 +49,7 @@ class DistanceMeasurement(TextMeasurement):
     """``wherewhat distance``."""
 
     name = "distance"
+    group = "Decomposition"
     page = "controlled-distance"
     summary = "Controlled distance: distance and key terms of logits recomputed at dummy distances."
     config = DistanceConfig

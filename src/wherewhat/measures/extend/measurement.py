@@ -152,6 +152,7 @@ class ExtendMeasurement(TextMeasurement):
     """``wherewhat extend``."""
 
     name = "extend"
+    group = "Behaviour"
     revision = 2
     summary = "Loss, retrieval and attention beyond the trained length, per length method."
     config = ExtendConfig

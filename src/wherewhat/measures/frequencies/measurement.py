@@ -83,6 +83,7 @@ class FrequenciesMeasurement(TextMeasurement):
     """``wherewhat frequencies``."""
 
     name = "frequencies"
+    group = "Heads"
     revision = 2
     summary = "RoPE frequencies that heads use, and the loss without them."
     config = FrequenciesConfig

@@ -160,6 +160,7 @@ class HeadsMeasurement(TextMeasurement):
     """``wherewhat heads``."""
 
     name = "heads"
+    group = "Heads"
     revision = 3
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig

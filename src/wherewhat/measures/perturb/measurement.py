@@ -92,6 +92,7 @@ class PerturbMeasurement(TextMeasurement):
     """``wherewhat perturb``."""
 
     name = "perturb"
+    group = "Behaviour"
     revision = 2
     summary = "Loss under word-order, position and feature perturbation."
     config = PerturbConfig

@@ -25,6 +25,7 @@ class PlanesMeasurement(LayerMeasurement):
     """``wherewhat planes``."""
 
     name = "planes"
+    group = "Decomposition"
     summary = "Per-plane contributions to the logits, and an upper bound on the non-additive part."
     config = PlanesConfig
     metrics = (

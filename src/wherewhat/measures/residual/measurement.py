@@ -29,6 +29,7 @@ class ResidualMeasurement(TextMeasurement):
     """``wherewhat residual``."""
 
     name = "residual"
+    group = "Decomposition"
     revision = 2
     summary = "Loss with the non-additive part of the logits scaled down."
     config = ResidualConfig

@@ -25,6 +25,7 @@ class SplitMeasurement(DocumentsMeasurement):
     """``wherewhat split``."""
 
     name = "split"
+    group = "Decomposition"
     summary = "Position and content parts of queries, keys and logits, over documents."
     config = SplitConfig
     least_documents = LEAST_DOCUMENTS

@@ -1,4 +1,4 @@
-// Charts are drawn when the reader comes near them, and again when something they show has changed.
+// Charts are drawn when they come near the window, and again when their data change.
 const charts = new Map();
 const near = new IntersectionObserver(
   (entries) => {
@@ -31,7 +31,7 @@ const redrawAll = () => redraw(...charts.keys());
 const drawAll = () => charts.forEach(bring);
 addEventListener("beforeprint", drawAll);
 
-// Wong's colours, which the colour-blind tell apart; lines differ in dashes and marks as well.
+// Wong's palette for colour-blind readers; lines differ in dashes and marks as well.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"];
 const DARK_COLOURS = ["#56b4e9", "#ff8c42", "#2ec79b", "#e39ac4", "#f0c34e"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];

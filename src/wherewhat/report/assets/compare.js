@@ -1,4 +1,4 @@
-// Names of models, runs and metrics reach the page through textContent and through plain(), never as HTML.
+// Names of models, runs and metrics are inserted with textContent and plain(), never as HTML.
 const data = JSON.parse(by("data").textContent);
 const short = (value) => (value === null ? "–" : typeof value === "number" ? String(Number(value.toPrecision(4))) : value);
 
@@ -7,7 +7,7 @@ function rowsAsTable(parent, title, columns, rows) {
   table(place, columns, rows.map((row) => columns.map((name) => short(row[name]))));
 }
 
-// Lines over steps or sizes where they are grouped by, else one mark for each group.
+// Lines over steps or sizes if runs are grouped by them, else one mark for each group.
 function drawSection(section, i) {
   const along = data.along;
   const others = data.by.filter((name) => name !== along);
@@ -44,7 +44,7 @@ data.sections.forEach((section, i) => {
   if (section.reading) make(parent, "p", section.reading);
   make(parent, "div", null, { id: `plot-${i}`, class: "chart", role: "img", "aria-label": `${section.title} by group; numbers in the table below` });
   if (section.trends.length) {
-    const words = `Rise with each tenfold of ${data.along}, 95 % interval`;
+    const words = `Increase per factor of ten of ${data.along}, 95 % interval`;
     make(parent, "p", `${words}:`);
     rowsAsTable(parent, words, data.trend_columns, section.trends);
   }

@@ -18,10 +18,10 @@ function writeBands() {
   if (!found) return void (by("band-note").textContent = "Not measured for this model.");
   by("band-note").textContent =
     `On ${plural(found.documents, "document")} of ${found.tokens} tokens. Planes are cut into bands of equal size by speed, band 1 the fastest. ` +
-    "Left: the mean scores of single planes, each as if it were the whole head. Right: how much the loss rises when a band is masked " +
-    "out of every head, or when only that band is left; the dotted lines are as many planes chosen at random. Bars are 95 % over documents.";
+    "Left: mean scores of single planes, each taken as the whole head. Right: increase of the loss when a band is masked " +
+    "out of every head, or when only that band is kept; dotted lines are for equally many planes chosen at random. Bars are 95 % over documents.";
   const rows = found.turns.map((_, b) => [bandName(b), ...["positional", "symbolic", "without", "only"].map((name) => withInterval(found[name][b]))]);
-  table(by("band-table").querySelector("div"), ["band", "positional", "symbolic", "loss rise without it", "loss rise with it alone"], rows);
+  table(by("band-table").querySelector("div"), ["band", "positional", "symbolic", "loss increase without it", "loss increase with it alone"], rows);
 }
 const short = (x) => (x === null ? "∞" : x >= 1e4 ? x.toExponential(0) : String(Math.round(x)));
 const bandName = (b) => {
@@ -51,7 +51,7 @@ function drawBandLosses() {
   const x = data.bands.turns.map((_, b) => String(b + 1));
   const level = (value, i) => (value ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: value.mean, y1: value.mean, line: { color: colour(i), width: 2, dash: "dot" } }] : []);
   const shapes = [...level(data.bands.without_random, 0), ...level(data.bands.only_random, 1)];
-  draw("band-losses", bars([["without", "without the band"], ["only", "with it alone"]], data.bands, x), bandLayout("rise of the loss (nats)", { shapes }));
+  draw("band-losses", bars([["without", "without the band"], ["only", "with it alone"]], data.bands, x), bandLayout("loss increase (nats)", { shapes }));
 }
 
 function writePerturbation() {
@@ -59,17 +59,17 @@ function writePerturbation() {
   for (const id of ["perturb-all", "perturb-untouched", "perturb-table"]) by(id).hidden = !found;
   if (!found) return void (by("perturb-note").textContent = "Not measured for this model.");
   by("perturb-note").textContent =
-    `On ${plural(found.documents, "document")} of ${found.tokens} tokens, one draw for each rate; the loss of the untouched text is ${withInterval(found.loss)} nats. ` +
-    "A share of the words change places at random, or a share of the tokens keep their place in the text but are given positions up to 8 off. " +
-    "Left: all targets, disturbed text among them, which is harder for anybody. Right: only targets that were themselves not touched, each " +
-    "against itself: what the rest of the text feels. Bands are 95 % over documents.";
+    `On ${plural(found.documents, "document")} of ${found.tokens} tokens, one draw for each rate; the loss of the original text is ${withInterval(found.loss)} nats. ` +
+    "A share of the words is shuffled, or a share of the tokens gets positions that are off by up to 8. " +
+    "Left: all targets, including perturbed text, which is harder to predict in itself. Right: only targets that were not changed, each " +
+    "compared with its own loss in the original text. Bands are 95 % over documents.";
   const rows = found.kinds.flatMap((kind) => kind.rates.map((rate, i) => [`${kind.title}, ${rate} %`, withInterval(kind.all[i]), withInterval(kind.untouched[i])]));
-  table(by("perturb-table").querySelector("div"), ["disturbed", "rise of the loss", "on untouched targets"], rows);
+  table(by("perturb-table").querySelector("div"), ["perturbation", "loss increase", "on unchanged targets"], rows);
 }
 function drawPerturbation(id, which) {
   if (!data.perturbation) return;
   const traces = data.perturbation.kinds.flatMap((kind, i) => lineWithBand(kind.rates.map((rate) => `${rate} %`), kind[which], kind.title, i));
-  draw(id, traces, { xaxis: { ...axisTitle("share disturbed"), type: "category" }, yaxis: { ...axisTitle("rise of the loss (nats)"), rangemode: "tozero" }, legend: LEGEND, margin: { l: 52, r: 12, t: 40, b: 44 } });
+  draw(id, traces, { xaxis: { ...axisTitle("share perturbed"), type: "category" }, yaxis: { ...axisTitle("loss increase (nats)"), rangemode: "tozero" }, legend: LEGEND, margin: { l: 52, r: 12, t: 40, b: 44 } });
 }
 
 function writeLengths() {
@@ -80,12 +80,12 @@ function writeLengths() {
   by("length-note").textContent =
     `On ${plural(found.documents, "document")} of ${tokens} tokens. ` +
     (found.beyond
-      ? `The model was made for ${edge} positions, and the text goes beyond them: the line marks where. Each method is a rule for what happens there. `
-      : `This is within the positions the model was made for; going beyond them takes minutes (wherewhat extend). Instead each method is given a ` +
-        `window of ${edge} tokens, a quarter of the text: what a small window costs, with the model itself (none) seeing everything. `) +
-    "Left: loss by position, which also follows the text. Right: the same less the untouched model on the same tokens, document by document. Bands are 95 % over documents.";
+      ? `The model was trained on ${edge} positions, which the line marks; the text is longer. Each length method is a rule for longer texts. `
+      : `The text is within the trained length; longer texts take minutes (wherewhat extend). Instead each method has a ` +
+        `window of ${edge} tokens, a quarter of the text, which shows the cost of a small window compared with full attention (none). `) +
+    "Left: loss by position, which also depends on the text. Right: difference to the unmodified model on the same tokens, document by document. Bands are 95 % over documents.";
   const rows = found.methods.map((method) => [method.name, withInterval(method.beyond), withInterval(method.beyond_cost), withInterval(method.found), method.rule]);
-  table(by("length-table").querySelector("div"), ["method", `loss after token ${edge}`, "more than none", `nats gained from what is repeated from over ${edge} tokens back`, "rule"], rows);
+  table(by("length-table").querySelector("div"), ["method", `loss after token ${edge}`, "more than none", `nats gained on repeats from more than ${edge} tokens before`, "rule"], rows);
 }
 function drawLengths(id, which, title) {
   if (!data.lengths) return;
@@ -110,5 +110,5 @@ function startCurves() {
   chart("perturb-all", () => drawPerturbation("perturb-all", "all"));
   chart("perturb-untouched", () => drawPerturbation("perturb-untouched", "untouched"));
   chart("length-loss", () => drawLengths("length-loss", "loss", "loss (nats)"));
-  chart("length-cost", () => drawLengths("length-cost", "cost", "more than untouched (nats)"));
+  chart("length-cost", () => drawLengths("length-cost", "cost", "difference to unmodified (nats)"));
 }

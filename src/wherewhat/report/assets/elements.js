@@ -1,4 +1,4 @@
-// What every page has: elements, whose text is never read as HTML, and charts in the colours of the page.
+// Shared by all pages: elements, whose text is never parsed as HTML, and charts in the colours of the page.
 const by = (id) => document.getElementById(id);
 const isDark = () => document.documentElement.classList.contains("dark");
 function setDark(dark) {
@@ -26,7 +26,7 @@ function table(place, header, rows) {
   place.replaceChildren(made);
 }
 
-// Plotly reads a few tags and entities in its texts.
+// Plotly interprets some tags and entities in its texts.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function draw(id, traces, layout) {

@@ -15,10 +15,10 @@ function writeLearning() {
   const one = study();
   const steps = Object.entries(one.reached).map(([hops, step]) => `${plural(+hops, "hop")} ${step < 0 ? "never" : `at step ${step}`}`);
   by("learning-note").textContent =
-    `${plural(one.about.layers, "layer")} of ${plural(one.about.heads, "head")}, watched on ${plural(one.about.scored, "held-out sequence")}. ` +
-    `Accuracy ${one.level} is reached for ${steps.join(", ")}. Above: share of right answers by number of hops, bands 95 % over questions. ` +
-    `Middle: mean over heads of positional and symbolic score and of r, bands hold half of the heads; r of pure noise would be ${show(one.r_noise)}. ` +
-    `Below: number of heads with each label (pure within ${one.gamma}).`;
+    `${plural(one.about.layers, "layer")} of ${plural(one.about.heads, "head")}, evaluated on ${plural(one.about.scored, "held-out sequence")}. ` +
+    `Accuracy ${one.level} is reached for ${steps.join(", ")}. Top: accuracy by number of hops, bands 95 % over questions. ` +
+    `Middle: mean over heads of positional and symbolic score and of r, bands are quartiles over heads; r of pure noise is ${show(one.r_noise)}. ` +
+    `Bottom: number of heads with each label (pure within ${one.gamma}).`;
   const last = one.steps.length - 1;
   const moments = new Set([0, 1, 2, 3, 4].map((quarter) => Math.floor((quarter * last) / 4)));
   const rows = [...moments].map((at) => [

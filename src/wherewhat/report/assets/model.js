@@ -28,15 +28,15 @@ function writeModel() {
   document.title = `${names.join(", ")}: where and what`;
   const kinds = Object.entries(m.kinds).map(([kind, layers]) => `${plural(layers.length, "layer")}: ${kind}`).join("; ");
   const controls = m.weights === "trained"
-    ? "Its control models are the same architecture freshly initialised (random), and the model with the entries of its query and key weights permuted (shuffled). "
+    ? "Its control models are the same architecture with newly initialised weights (random), and the model with the entries of its query and key weights permuted (shuffled). "
     : `These are not trained weights but the ${m.weights} control of a model. `;
   by("about").textContent =
     `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
-    `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, made for ${m.positions} positions` : ""}. ` +
+    `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, with up to ${m.positions} positions` : ""}. ` +
     `${kinds ? `Its layers are of several kinds (${kinds}). ` : ""}` +
     `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +
     `of ${m.embedded ? "the embedded English prose" : "the given text"}. ${controls}Intervals are 95 % over documents.` +
-    (data.left_out.length ? " Some runs were left out: the section on method says which and why." : "");
+    (data.left_out.length ? " Some runs were left out; the section on method lists them with reasons." : "");
   by("numbers").replaceChildren();
   data.numbers.forEach(card);
 }

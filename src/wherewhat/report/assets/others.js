@@ -1,4 +1,4 @@
-// Measurements without a part of the page to themselves: a table each, and the figure that shows the run best.
+// Measurements without their own section: a table each, and their figure.
 function writeOthers() {
   by("others").hidden = !data.others.length;
   by("others-list").replaceChildren();

@@ -7,7 +7,7 @@ function square(values, rows) {
   for (let i = 0; i < rows; i++) for (let j = 0; j <= i; j++) z[i][j] = values[at++];
   return z;
 }
-// True logits, and beside them what distance + query + key make of them.
+// True logits, their additive fit (distance + query + key) and the residual.
 function logits() {
   const { map, a, b, c } = record();
   const truth = unpack(map);
@@ -59,7 +59,7 @@ function drawPlanes() {
     `plane ${p + 1}: ${x === null ? "undefined" : x.toPrecision(3)}`,
     turns && turns[p] ? `one turn in ${(1 / turns[p]).toPrecision(3)} tokens` : "",
     share ? `share of variance ${(share[p] ?? 0).toPrecision(2)}` : "",
-    pos && pos[p] !== null ? `by itself positional ${pos[p].toFixed(2)}, symbolic ${sym[p].toFixed(2)}` : "",
+    pos && pos[p] !== null ? `alone: positional ${pos[p].toFixed(2)}, symbolic ${sym[p].toFixed(2)}` : "",
   ].filter(Boolean).join("<br>"));
   draw("planes", [{ type: "barpolar", r: use, theta: use.map((_, p) => String(p + 1)), text, hoverinfo: "text", marker: { color: use.map((_, p) => p), colorscale: "Cividis" } }], {
     margin: { l: 30, r: 30, t: 24, b: 24 },
@@ -75,7 +75,7 @@ function label() {
   const why = {
     positional: `its positional score is at least ${high} and its symbolic score at most ${low}`,
     symbolic: `its symbolic score is at least ${high} and its positional score at most ${low}`,
-    uniform: `both scores are at least ${high}: its attention is even`,
+    uniform: `both scores are at least ${high}: its attention is uniform`,
     mixed: `neither score is at least ${high} with the other at most ${low}`,
   }[name];
   const reach = (which) => (scoreOf(`${which}_low`) === null ? "" : ` (${show(scoreOf(`${which}_low`))} to ${show(scoreOf(`${which}_high`))})`);

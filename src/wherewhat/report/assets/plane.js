@@ -16,7 +16,7 @@ function swapTrace(model, paint, colorscale, extra) {
 function writePlane() {
   by("scatter").hidden = !data.swaps;
   by("plane-note").textContent = data.swaps
-    ? "Right below: pure positional. Left above: pure symbolic. Right above: even attention. Click a head to see it."
+    ? "Bottom right: pure positional. Top left: pure symbolic. Top right: uniform attention. Click a head to select it."
     : "Not measured for this model.";
 }
 function drawScatter() {

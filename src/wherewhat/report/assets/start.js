@@ -1,4 +1,4 @@
-// What the reader chooses, and the beginning.
+// Selection of model and metric, and the start of the page.
 function write() {
   writeModel();
   fill(by("metric"), data.metrics.map((metric, i) => [i, `${metric.title} (${metric.measurement})`]));

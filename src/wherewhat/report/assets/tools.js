@@ -1,4 +1,4 @@
-// Text from models and documents reaches the page through textContent and through plain(), never as HTML.
+// Text of models and documents is inserted with textContent and plain(), never as HTML.
 const all = JSON.parse(by("data").textContent);
 let data = all.models[0];
 const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights };
@@ -14,7 +14,7 @@ const interval = (value) => (value.low === null ? "" : ` (${fixed(value.low)} to
 const withInterval = (value) => (value ? `${fixed(value.mean)}${interval(value)}` : "undefined");
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-// Packed numbers: lo + (hi - lo) q / (2^bits - 2), the greatest integer for nothing.
+// Packed numbers: lo + (hi - lo) q / (2^bits - 2), the greatest integer for a missing value.
 function unpack(packed) {
   const raw = atob(packed.data);
   const wide = packed.bits === 16;
