@@ -187,18 +187,18 @@ def test_axes_of_a_whole_text_are_those_of_the_layer():
 def test_shift_of_the_same_outputs_is_nothing():
     x = torch.randn(500, 3, 8, generator=torch.Generator().manual_seed(0))
     same = shift(Reference.of(x), x)
-    torch.testing.assert_close(same.mean, torch.zeros(3).double())
-    torch.testing.assert_close(same.covariance, torch.zeros(3).double())
-    torch.testing.assert_close(same.outliers, torch.full((3,), 0.01).double(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(same["output_shift"], torch.zeros(3).double())
+    torch.testing.assert_close(same["output_covariance"], torch.zeros(3).double())
+    torch.testing.assert_close(same["output_outliers"], torch.full((3,), 0.01).double(), atol=1e-3, rtol=0)
 
 
 def test_shift_in_units_of_the_spread():
     x = torch.randn(4000, 1, 8, generator=torch.Generator().manual_seed(0))
     moved = shift(Reference.of(x), x + 2.0)
-    assert float(moved.mean) == pytest.approx(2.0, rel=0.03)  # √(8 · 4) over √8
+    assert float(moved["output_shift"]) == pytest.approx(2.0, rel=0.03)  # √(8 · 4) over √8
     wider = shift(Reference.of(x), 2 * x)
-    assert float(wider.covariance) == pytest.approx(3.0, rel=0.01)
-    assert float(wider.outliers) > 0.3
+    assert float(wider["output_covariance"]) == pytest.approx(3.0, rel=0.01)
+    assert float(wider["output_outliers"]) > 0.3
 
 
 def test_shift_part_by_part_is_that_of_all():
@@ -228,7 +228,7 @@ def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
         piece = torch.cat([ids[:, :1], ids[:, start + 1 : min(n - 1, start + 16)]], 1)
         subject.run(piece, lambda x: beyond.setdefault(x.layer, []).append(x.output[0, 8:]))
     for layer in found.layers:
-        expected = shift(Reference.of(inside[layer.layer]), torch.cat(beyond[layer.layer])).heads()
+        expected = shift(Reference.of(inside[layer.layer]), torch.cat(beyond[layer.layer]))
         assert len(torch.cat(beyond[layer.layer])) == n - 1 - 16
         for name, values in expected.items():
             torch.testing.assert_close(layer.heads[f"{name}_pieces"], values, rtol=1e-4, atol=1e-5)
@@ -239,7 +239,7 @@ def test_outputs_are_read_beside_what_no_change_gives():
     words = {metric.name: metric for metric in ExtendMeasurement().all_metrics(ExtendConfig(methods=("none",)))}
     generator = torch.Generator().manual_seed(0)
     reference = Reference.of(torch.randn(128, 20, 48, generator=generator))
-    beyond, control = (shift(reference, torch.randn(512, 20, 48, generator=generator)).heads() for _ in range(2))
+    beyond, control = (shift(reference, torch.randn(512, 20, 48, generator=generator)) for _ in range(2))
     for name, values in beyond.items():
         assert words[f"{name}_none"].control == f"{name}_pieces"
         assert f"{name}_pieces" in words

@@ -137,11 +137,11 @@ def test_a_plane_equals_swaps_made_one_by_one(name, tau):
     attention = rotated_layers(name)[-1]
     found = plane_swaps(attention, QUERY, tau=tau)
     dims = groups_of(attention)
-    assert found.s_pos.shape == found.s_sym.shape == (attention.heads, len(dims))
+    assert found[0].shape == found[1].shape == (attention.heads, len(dims))
     for head, plane in ((0, 0), (attention.heads - 1, len(dims) // 2), (1, len(dims) - 1)):
         s_pos, s_sym = by_definition(attention, QUERY, head, dims[plane], tau)
-        assert float(found.s_pos[head, plane]) == pytest.approx(s_pos, abs=1e-6)
-        assert float(found.s_sym[head, plane]) == pytest.approx(s_sym, abs=1e-6)
+        assert float(found[0][head, plane]) == pytest.approx(s_pos, abs=1e-6)
+        assert float(found[1][head, plane]) == pytest.approx(s_sym, abs=1e-6)
 
 
 def test_some_planes_at_a_time_give_the_same(monkeypatch):
@@ -150,8 +150,7 @@ def test_some_planes_at_a_time_give_the_same(monkeypatch):
     monkeypatch.setattr(planes, "_ENTRIES", attention.heads * N * 3)
     assert len(list(plane_queries(attention, QUERY, skip=2))) > 2
     in_parts = plane_swaps(attention, QUERY, skip=2)
-    torch.testing.assert_close(in_parts.s_pos, at_once.s_pos, rtol=0, atol=1e-9)
-    torch.testing.assert_close(in_parts.s_sym, at_once.s_sym, rtol=0, atol=1e-9)
+    torch.testing.assert_close(in_parts, at_once, rtol=0, atol=1e-9)
 
 
 def test_hand_built_planes():
@@ -163,12 +162,12 @@ def test_hand_built_planes():
     where = torch.arange(n)
     rot_q, rot_k = rotation.rotate(q, where), rotation.rotate(k, where)
     attention = LayerAttention(0, "built", rot_q, rot_k, k, q, 1.0, Mask(causal=True), rotation, where)
-    found = plane_swaps(attention, n - 1)
-    assert found.s_pos[0].tolist()[0] == pytest.approx(1, abs=1e-9)
-    assert found.s_sym[0].tolist()[1:] == pytest.approx([1, 1], abs=1e-9)
-    assert found.s_pos[0].tolist()[2] == pytest.approx(1, abs=1e-9)
-    assert float(found.s_sym[0, 0]) < 0.1
-    assert float(found.s_pos[0, 1]) < 0.1
+    s_pos, s_sym = plane_swaps(attention, n - 1)
+    assert s_pos[0].tolist()[0] == pytest.approx(1, abs=1e-9)
+    assert s_sym[0].tolist()[1:] == pytest.approx([1, 1], abs=1e-9)
+    assert s_pos[0].tolist()[2] == pytest.approx(1, abs=1e-9)
+    assert float(s_sym[0, 0]) < 0.1
+    assert float(s_pos[0, 1]) < 0.1
 
 
 def test_frequencies_are_ranked_by_speed_and_cut_into_bands():

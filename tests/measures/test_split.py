@@ -18,7 +18,7 @@ from helpers.capture import tiny, tokens
 from helpers.models import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.measurement import Measurement
+from wherewhat.measures.measurement import DocumentsMeasurement, Text
 from wherewhat.measures.split.documents import split_documents
 from wherewhat.measures.split.logits import logit_split, squares
 from wherewhat.measures.split.measurement import SplitConfig, SplitMeasurement
@@ -390,12 +390,14 @@ def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
 def test_time_of_documents_together_is_announced():
     counts = []
 
-    def across(subject, documents, config):
-        counts.append([len(ids) for ids in documents])
-        time.sleep(1e-4 * sum(map(len, documents)))
+    class Slow(DocumentsMeasurement):
+        least_documents = 3
 
-    slow = Measurement("slow", "Slow.", dict, None, (), "Nothing.", across=across, least_documents=3)
-    line = estimate(None, slow, None, [torch.arange(4096)] * 20)
+        def measure(self, subject, texts, config):
+            counts.append([text.ids.shape[1] for text in texts])
+            time.sleep(1e-4 * sum(counts[-1]))
+
+    line = estimate(None, Slow(), None, [Text(torch.arange(4096)[None])] * 20)
     assert counts == [[64] * 3, [64] * 3, [256] * 3]
     assert line.startswith("20 documents of 4096 tokens: about ")
 

@@ -309,6 +309,7 @@ class Measurement(ABC):
         least_documents: Smallest number of documents.
         figure: Name of the default figure.
         over: What the means in a table are taken over.
+        report: How a report runs it; None to leave it out, or to decide by :meth:`report_run`.
         revision: Bump when results change: runs of an earlier revision are measured again.
     """
 
@@ -323,6 +324,7 @@ class Measurement(ABC):
     least_documents: ClassVar[int] = 1
     figure: ClassVar[str] = "map"
     over: ClassVar[str] = "mean over heads and documents"
+    report: ClassVar[ReportRun | None] = None
     revision: ClassVar[int] = 1
 
     def more_metrics(self, config: Any) -> tuple[Metric, ...]:
@@ -361,7 +363,7 @@ class Measurement(ABC):
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | None:
         """Return how a report runs it on texts of ``tokens`` tokens; None to leave it out of reports."""
-        return None
+        return self.report
 
 
 class LayerMeasurement(Measurement):

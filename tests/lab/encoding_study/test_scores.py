@@ -84,7 +84,7 @@ def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_
         [pattern_statistics(layer, ids[0], PatternConfig()) for layer in layers]
         for ids, layers in zip(documents, each, strict=True)
     ]
-    close("previous_token", ([one.previous_token for one in row] for row in patterns))
+    close("previous_token", ([one.slashes.by_lag[:, 1] for one in row] for row in patterns))
     if subject.model.rotation is None:
         assert "plane_share" not in found
     else:

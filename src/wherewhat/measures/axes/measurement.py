@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from wherewhat.measures.measurement import (
-    Capacity,
     DocumentScores,
     LayerMeasurement,
     LayerScores,
@@ -47,6 +46,7 @@ class AxesMeasurement(LayerMeasurement):
     summary = "Fit every head's logits by a distance, a query and a key term."
     config = AxesConfig
     controls = ("random", "shuffled")
+    report = ReportRun(1.5, controls=("random", "shuffled"))
     metrics = (
         Metric(
             "r",
@@ -105,7 +105,3 @@ class AxesMeasurement(LayerMeasurement):
         from wherewhat.measures.axes.layer import pooled_scores
 
         return pooled_scores(layers)
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        """Return how a report runs it."""
-        return ReportRun(1.5, controls=("random", "shuffled"))

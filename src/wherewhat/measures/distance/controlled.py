@@ -119,7 +119,6 @@ class ControlledDistance:
     Attributes:
         distances: The dummy distances, ``(distances,)`` float64.
         within: True for distances that the shares are over, ``(distances,)`` bool.
-        queries: Indices of the queries, ``(queries,)``.
         additive_share: 1 − ‖interaction‖² / ‖L − mean‖² of the table over keys and distances, ``(heads,)``.
         additive_share_spread: Its standard deviation over queries, ``(heads,)``; NaN for one query.
         distance_share: Part of the additive share explained by the distance curve, ``(heads,)``.
@@ -132,13 +131,12 @@ class ControlledDistance:
         rank_correlation: Spearman correlation of the profile with the key component, ``(heads, distances)``.
         logit_drift: As ``drift``, relative to the real logits with their distance curve, ``(heads, distances)``.
         logit_rank_correlation: Spearman correlation of the profile with the real logits, ``(heads, distances)``.
-        rank_correlation_reference: Spearman correlation with the profile at ``reference``, ``(heads, distances)``.
-        reference: That distance.
+        rank_correlation_reference: Spearman correlation with the profile at the reference distance, ``(heads,
+            distances)``.
     """
 
     distances: Tensor
     within: Tensor
-    queries: Tensor
     additive_share: Tensor
     additive_share_spread: Tensor
     distance_share: Tensor
@@ -151,7 +149,6 @@ class ControlledDistance:
     logit_drift: Tensor
     logit_rank_correlation: Tensor
     rank_correlation_reference: Tensor
-    reference: float
 
 
 def controlled_distance(
@@ -212,9 +209,7 @@ def controlled_distance(
     return ControlledDistance(
         distances=grid.cpu(),
         within=kept.cpu(),
-        queries=chosen,
         additive_share_spread=nan_deviation(shares).cpu(),
-        reference=reference,
         **means,
     )
 

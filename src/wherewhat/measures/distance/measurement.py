@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
-    Capacity,
     DocumentScores,
     Metric,
     ReportRun,
@@ -53,6 +52,7 @@ class DistanceMeasurement(TextMeasurement):
     page = "controlled-distance"
     summary = "Controlled distance: distance and key terms of logits recomputed at dummy distances."
     config = DistanceConfig
+    report = ReportRun(11.0, documents=1, tokens=256)
     metrics = (
         _metric(
             "additive_share",
@@ -102,7 +102,3 @@ class DistanceMeasurement(TextMeasurement):
         from wherewhat.measures.distance.layer import measure_distance
 
         return measure_distance(subject, text.ids, config)
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        """Return how a report runs it."""
-        return ReportRun(11.0, documents=1, tokens=256)

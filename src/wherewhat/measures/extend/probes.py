@@ -128,30 +128,12 @@ class Reference:
         return cls(mean, covariance, spread, centred.norm(dim=-1).quantile(0.99, dim=-1))
 
 
-@dataclass(frozen=True)
-class Shift:
-    """Difference of outputs from the reference, per head.
-
-    Attributes:
-        mean: Distance of the means in units of the reference's spread, ``(heads,)``.
-        covariance: Distance of the covariances (Frobenius) relative to the reference's size, ``(heads,)``.
-        outliers: Share of outputs farther from the reference's mean than 99 % of its own, ``(heads,)``.
-
-    For finite samples of the same distribution they differ from the limits of infinite samples (0, 0 and 0.01): compare
-    them with those of as many outputs that have not shifted, relative to the same reference.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    outliers: Tensor
-
-    def heads(self) -> dict[str, Tensor]:
-        """Return the three by metric."""
-        return {"output_shift": self.mean, "output_covariance": self.covariance, "output_outliers": self.outliers}
-
-
 class ShiftSums:
-    """Accumulate :class:`Shift` over parts of the outputs."""
+    """Accumulate the shift of attention outputs from a reference over parts of the outputs.
+
+    For finite samples of the same distribution the shift differs from the limit of infinite samples (0, 0 and 0.01):
+    compare it with that of as many outputs that have not shifted, relative to the same reference.
+    """
 
     def __init__(self, reference: Reference) -> None:
         """Start with no outputs."""
@@ -169,17 +151,22 @@ class ShiftSums:
         self._products += away.mT @ away
         self._outliers += (away.norm(dim=-1) > self._reference.far[:, None]).sum(-1)
 
-    def result(self) -> Shift:
-        """Return the shift of all outputs."""
+    def result(self) -> dict[str, Tensor]:
+        """Return the shift of all outputs by metric, each ``(heads,)``.
+
+        ``output_shift`` is the distance of the means in units of the reference's spread, ``output_covariance`` the
+        distance of the covariances (Frobenius) relative to the reference's size, ``output_outliers`` the share of
+        outputs farther from the reference's mean than 99 % of its own.
+        """
         reference = self._reference
         moved = self._sums / self._count
         covariance = self._products / self._count - moved[:, :, None] * moved[:, None]
         size = reference.covariance.norm(dim=(-1, -2)).clamp_min(1e-300)
-        return Shift(
-            mean=(moved.norm(dim=-1) / reference.spread.clamp_min(1e-300)).cpu(),
-            covariance=((covariance - reference.covariance).norm(dim=(-1, -2)) / size).cpu(),
-            outliers=(self._outliers / self._count).cpu(),
-        )
+        return {
+            "output_shift": (moved.norm(dim=-1) / reference.spread.clamp_min(1e-300)).cpu(),
+            "output_covariance": ((covariance - reference.covariance).norm(dim=(-1, -2)) / size).cpu(),
+            "output_outliers": (self._outliers / self._count).cpu(),
+        }
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:

@@ -138,7 +138,7 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig) -> Docu
     curves: dict[str, Curve] = {}
     heads: _Heads = {
         layer: {f"{name}_inside": x for name, x in statistics.items()}
-        | {f"{name}_pieces": x for name, x in in_pieces[layer].result().heads().items()}
+        | {f"{name}_pieces": x for name, x in in_pieces[layer].result().items()}
         for layer, statistics in inside.heads.items()
     }
     for method in methods:
@@ -200,7 +200,7 @@ def _measure_method(
         output = method.attend(attention)
         sums = ShiftSums(inside.outputs[attention.layer])
         sums.add((attention.output if output is None else output)[0, beyond])
-        heads = sums.result().heads() | attention_probe(attention, method, beyond, limit=trained)
+        heads = sums.result() | attention_probe(attention, method, beyond, limit=trained)
         layers.append(LayerScores(attention.layer, heads))
         return output
 

@@ -60,24 +60,10 @@ _FAITHFUL = 1e-4
 
 
 @dataclass(frozen=True)
-class Masked:
-    """Loss and scores of a model with some planes masked.
+class Masking:
+    """Runs of a model on one text with bands of frequencies masked.
 
     Attributes:
-        loss: Mean next-token loss, nats.
-        s_pos: Mean positional score over the masked heads with swap scores; NaN if there are none.
-        s_sym: Mean symbolic score, likewise.
-    """
-
-    loss: float
-    s_pos: float
-    s_sym: float
-
-
-class Masking:
-    """Run a model on one text with bands of frequencies masked.
-
-    Args:
         subject: The model.
         ids: Tokens, ``(1, n)``.
         heads: Heads to mask by layer, each ``(heads,)`` bool. Other layers are unchanged.
@@ -88,29 +74,33 @@ class Masking:
         block_mib: Memory for one block of logits, in MiB.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        ids: Tensor,
-        heads: Mapping[int, Tensor],
-        *,
-        bands: int,
-        queries: Sequence[int],
-        tau: float,
-        scored: frozenset[int],
-        block_mib: int,
-    ) -> None:
-        self._subject, self._ids, self._heads = subject, ids, heads
-        self._bands, self._queries, self._tau = bands, queries, tau
-        self._scored, self._block_mib = scored, block_mib
+    subject: Subject
+    ids: Tensor
+    heads: Mapping[int, Tensor]
+    bands: int
+    queries: Sequence[int]
+    tau: float
+    scored: frozenset[int]
+    block_mib: int
 
-    def without(self, band: int) -> Masked:
-        """Return the loss and the scores without one band."""
-        return self._run(lambda bands: ~bands[band], scores=True)
+    def without(self, band: int) -> tuple[float, float, float]:
+        """Return the loss without one band, and the mean scores of the masked heads, NaN if none has scores."""
+        s_pos: list[Tensor] = []
+        s_sym: list[Tensor] = []
+
+        def score(masked: LayerAttention) -> None:
+            if masked.layer in self.scored:
+                swaps = layer_swaps(masked, self.queries, tau=self.tau)
+                s_pos.append(swaps.s_pos[self.heads[masked.layer]].mean(-1))
+                s_sym.append(swaps.s_sym[self.heads[masked.layer]].mean(-1))
+
+        loss = self._loss(lambda bands: ~bands[band], score)
+        positional, symbolic = (float(torch.cat(x).mean()) if x else torch.nan for x in (s_pos, s_sym))
+        return loss, positional, symbolic
 
     def only(self, band: int) -> float:
         """Return the loss with only one band."""
-        return self._run(lambda bands: bands[band], scores=False).loss
+        return self._loss(lambda bands: bands[band])
 
     def random(self, seed: int) -> tuple[float, float]:
         """Return the loss without random planes in each layer, as many as a band has, and with only those."""
@@ -119,33 +109,32 @@ class Masking:
             return bands[0, torch.randperm(bands.shape[1], generator=generator)]
 
         generator = torch.Generator().manual_seed(seed)
-        without = self._run(lambda bands: ~drawn(bands), scores=False).loss
+        without = self._loss(lambda bands: ~drawn(bands))
         generator = torch.Generator().manual_seed(seed)
-        return without, self._run(drawn, scores=False).loss
+        return without, self._loss(drawn)
 
     def check(self, expected: float) -> None:
         """Raise an error if the loss with all planes kept differs from the expected loss."""
         dtypes: set[torch.dtype] = set()
-        found = self._run(lambda bands: bands.any(0), scores=False, dtypes=dtypes).loss
+        found = self._loss(lambda bands: bands.any(0), lambda masked: dtypes.add(masked.rot_q.dtype))
         check_faithful("masking", found, expected, dtypes=dtypes, precision=_FAITHFUL)
 
-    def _run(self, keep: Callable[[Tensor], Tensor], *, scores: bool, dtypes: set[torch.dtype] | None = None) -> Masked:
-        s_pos, s_sym = [], []
+    def _loss(
+        self, keep: Callable[[Tensor], Tensor], reducer: Callable[[LayerAttention], None] = lambda _: None
+    ) -> float:
+        """Return the loss with the planes that ``keep`` returns for bands ``(bands, planes)``.
+
+        ``reducer`` is called with each masked layer.
+        """
 
         def edit(attention: LayerAttention) -> Tensor | None:
-            heads = self._heads.get(attention.layer)
+            heads = self.heads.get(attention.layer)
             if heads is None:
                 return None
             assert attention.rotation is not None
-            if dtypes is not None:
-                dtypes.add(attention.rot_q.dtype)
-            kept = keep(frequency_bands(attention.rotation.inv_freq, self._bands))
+            kept = keep(frequency_bands(attention.rotation.inv_freq, self.bands))
             masked = without_planes(attention, kept, heads=heads)
-            if scores and attention.layer in self._scored:
-                swaps = layer_swaps(masked, self._queries, tau=self._tau)
-                s_pos.append(swaps.s_pos[heads].mean(-1))
-                s_sym.append(swaps.s_sym[heads].mean(-1))
-            return attention_output(masked, block_mib=self._block_mib)
+            reducer(masked)
+            return attention_output(masked, block_mib=self.block_mib)
 
-        loss = next_token_loss(self._subject.edited(self._ids, edit), self._ids)
-        return Masked(loss, *(float(torch.cat(x).mean()) if x else torch.nan for x in (s_pos, s_sym)))
+        return next_token_loss(self.subject.edited(self.ids, edit), self.ids)

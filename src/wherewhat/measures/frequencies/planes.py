@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -75,20 +74,7 @@ _ENTRIES = 2**21
 """Pairs of planes and keys processed at a time, 32 bytes each."""
 
 
-@dataclass(frozen=True)
-class PlaneSwaps:
-    """Swap scores of single planes at one query.
-
-    Attributes:
-        s_pos: Positional score of each plane, ``(heads, planes)``; the last is that of the unrotated dimensions.
-        s_sym: Symbolic score, ``(heads, planes)``.
-    """
-
-    s_pos: Tensor
-    s_sym: Tensor
-
-
-def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip: int = 0) -> PlaneSwaps:
+def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip: int = 0) -> tuple[Tensor, Tensor]:
     """Return positional and symbolic scores of every plane of every head, each treated as a head.
 
     A plane's logits are its contribution to those of its head, before soft-cap and bias, which do not consist of
@@ -99,6 +85,9 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
         query: Position of the query.
         tau: Temperature of the swap weights.
         skip: Number of first keys that are never swapped.
+
+    Returns:
+        Positional and symbolic scores, ``(heads, planes)`` each; the unrotated dimensions are the last plane.
     """
     if tau <= 0:
         raise MeasureError(f"tau={tau} must be positive: it divides weight differences")
@@ -108,7 +97,7 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
         torch.cat([part.view(attention.heads, -1) for part in parts], 1)
         for parts in zip(*((scores.s_pos, scores.s_sym) for scores in found), strict=True)
     )
-    return PlaneSwaps(s_pos, s_sym)
+    return s_pos, s_sym
 
 
 def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> Iterator[QueryLogits]:
@@ -151,7 +140,7 @@ def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau:
         swaps = layer_swaps(attention, queries, tau=tau)
         heads |= {"s_pos": swaps.s_pos.mean(-1), "s_sym": swaps.s_sym.mean(-1)}
         single = [plane_swaps(attention, query, tau=tau) for query in queries]
-        s_pos, s_sym = (torch.stack(x).mean(0).cpu() for x in ([p.s_pos for p in single], [p.s_sym for p in single]))
+        s_pos, s_sym = (torch.stack(x).mean(0).cpu() for x in zip(*single, strict=True))
     else:
         nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64)
         s_pos = s_sym = nothing

@@ -111,9 +111,9 @@ def _effects(
     }
     whole = dict(zip(("loss_without_random", "loss_only_random"), masking.random(0), strict=True))
     for band in range(bands):
-        without = masking.without(band)
-        whole[f"loss_without_band_{band + 1}"] = without.loss
+        loss, s_pos, s_sym = masking.without(band)
+        whole[f"loss_without_band_{band + 1}"] = loss
         whole[f"loss_only_band_{band + 1}"] = masking.only(band)
-        whole[f"s_pos_change_without_band_{band + 1}"] = without.s_pos - before["s_pos"]
-        whole[f"s_sym_change_without_band_{band + 1}"] = without.s_sym - before["s_sym"]
+        whole[f"s_pos_change_without_band_{band + 1}"] = s_pos - before["s_pos"]
+        whole[f"s_sym_change_without_band_{band + 1}"] = s_sym - before["s_sym"]
     return whole

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
 from wherewhat.measures.measurement import (
-    Capacity,
     DocumentScores,
     Metric,
     ReportRun,
@@ -33,17 +32,22 @@ class PatternConfig(AttentionConfig):
         check_minimum(self, 1, "max_lag")
 
 
-_EVEN = "even spread"
-_NOISE = "noise"
+def _pattern(name: str, title: str, reading: str) -> Metric:
+    """Return a metric with its value for uniform attention as control."""
+    return Metric(name, title, reading, control=f"{name}_uniform", control_title="even spread")
+
+
+def _rank_one(name: str, title: str, reading: str) -> Metric:
+    """Return a metric with the rank-one share of Gaussian noise as control."""
+    return Metric(name, title, reading, control="rank_one_gaussian", control_title="noise")
+
 
 PATTERN_METRICS = (
-    Metric(
+    _pattern(
         "slash_max",
         "slash",
         "Mean attention at the distance with the most attention: 1 for a head that always attends the same number of "
         "tokens back. The control is the maximum of uniform attention.",
-        control="slash_max_uniform",
-        control_title=_EVEN,
     ),
     Metric(
         "slash_lag",
@@ -51,34 +55,22 @@ PATTERN_METRICS = (
         "The distance with the most attention; meaningful where the slash is above its control.",
         unit="tokens",
     ),
-    Metric(
-        "previous_token",
-        "previous token",
-        "Mean attention on the previous token.",
-        control="previous_token_uniform",
-        control_title=_EVEN,
-    ),
-    Metric(
+    _pattern("previous_token", "previous token", "Mean attention on the previous token."),
+    _pattern(
         "duplicate_token",
         "duplicate token",
         "Attention on earlier occurrences of the same token, mean over queries that see one.",
-        control="duplicate_token_uniform",
-        control_title=_EVEN,
     ),
-    Metric(
+    _pattern(
         "induction",
         "induction",
         "Attention on tokens that followed earlier occurrences of the same token, mean over queries that see one.",
-        control="induction_uniform",
-        control_title=_EVEN,
     ),
-    Metric(
+    _pattern(
         "retrieval",
         "retrieval",
         "Attention on occurrences of the next token of the text, mean over queries that see one: the attention of a "
         "head that copies the token.",
-        control="retrieval_uniform",
-        control_title=_EVEN,
     ),
     Metric(
         "retrieval_argmax",
@@ -87,33 +79,25 @@ PATTERN_METRICS = (
         control="retrieval_uniform",
         control_title="random key",
     ),
-    Metric(
+    _rank_one(
         "rank_one_q",
         "rank one of q",
         "Share of the queries, before rotation, in one direction; 1 if all queries are parallel.",
-        control="rank_one_gaussian",
-        control_title=_NOISE,
     ),
-    Metric(
+    _rank_one(
         "rank_one_k",
         "rank one of k",
         "Share of the keys, before rotation, in one direction; 1 if all keys are parallel.",
-        control="rank_one_gaussian",
-        control_title=_NOISE,
     ),
-    Metric(
+    _rank_one(
         "rank_one_q_centred",
         "rank one of q - mean",
         "Share of the deviations of queries from their mean in one direction.",
-        control="rank_one_gaussian",
-        control_title=_NOISE,
     ),
-    Metric(
+    _rank_one(
         "rank_one_k_centred",
         "rank one of k - mean",
         "Share of the deviations of keys from their mean in one direction.",
-        control="rank_one_gaussian",
-        control_title=_NOISE,
     ),
     *SPREAD_METRICS,
 )
@@ -165,6 +149,7 @@ class HeadsMeasurement(TextMeasurement):
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     figure = "plane"
+    report = ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})
     metrics = (
         Metric(
             "s_pos",
@@ -187,9 +172,7 @@ class HeadsMeasurement(TextMeasurement):
             "The positional score from logits with equal weights for all pairs: no softmax, no temperature.",
         ),
         Metric(
-            "s_sym_logits",
-            "symbolic, of logits",
-            "The symbolic score from logits with equal weights for all pairs.",
+            "s_sym_logits", "symbolic, of logits", "The symbolic score from logits with equal weights for all pairs."
         ),
         Metric(
             "exclusion",
@@ -215,9 +198,7 @@ class HeadsMeasurement(TextMeasurement):
             "Correlation over heads of the positional score with r of the distance term.",
         ),
         Metric(
-            "corr_sym_key",
-            "symbolic ~ key",
-            "Correlation over heads of the symbolic score with r of the key term.",
+            "corr_sym_key", "symbolic ~ key", "Correlation over heads of the symbolic score with r of the key term."
         ),
         Metric("corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r."),
         Metric("rerun", "layers run again", "Share of layers whose keys depend on several tokens."),
@@ -243,7 +224,3 @@ class HeadsMeasurement(TextMeasurement):
         from wherewhat.measures.heads.scores import combine_documents
 
         return combine_documents(documents, config)
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        """Return how a report runs it."""
-        return ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})

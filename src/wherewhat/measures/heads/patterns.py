@@ -183,25 +183,6 @@ class TargetSums:
 
 
 @dataclass(frozen=True)
-class RankOne:
-    """Rank-one share of queries and keys before rotation: 1 if all tokens are parallel.
-
-    Attributes:
-        q: Share of the queries, ``(heads,)`` float64.
-        k: Share of the keys that each head reads, ``(heads,)`` float64.
-        q_centred: Share of the queries minus their mean, ``(heads,)``; NaN where all are equal.
-        k_centred: The same for the keys.
-        gaussian: Share of Gaussian noise of the same shape.
-    """
-
-    q: Tensor
-    k: Tensor
-    q_centred: Tensor
-    k_centred: Tensor
-    gaussian: float
-
-
-@dataclass(frozen=True)
 class PatternStatistics:
     """Attention patterns of the heads of one layer on one document; tensors on the CPU.
 
@@ -210,7 +191,9 @@ class PatternStatistics:
         duplicate_token: Attention on earlier occurrences of the query's token.
         induction: Attention on the tokens after them.
         retrieval: Attention on occurrences of the next token.
-        rank_one: Rank-one share of queries and keys before rotation.
+        rank_one: Rank-one shares of queries and keys before rotation by metric, ``(heads,)`` float64 each: 1 if all
+            tokens are parallel. Centred shares are NaN where all tokens are equal.
+        rank_one_gaussian: Rank-one share of Gaussian noise of the same shape.
         spread: Entropy and sink mass.
     """
 
@@ -218,18 +201,9 @@ class PatternStatistics:
     duplicate_token: TargetMass
     induction: TargetMass
     retrieval: TargetMass
-    rank_one: RankOne
+    rank_one: dict[str, Tensor]
+    rank_one_gaussian: float
     spread: AttentionSpread
-
-    @property
-    def previous_token(self) -> Tensor:
-        """Mean attention on the previous token, over the queries that have one, ``(heads,)``."""
-        return self.slashes.by_lag[:, 1]
-
-    @property
-    def previous_token_uniform(self) -> float:
-        """The same for uniform attention."""
-        return float(self.slashes.uniform[1])
 
 
 def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternConfig) -> PatternStatistics:
@@ -254,22 +228,24 @@ def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternCo
         for sums in (spread, slashes, targets):
             sums.add(block)
     found = PatternStatistics(
-        slashes=slashes.result(), **targets.result(), rank_one=_rank_one(attention), spread=spread.result()
+        slashes=slashes.result(),
+        **targets.result(),
+        rank_one=_rank_one(attention),
+        rank_one_gaussian=gaussian_rank_one_share(attention.n, attention.rot_q.shape[-1]),
+        spread=spread.result(),
     )
     if not bool(found.spread.entropy.isfinite().all()):
         raise MeasureError(f"attention of layer {attention.layer} is not finite: the model's logits overflow")
     return found
 
 
-def _rank_one(attention: LayerAttention) -> RankOne:
-    q, k = attention.q[0], attention.k[0]
-    return RankOne(
-        q=rank_one_share(q).cpu(),
-        k=per_query_head(rank_one_share(k), attention).cpu(),
-        q_centred=rank_one_share(q, centred=True).cpu(),
-        k_centred=per_query_head(rank_one_share(k, centred=True), attention).cpu(),
-        gaussian=gaussian_rank_one_share(attention.n, q.shape[-1]),
-    )
+def _rank_one(attention: LayerAttention) -> dict[str, Tensor]:
+    """Return rank-one shares of queries and keys, with and without their mean, ``(heads,)`` by metric."""
+    found = {}
+    for suffix, centred in (("", False), ("_centred", True)):
+        found[f"rank_one_q{suffix}"] = rank_one_share(attention.q[0], centred=centred).cpu()
+        found[f"rank_one_k{suffix}"] = per_query_head(rank_one_share(attention.k[0], centred=centred), attention).cpu()
+    return found
 
 
 def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Curve]]:
@@ -277,27 +253,24 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
 
     Undefined values, such as induction in a text without repeated tokens, are NaN; undefined controls are left out.
     """
-    slashes, rank_one = stats.slashes, stats.rank_one
+    slashes = stats.slashes
     heads = {
         "slash_max": slashes.largest,
         "slash_lag": slashes.lag,
-        "previous_token": stats.previous_token,
+        "previous_token": slashes.by_lag[:, 1],
         "duplicate_token": stats.duplicate_token.mass,
         "induction": stats.induction.mass,
         "retrieval": stats.retrieval.mass,
         "retrieval_argmax": stats.retrieval.hits,
-        "rank_one_q": rank_one.q,
-        "rank_one_k": rank_one.k,
-        "rank_one_q_centred": rank_one.q_centred,
-        "rank_one_k_centred": rank_one.k_centred,
     }
+    heads |= stats.rank_one
     controls = {
         "slash_max_uniform": slashes.largest_uniform,
-        "previous_token_uniform": stats.previous_token_uniform,
+        "previous_token_uniform": float(slashes.uniform[1]),
         "duplicate_token_uniform": stats.duplicate_token.uniform,
         "induction_uniform": stats.induction.uniform,
         "retrieval_uniform": stats.retrieval.uniform,
-        "rank_one_gaussian": rank_one.gaussian,
+        "rank_one_gaussian": stats.rank_one_gaussian,
     }
     controls |= stats.spread.controls()
     curves = {

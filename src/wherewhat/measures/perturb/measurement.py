@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
-    Capacity,
     DocumentScores,
     Metric,
     ReportRun,
@@ -97,18 +96,30 @@ class PerturbMeasurement(TextMeasurement):
     summary = "Loss under word-order, position and feature perturbation."
     config = PerturbConfig
     figure = "rates"
+    report = ReportRun(
+        20.0,
+        documents=3,
+        tokens=256,
+        options={
+            "kinds": ("words", "position_jitter"),
+            "rates": (0.01, 0.05, 0.1, 0.2, 0.5),
+            "seeds": 1,
+            "axes": False,
+            "equivalence": False,
+        },
+    )
     metrics = (
         Metric("loss", "loss", "Mean next-token loss of the intact text.", unit="nats"),
         Metric("rise_at_5", "rise, 5 % of words", "Rise of the loss with 5 % of the words transposed.", unit="nats"),
         Metric("rise_at_10", "rise, 10 % of words", "Rise of the loss with 10 % of the words transposed.", unit="nats"),
         Metric(
             "rise_at_5_untouched",
-            "the same, untouched",
+            "rise on untouched, 5 %",
             "Rise at 5 % on untouched targets, whose own word and previous token were not moved: the effect on the "
             "rest of the text.",
             unit="nats",
         ),
-        Metric("rise_at_10_untouched", "the same at 10 %", "Rise at 10 % on untouched targets.", unit="nats"),
+        Metric("rise_at_10_untouched", "rise on untouched, 10 %", "Rise at 10 % on untouched targets.", unit="nats"),
         Metric(
             "index_minus_feature",
             "positions − features",
@@ -158,17 +169,6 @@ class PerturbMeasurement(TextMeasurement):
         for label, title in kinds if config.axes else []:
             found += _head_metrics(label, title, percent(config.at))
         return tuple(found)
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        """Return how a report runs it: two kinds of perturbation, once each."""
-        options = {
-            "kinds": ("words", "position_jitter"),
-            "rates": (0.01, 0.05, 0.1, 0.2, 0.5),
-            "seeds": 1,
-            "axes": False,
-            "equivalence": False,
-        }
-        return ReportRun(20.0, documents=3, tokens=256, options=options)
 
 
 def _head_metrics(label: str, title: str, at: str) -> list[Metric]:

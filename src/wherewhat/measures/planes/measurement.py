@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import Capacity, LayerMeasurement, LayerScores, Metric, ReportRun
+from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric, ReportRun
 from wherewhat.options import option
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class PlanesMeasurement(LayerMeasurement):
     group = "Decomposition"
     summary = "Per-plane contributions to the logits, and an upper bound on the non-additive part."
     config = PlanesConfig
+    report = ReportRun(4.0, documents=1, tokens=256)
     metrics = (
         Metric(
             "slow_dominance",
@@ -39,14 +40,14 @@ class PlanesMeasurement(LayerMeasurement):
         ),
         Metric(
             "q_concentration",
-            "q phases alike",
+            "phase concentration of q",
             "Concentration of the phases of queries, planes weighted by their logits; 1 if all phases are equal.",
             control="random_concentration",
             control_title="random phases",
         ),
         Metric(
             "k_concentration",
-            "k phases alike",
+            "phase concentration of k",
             "Concentration of the phases of keys, planes weighted by their logits; 1 if all phases are equal.",
             control="random_concentration",
             control_title="random phases",
@@ -90,7 +91,3 @@ class PlanesMeasurement(LayerMeasurement):
             raise MeasureError(
                 "no layer of this model rotates its queries and keys: it has no planes; measure its axes"
             )
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        """Return how a report runs it."""
-        return ReportRun(4.0, documents=1, tokens=256)

@@ -93,7 +93,7 @@ class PromptsMeasurement(QuestionMeasurement):
         ),
         Metric(
             "said",
-            "said unprompted",
+            "right as next token",
             "Share of prompts whose most likely next token, of the whole vocabulary, begins the right answer.",
             proportion=True,
         ),
