@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wherewhat.runs.storage import Folder, open_place
-from wherewhat.sweep.engine import Resources, CellTask
+from wherewhat.sweep.engine import CellTask, Resources
 from wherewhat.sweep.local_engine import run_locally
 from wherewhat.sweep.ray_engine import run_on_ray
 from wherewhat.sweep.records import Record, SweepFolder, statuses
