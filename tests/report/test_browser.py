@@ -158,7 +158,7 @@ def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path
         page.select_option("#model", "1")
         page.locator("#scatter").scroll_into_view_if_needed()
         page.wait_for_selector("#scatter svg.main-svg")
-        assert page.text_content("#plane-note").startswith("Right below")
+        assert page.text_content("#plane-note").startswith("Bottom right")
         page.select_option("#model", "0")
         assert page.locator("#scatter").is_hidden()
 
@@ -189,7 +189,7 @@ def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, multihop_stud
     data = {**made.report.data, "models": [one], "learning": [few], "command": None}
     with opening(browser, replace(made.report, data=data).write(tmp_path / "page.html")) as page:
         assert "1 layer of 1 attention head (1 key head)" in page.text_content("#about")
-        assert page.text_content("#learning-note").startswith("1 layer of 1 head, watched on 1 held-out sequence.")
+        assert page.text_content("#learning-note").startswith("1 layer of 1 head, evaluated on 1 held-out sequence.")
         assert page.locator("#learning-table tbody tr").count() == 2
         assert page.locator("#no-command").is_visible()
         assert page.locator("#command").is_hidden()

@@ -181,7 +181,7 @@ def test_writing_equals_the_harness_own_model_and_stops(loaded, theirs):
     stop = mine[0][5:7]
     (cut,) = HarnessModel(loaded).generate_until(instances("generate_until", ("the cat", {**options, "until": stop})))
     assert cut == mine[0][: mine[0].index(stop)]
-    with pytest.raises(ConfigError, match="greedily"):
+    with pytest.raises(ConfigError, match="greedy"):
         HarnessModel(loaded).generate_until(instances("generate_until", ("x", {"do_sample": True})))
 
 
