@@ -12,13 +12,16 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= 2
 
-.PHONY: report test real check format lint types docs models clean
+.PHONY: report test test-fast real check format lint types docs models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
 	@env -u OMP_NUM_THREADS $(BIN)/wherewhat report
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+test-fast: $(READY)  ## the tests that need neither a trained model, a browser nor long computations, in a minute
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not slow and not browser"
 
 real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
 	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)

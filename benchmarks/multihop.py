@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from wherewhat.lab.config import LabConfig, Precision, TrainConfig
 from wherewhat.lab.gpu_steps import GpuSteps
-from wherewhat.lab.hugging_face.gptj import to_hugging_face
+from wherewhat.lab.hugging_face.families import to_gptj
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.study import train
 from wherewhat.lab.steps import CpuSteps, Steps, batch_order
@@ -84,7 +84,7 @@ def their_loop(sequences: Sequences, device: str) -> Callable[[int], None]:
     from transformers import get_linear_schedule_with_warmup
 
     config = TrainConfig()
-    model = to_hugging_face(LabModel(LabConfig())).to(device).train()
+    model = to_gptj(LabModel(LabConfig())).to(device).train()
     betas = (config.beta1, config.beta2)
     optimizer = torch.optim.AdamW(model.parameters(), config.learning_rate, betas, weight_decay=config.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, config.warmup, config.steps)

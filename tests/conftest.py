@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,44 @@ _HOSTILE_NAME = "<img src=x onerror=alert(4)>.jsonl"
 _PRELOADED = ["torch", "pyarrow.parquet", "pyarrow.compute", "filelock", "gguf", "transformers"]
 _PRELOADED += ["transformers.models.llama.modeling_llama", "wherewhat.cli.main", "wherewhat.runs.execution"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language"]
+
+# CPU seconds of the files and folders that take longest. They are run first, each as a whole by one worker.
+_LONG = {
+    "conformance/": 160,
+    "sweep/test_engines.py": 100,
+    "real/test_real_models.py": 60,
+    "runs/test_devices.py": 45,
+    "captures/test_chunks.py": 45,
+}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin every worker's share of the tests with long files; other tests keep their random order.
+
+    With ``--dist worksteal`` each worker starts with an equal number of consecutive tests, and one that has finished
+    takes tests from the end of another one's share: those should be short.
+    """
+    here = Path(__file__).parent
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long: dict[str, list[pytest.Item]] = {}
+    others = []
+    for item in items:
+        file = item.path.relative_to(here).as_posix()
+        name = next((name for name in _LONG if file.startswith(name)), None)
+        (others if name is None else long.setdefault(name, [])).append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    seconds = [0] * workers
+    for name in sorted(long, key=lambda name: -_LONG[name]):
+        first_free = seconds.index(min(seconds))
+        shares[first_free] += long[name]
+        seconds[first_free] += _LONG[name]
+    ordered: list[pytest.Item] = []
+    rest = iter(others)
+    for number, share in enumerate(shares):
+        size = (len(items) - len(ordered)) // (workers - number)
+        ordered += [*share, *islice(rest, max(0, size - len(share)))]
+    items[:] = [*ordered, *rest]
 
 
 # Models, texts and the command line
@@ -229,7 +268,7 @@ def ray_cluster():
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory):
-    """The last trained model that a test asked for, with its proof and its runs."""
+    """The trained models that tests asked for, with their proofs and runs."""
     from helpers.trained import Kept
 
     return Kept(tmp_path_factory.mktemp("real"))
@@ -277,7 +316,7 @@ def encoding_study(tmp_path_factory):
 @pytest.fixture(scope="session")
 def multihop_study(tmp_path_factory):
     """A finished multi-hop training, too small to learn anything."""
-    from wherewhat.lab.multihop.study import Setup, train_and_watch
+    from wherewhat.lab.multihop.study import Setup, train_and_record
 
     tiny = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
-    return train_and_watch(Setup.of("number", tiny), out=tmp_path_factory.mktemp("study"), scored=6, tested=12)
+    return train_and_record(Setup.of("number", tiny), out=tmp_path_factory.mktemp("study"), scored=6, tested=12)

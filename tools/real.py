@@ -23,10 +23,12 @@ from rich.markup import escape
 from real_models import NAMES, UnavailableError, fetch
 from wherewhat.cli.terminal import Table, TerminalProgress
 from wherewhat.errors import WherewhatError
+from wherewhat.measures.frequencies.measurement import BANDS
+from wherewhat.measures.measurement import Capacity, ReportRun
+from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.positions import max_positions
 from wherewhat.models.source import Weights
-from wherewhat.report.plan import STEPS, Step
 from wherewhat.report.report import make_report
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, load_model, run
@@ -165,7 +167,8 @@ class Trial:
         options: Mapping[str, Any] | None = None,
     ) -> tuple[RunDirectory, dict[str, MetricSummary]]:
         """A finished run and its summaries, as a report makes it where it has one, so that it is made once."""
-        step = next((step for step in STEPS if step.measurement == name), Step(name, (), None, None, 0))
+        capacity = Capacity(None, hard_limit=False, planes=BANDS, shortest=self._options.tokens)
+        step = find_measurement(name).report_run(capacity, tokens=self._options.tokens) or ReportRun(0.0)
         tokens = tokens or min(step.tokens or self._options.tokens, self._options.tokens)
         request = Request(
             measurement=name,

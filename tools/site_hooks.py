@@ -1,22 +1,78 @@
-"""What ``mkdocs.yml`` needs beyond its extensions: formulas as MathML, and docstrings without Sphinx's marks."""
+"""What ``mkdocs.yml`` needs beyond its extensions: the reference of measurements, MathML, and plain docstrings."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 
+from wherewhat.measures.measurement import Measurement
+from wherewhat.measures.registry import measurements
+
+_DOCS = Path(__file__).resolve().parents[1] / "docs"
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
 _ROLE = re.compile(r":(?:mod|func|class|meth|attr|data|exc):(?=<code>)")
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the marks ``<!-- measurements: list -->`` and ``<!-- measurements: reference -->``."""
+    known = measurements().values()
+    listed = "\n".join(["| command | measures |", "|---|---|", *map(_row, known)])
+    markdown = markdown.replace("<!-- measurements: list -->", listed)
+    if "<!-- measurements: reference -->" in markdown:
+        markdown = markdown.replace("<!-- measurements: reference -->", "\n\n".join(map(reference, known)))
+    return markdown
+
+
 def on_page_content(page_html: str, **_: Any) -> str:
     """The page with its formulas as MathML, which browsers draw themselves: no script, no font."""
     return _ROLE.sub("", _FORMULA.sub(_mathml, page_html))
+
+
+def reference(measurement: Measurement) -> str:
+    """Return everything a measurement declares, as a section in Markdown."""
+    page = f"{measurement.page or measurement.name}.md"
+    more = f" See [its page]({page})." if (_DOCS / page).is_file() else ""
+    controls = ", ".join(measurement.controls) or "none"
+    lines = [
+        f"## {measurement.name}",
+        f"{measurement.summary}{more}",
+        f"    wherewhat {measurement.name}",
+        f"Control models: {controls}. Documents: at least {measurement.least_documents}.",
+        _table(["metric", "unit", "control", "how to read it"], _metrics(measurement)),
+        _table(["option", "default", "meaning"], _options(measurement)),
+        f"**Limits.** {measurement.limits}",
+    ]
+    return "\n\n".join(lines)
+
+
+def _row(measurement: Measurement) -> str:
+    return f"| [`wherewhat {measurement.name}`](measurements.md#{measurement.name}) | {_cell(measurement.summary)} |"
+
+
+def _metrics(measurement: Measurement) -> list[list[str]]:
+    metrics = measurement.all_metrics(measurement.config())
+    return [[f"`{m.name}` {m.title}", m.unit, m.control_title, m.reading] for m in metrics]
+
+
+def _options(measurement: Measurement) -> list[list[str]]:
+    fields = dataclasses.fields(measurement.config)
+    return [[f"`{f.name}`", f"`{f.default}`", str(f.metadata.get("help", ""))] for f in fields]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *([_cell(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _mathml(found: re.Match[str]) -> str:

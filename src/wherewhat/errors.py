@@ -1,12 +1,12 @@
-"""Errors a user can act on.
+"""Errors that a user can act on.
 
-Every message is one line that says what was wrong, with which value, and what to do. The command line
-prints that line and exits with code 2; no other exception type is expected to reach a user.
+Every message is one line that states what was wrong, with which value, and what to do. The command line prints that
+line and exits with code 2; no other type of exception should reach a user.
 """
 
 
 class WherewhatError(Exception):
-    """Base of all errors that are about the user's input or machine, not about a bug."""
+    """Base class of all errors caused by the user's input or machine rather than by a bug."""
 
 
 class ConfigError(WherewhatError):
@@ -14,7 +14,7 @@ class ConfigError(WherewhatError):
 
 
 class TextError(WherewhatError):
-    """A text cannot be read or is not long enough."""
+    """A text cannot be read, or is too short."""
 
 
 class LoadError(WherewhatError):
@@ -22,11 +22,11 @@ class LoadError(WherewhatError):
 
 
 class CaptureError(WherewhatError):
-    """A model's attention cannot be captured faithfully."""
+    """A model's attention cannot be captured exactly."""
 
 
 class MeasureError(WherewhatError, ValueError):
-    """Tensors given to a measurement do not fit together, are not finite, or are too few to measure anything."""
+    """Tensors given to a measurement have incompatible shapes, are not finite, or are too few."""
 
 
 class StoreError(WherewhatError):
@@ -34,5 +34,5 @@ class StoreError(WherewhatError):
 
 
 def one_line(error: BaseException, *, most: int = 200) -> str:
-    """What another library's error says, on one line of at most so many characters; its class if it says nothing."""
+    """Return the message of an error on one line of at most `most` characters; its class if the message is empty."""
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -19,17 +19,67 @@ from wherewhat.errors import StoreError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-
 _PREFIX = ".tmp-"
+_ATTEMPTS = 100
+_PAUSE = 0.01
 
 
 def explain(error: OSError) -> str:
-    """The reason of an operating system error in a few words, without the path."""
+    """Return the reason of an operating system error in a few words, without the path."""
     return error.strerror or str(error) or type(error).__name__
 
 
-def fsync_folder(folder: Path) -> None:
-    """Makes renames inside `folder` survive a power cut; does nothing where folders cannot be opened."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new binary file that is renamed to `path` when the context ends without an error."""
+    temporary = _temporary_name(path)
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _fsync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {explain(error)}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Create a folder that is renamed to `path` when the context ends without an error.
+
+    Files inside must be flushed to disk when they are written, as `atomic_file` does.
+    """
+    temporary = _temporary_name(path)
+    try:
+        temporary.mkdir()
+        yield temporary
+        _fsync_folder(temporary)
+        temporary.replace(path)
+        _fsync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {explain(error)}") from error
+    finally:
+        # After the rename there is nothing under the temporary name, and nothing is removed.
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    # Without the final name, which may already be as long as the file system allows.
+    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make renames inside `folder` durable across power failures; do nothing where folders cannot be opened."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -43,57 +93,8 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _temporary_name(path: Path) -> Path:
-    # The final name is not repeated here: it may already be as long as the file system allows.
-    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new binary file that takes the name `path` when the block ends without an error."""
-    temporary = _temporary_name(path)
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {explain(error)}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` atomically."""
-    with atomic_file(path) as file:
-        file.write(data)
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Makes a folder to fill that takes the name `path` when the block ends without an error.
-
-    The files inside must be flushed by whoever writes them, which `atomic_file` does.
-    """
-    temporary = _temporary_name(path)
-    try:
-        temporary.mkdir()
-        yield temporary
-        fsync_folder(temporary)
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {explain(error)}") from error
-    finally:
-        # After the rename there is nothing under the temporary name, and nothing is removed.
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder, decided by one look, since other processes may make and remove it."""
+    """Return whether `path` is a folder, by a single system call, since other processes may create and remove it."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -106,10 +107,10 @@ def is_folder(path: Path) -> bool:
 
 
 def make_folder(path: Path) -> list[Path]:
-    """Makes `path` and its missing parents.
+    """Create `path` and its missing parents.
 
     Returns:
-        The folders that this call made, innermost first, so that a failure later can take them back.
+        The folders that this call created, innermost first, so that they can be removed after a later failure.
     """
     made: list[Path] = []
     try:
@@ -119,24 +120,24 @@ def make_folder(path: Path) -> list[Path]:
                 folder.mkdir()
                 made.insert(0, folder)
             if not is_folder(folder):
-                # Another process took it away again just now; whoever shares the place tries once more.
+                # Another process has removed it in the meantime; callers that share the folder try again.
                 raise FileNotFoundError(errno.ENOENT, f"{folder} has disappeared")
     except (OSError, ValueError) as error:
-        remove_empty(made)
+        _remove_empty(made)
         reason = explain(error) if isinstance(error, OSError) else str(error)
         raise StoreError(f"cannot make the folder {path}: {reason}") from error
     return made
 
 
-def remove_empty(folders: list[Path]) -> None:
-    """Removes those of `folders`, innermost first, that are empty; leaves the others alone."""
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove those of `folders`, innermost first, that are empty."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a whole folder, whichever is there; nothing there is fine."""
+    """Remove a file, a link or a whole folder, if it exists."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -147,9 +148,9 @@ def remove(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes what processes that died have left in `folder`. Only safe while nobody else writes there."""
+    """Remove unfinished writes of terminated processes from `folder`. Only safe while no other process writes there."""
     try:
-        leftovers = [entry for entry in folder.iterdir() if entry.name.startswith(_PREFIX)]
+        leftovers = list(filter(is_temporary, folder.iterdir()))
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {explain(error)}") from error
     for entry in leftovers:
@@ -157,23 +158,19 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` has a name that only an unfinished write can have."""
+    """Return whether `path` has a name that only unfinished writes have."""
     return path.name.startswith(_PREFIX)
-
-
-_ATTEMPTS = 100
-_PAUSE = 0.01
 
 
 @contextmanager
 def hold(path: Path, *, timeout: float | None, on_wait: Callable[[str], None] | None) -> Iterator[None]:
-    """Holds the lock file `path`; the system frees it when the process dies.
+    """Hold the lock file `path`; the operating system releases it when the process ends.
 
-    The folder of the lock file is made if need be; what is empty of it in the end is taken away again.
+    The folder of the lock file is created if necessary, and removed again if it is empty in the end.
 
     Args:
         path: The lock file.
-        timeout: Seconds to wait while another process holds it; None waits as long as it takes.
+        timeout: Seconds to wait while another process holds it; None for no limit.
         on_wait: Called once with one line before waiting.
     """
     from filelock import FileLock
@@ -181,22 +178,17 @@ def hold(path: Path, *, timeout: float | None, on_wait: Callable[[str], None] | 
     lock = FileLock(path, thread_local=False)
     made: list[Path] = []
     try:
-        _wait_for(lock, path, timeout=timeout, on_wait=on_wait, made=made)
+        _wait_for(lock, path, timeout, on_wait, made)
         try:
             yield
         finally:
             lock.release()
     finally:
-        remove_empty(made)
+        _remove_empty(made)
 
 
 def _wait_for(
-    lock: BaseFileLock,
-    path: Path,
-    *,
-    timeout: float | None,
-    on_wait: Callable[[str], None] | None,
-    made: list[Path],
+    lock: BaseFileLock, path: Path, timeout: float | None, on_wait: Callable[[str], None] | None, made: list[Path]
 ) -> None:
     from filelock import Timeout
 
@@ -218,8 +210,8 @@ def _wait_for(
 
 
 def _acquire(lock: BaseFileLock, path: Path, *, seconds: float, made: list[Path]) -> None:
-    # Another process may take its empty folders away between any two steps here, and the lock file with them;
-    # a lock on a file that has no name any more would guard nothing.
+    # Another process may remove its empty folders, with the lock file, between any two steps here; a lock on a file
+    # without a name would protect nothing.
     for attempt in range(_ATTEMPTS):
         try:
             made.extend(make_folder(path.parent))

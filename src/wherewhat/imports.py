@@ -1,9 +1,8 @@
-"""Other libraries: imported on first use, with an install hint where one is missing, and without their warnings."""
+"""Imports of other libraries: lazy, with an installation hint for missing ones, and without their warnings."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,12 @@ from wherewhat.errors import LoadError
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, from the module that holds each of its names (PEP 562)."""
+    """Return ``__getattr__`` and ``__dir__`` of a package that imports its names on first use (PEP 562).
+
+    Args:
+        package: Name of the package.
+        homes: Module that defines each public name.
+    """
 
     def getattribute(name: str) -> Any:
         if name not in homes:
@@ -26,22 +30,28 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 
 def plugins(group: str) -> dict[str, Any]:
-    """Load what installed packages, this one included, add under an entry point group, by name."""
+    """Load the entry points of a group by name, sorted; none where the package runs without installed metadata.
+
+    Args:
+        group: ``wherewhat.commands`` for Typer applications that become commands, ``wherewhat.report`` for functions
+            that return data for the page, ``wherewhat.measurements`` for measurements.
+    """
     from importlib.metadata import entry_points
 
-    return {point.name: point.load() for point in entry_points(group=group)}
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return {entry.name: entry.load() for entry in found}
 
 
 def require(package: str, *, why: str, install: str | None = None) -> ModuleType:
-    """Import an optional package, or say in one line what it is needed for and how to get it.
+    """Import an optional package, or raise an error that states its purpose and how to install it.
 
     Args:
         package: Import name.
-        why: What needs it, as a noun: "reading GGUF files".
-        install: What to give to pip; the package name unless told.
+        why: The feature that needs it, as a noun: "reading GGUF files".
+        install: Argument of ``pip install``; the package name by default.
     """
     try:
-        return importlib.import_module(package)
+        return import_module(package)
     except ImportError:
         raise LoadError(
             f"{why} needs the package '{package}', which is not installed: pip install {install or package}"
@@ -50,14 +60,14 @@ def require(package: str, *, why: str, install: str | None = None) -> ModuleType
 
 @contextlib.contextmanager
 def quiet(*, stderr: bool = False) -> Iterator[None]:
-    """Silence transformers and huggingface_hub inside the context, then restore what was set before.
+    """Silence transformers and huggingface_hub inside the context, then restore the previous settings.
 
     Args:
-        stderr: Also swallow what is written to `sys.stderr`. The GGUF reader of transformers draws a
-            progress bar that no setting turns off; nothing else needs this.
+        stderr: Also discard output to `sys.stderr`. The GGUF reader of transformers draws a progress bar that no
+            setting disables; nothing else needs this.
     """
-    # By name: the functions are there at run time, but the package does not declare them exported.
-    hub: Any = importlib.import_module("huggingface_hub.utils")
+    # By name: the package does not declare these functions as exported.
+    hub: Any = import_module("huggingface_hub.utils")
     from transformers.utils import logging as log
 
     verbosity = log.get_verbosity()

@@ -1,4 +1,4 @@
-"""PyTorch's numerical settings, reset to those of a new process while a result is computed."""
+"""PyTorch's numerical settings, reset to those of a new process while results are computed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _ONEDNN: Any = torch.backends.mkldnn  # its switch is a property made at import,
 
 @contextmanager
 def new_process_settings(dtypes: Iterable[torch.dtype] = ()) -> Iterator[None]:
-    """Compute as a new process would, until the context ends; then everything is as it was.
+    """Use the numerical settings of a new process inside the context, then restore the previous ones.
 
-    Sets oneDNN, the precision of float32 products, the default dtype and device, and autocast. oneDNN is off where it
-    cannot multiply one of the dtypes, since torch would print a trace and switch it off by itself.
+    Sets oneDNN, the precision of float32 products, the default dtype and device, and autocast. oneDNN is disabled if it
+    does not support one of the dtypes, since torch would otherwise print a stack trace before disabling it.
 
     Args:
-        dtypes: Dtypes of the products, such as those of a model's weights.
+        dtypes: Dtypes of matrix products, such as those of a model's weights.
     """
     with ExitStack() as stack:
-        stack.enter_context(_onednn(_multiplies(dtypes)))
+        stack.enter_context(_onednn(_onednn_supports(dtypes)))
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         stack.callback(*_precision())
@@ -39,15 +39,20 @@ def new_process_settings(dtypes: Iterable[torch.dtype] = ()) -> Iterator[None]:
 
 @contextmanager
 def onednn_for(dtypes: Iterable[torch.dtype]) -> Iterator[None]:
-    """Switch oneDNN off, until the context ends, if it cannot multiply one of the dtypes; change nothing else."""
-    with _onednn(bool(_ONEDNN.enabled) and _multiplies(dtypes)):
+    """Disable oneDNN inside the context if it does not support one of the dtypes; change nothing else."""
+    with _onednn(bool(_ONEDNN.enabled) and _onednn_supports(dtypes)):
         yield
 
 
 def weight_dtypes(model: nn.Module) -> set[torch.dtype]:
-    """Dtypes of a model's weights, and those that its quantised layers compute in."""
+    """Return the dtypes of a model's weights, and those in which its quantised layers compute."""
     computed = (getattr(module, "compute_dtype", None) for module in model.modules())
     return {p.dtype for p in model.parameters()} | {dtype for dtype in computed if isinstance(dtype, torch.dtype)}
+
+
+def has_triton(device: torch.device) -> bool:
+    """Return whether Triton can compile kernels for the device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @contextmanager
@@ -61,10 +66,10 @@ def _onednn(enabled: bool) -> Iterator[None]:
 
 
 def _precision() -> tuple[Any, ...]:
-    """What to call to restore the precision of float32 products."""
+    """Return a function, and its arguments, that restores the current precision of float32 products."""
     try:
         return torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set by device, in the way of torch 2.9 and later, which has no one name
+    except RuntimeError:  # set per device, with the settings of torch 2.9 and later, which have no single name
         holders: list[Any] = [torch.backends, torch.backends.cuda.matmul, _ONEDNN.matmul]
         before = [holder.fp32_precision for holder in holders]
 
@@ -75,15 +80,10 @@ def _precision() -> tuple[Any, ...]:
         return (restore,)
 
 
-def _multiplies(dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether oneDNN is there and multiplies all of the dtypes on this CPU."""
+def _onednn_supports(dtypes: Iterable[torch.dtype]) -> bool:
+    """Return whether oneDNN is available and multiplies matrices of all the dtypes on this CPU."""
     if not _ONEDNN.is_available():
         return False
     supported: Any = torch.ops.mkldnn
     checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     return all(dtype not in checks or bool(getattr(supported, checks[dtype])()) for dtype in dtypes)
-
-
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton is there to write kernels for the device."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None

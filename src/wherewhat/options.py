@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from wherewhat.errors import ConfigError
+from wherewhat.imports import require
 
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])
 
@@ -237,18 +238,50 @@ _BOOLEANS = {
 }
 
 
-def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
-    """Values of a TOML or JSON file, keys with ``_`` for ``-``; measurement options stand under ``set``."""
+_Config = TypeVar("_Config")
+_YAML = (".yaml", ".yml")
+
+
+def read_values(path: Path, *, name: str) -> tuple[dict[str, Any], str]:
+    """Read a file of names and values: ``.json`` is JSON, ``.yaml`` and ``.yml`` are YAML, everything else is TOML.
+
+    Args:
+        path: The file.
+        name: What error messages call the file, such as ``--config``.
+
+    Returns:
+        The values, and the text of the file.
+    """
+    suffix = path.suffix.lower()
+    kind = "YAML" if suffix in _YAML else "JSON" if suffix == ".json" else "TOML"
     try:
         content = path.read_text("utf-8")
-        values = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except ValueError as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
+        values = _PARSERS[kind](content)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name} {path} is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} {path} is not valid {kind}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {path} must hold names and values, not a {type(values).__name__}")
+        raise ConfigError(f"{name} {path} must hold names and values, not a {type(values).__name__}")
+    return values, content
+
+
+def _parse_yaml(content: str) -> Any:
+    yaml = require("yaml", why="a file in YAML", install="pyyaml")
+    try:
+        return yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {"TOML": tomllib.loads, "JSON": json.loads, "YAML": _parse_yaml}
+
+
+def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
+    """Values of a TOML, YAML or JSON file, keys with ``_`` for ``-``; measurement options stand under ``set``."""
+    values, _ = read_values(path, name="--config")
     allowed = sorted(known)
     found = {}
     for key, value in values.items():
@@ -260,14 +293,40 @@ def read_config_file(path: Path, *, known: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def read_recipe_file(path: Path) -> dict[str, Any]:
-    """The values of a TOML file."""
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+def read_recipe(path: Path, kind: type[_Config]) -> _Config:
+    """Read a TOML, YAML or JSON file into a dataclass; see :func:`build_recipe`."""
+    values, _ = read_values(path, name="the recipe")
     if not values:
-        raise ConfigError(f"{path} is empty: a recipe says something, such as seeds = [0]")
-    return values
+        raise ConfigError(f"the recipe {path} is empty: give it at least one value, such as seeds = [0]")
+    return build_recipe(kind, values)
+
+
+def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """Return a dataclass made from the values of a file, with checked names and types.
+
+    Lists become tuples and file names become paths. A table becomes a nested dataclass, in which options that are not
+    given keep the values of the field's default; those that its metadata lists as ``derived`` are refused.
+    """
+    hints = typing.get_type_hints(kind)
+    known: dict[str, Any] = {f.name: f for f in dataclasses.fields(cast("Any", kind))}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"a recipe has no '{key}': {nearest(str(key), known)}")
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"in a recipe, {key} is a table: write [{key}]")
+            for name in known[key].metadata.get("derived", ()):
+                if name in value:
+                    raise ConfigError(f"{name} does not belong in [{key}]: the rest of the recipe determines it")
+            start = known[key].default_factory()
+            found[key] = build_config(type(start), {**config_values(start), **value})
+            continue
+        converted = tuple(value) if isinstance(value, list) else value
+        if isinstance(converted, str) and Path in typing.get_args(hint):
+            converted = Path(converted)
+        if not fits(converted, hint):
+            raise ConfigError(f"{key}={value!r} is not {described(hint)}")
+        found[key] = converted
+    return kind(**found)

@@ -224,14 +224,14 @@ def test_a_capture_open_around_chunks_still_sees_each_of_them():
 
 
 @pytest.mark.slow
-def test_scores_of_the_embedded_model_in_four_chunks():
+def test_scores_of_the_embedded_model_in_four_chunks(kept):
     """512 tokens in chunks of 128: every score within 1e-6, sums of squares relative to themselves."""
     import wherewhat
 
-    loaded = wherewhat.load("smollm2")
+    loaded = kept.loaded("smollm2")
     ids = loaded.encode(wherewhat.embedded_documents()[0].text, tokens=512)[None]
     axes = find_measurement("axes")
-    one = ModelSubject(loaded)
+    one = ModelSubject(loaded, kept.proof("smollm2"))
     two = ModelSubject(loaded, one.proof, chunk=128)
     expected, found = (measure_text(axes, subject, Text(ids), axes.config()) for subject in (one, two))
     for a, b in zip(found.layers, expected.layers, strict=True):

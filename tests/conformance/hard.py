@@ -23,7 +23,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.comparison import LayerProof
 from wherewhat.captures.proof import Proof, capture
 from wherewhat.errors import LoadError
-from wherewhat.models.projections import Part, query_key_parts
+from wherewhat.models.projections import ProjectionPart, query_key_parts
 
 PLANES, HEADS, NORMS = "dead planes", "dead heads", "zero norms"
 TOKENS, DIMENSIONS = "outlier tokens", "outlier dimensions"
@@ -89,7 +89,7 @@ class _Rows:
         width: How many head dimensions they make.
     """
 
-    part: Part
+    part: ProjectionPart
     start: int
     width: int
 
@@ -169,13 +169,15 @@ def _layers(model: nn.Module, proof: Proof) -> list[tuple[LayerProof, list[_Rows
         own = next((parts[key] for key in parts if key == name or key.startswith(f"{name}.")), None)
         if own is None:
             pairs = (("q_proj", "query"), ("k_proj", "key"))
-            own = [Part(getattr(module, name), "weight", role) for name, role in pairs if hasattr(module, name)]
+            own = [
+                ProjectionPart(getattr(module, name), "weight", role) for name, role in pairs if hasattr(module, name)
+            ]
         weights = tuple(id(getattr(part.owner, part.parameter)) for part in own)
         found.setdefault(weights, (layer, list(_seen_as_heads(module, layer, own))))
     return [*found.values()]
 
 
-def _seen_as_heads(module: Any, layer: LayerProof, parts: list[Part]) -> Iterator[_Rows]:
+def _seen_as_heads(module: Any, layer: LayerProof, parts: list[ProjectionPart]) -> Iterator[_Rows]:
     latent = hasattr(module, "kv_b_proj")
     for part in parts:
         start, width = 0, layer.head_dim

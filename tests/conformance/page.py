@@ -37,9 +37,9 @@ NO_ATTENTION = {
 # Types with softmax attention that cannot be read yet, and why.
 UNREADABLE = {
     "deepseek_v4": "some layers attend to compressed blocks besides tokens: such keys have no position",
-    "prophetnet": "predicts with several n-gram streams at once; logits carry a learned relative position term",
-    "reformer": "attends within hash buckets: its logits are not a queries × keys matrix",
-    "xlnet": "two-stream attention written with einsum; logits carry a relative position term",
+    "prophetnet": "predicts with several n-gram streams; logits include a learned relative position term",
+    "reformer": "attends within hash buckets or chunks: its logits are not one queries × keys matrix",
+    "xlnet": "two-stream attention; logits include a relative position term that is not a product of query and key",
 }
 
 
@@ -74,7 +74,7 @@ def examine(name: str) -> Row:
     try:
         proof = prove(tiny.model, input_ids=tiny.inputs()["input_ids"])
     except CaptureError as problem:
-        return Row(name, NOT_YET, reason=UNREADABLE.get(name, str(problem)))
+        return Row(name, NOT_YET, reason=UNREADABLE.get(name.partition(":")[0], str(problem)))
     row = Row(name, PROVED, proof.plan.route, position(proof), features(proof), error=_worst(proof))
     return examine_hard(row, tiny, proof)
 
@@ -146,22 +146,28 @@ def render(rows: Iterable[Row], *, version: str) -> str:
         "",
         "<!-- Written by `make models`; do not edit. -->",
         "",
-        f"Every causal language model type of transformers {version}, each built as a tiny random model and put",
-        "through the proof: rotating the pre-rotation queries and keys gives the post-rotation ones, softmax of the",
-        "captured logits equals the model's own eager attention weights, the attention output equals the model's in",
-        "its normal implementation, and capturing does not change the model's output by a single bit. Then the same",
-        "with [hard weights](#hard-weights), as trained models have them.",
+        f"Every causal language model type of transformers {version}, built as a tiny random model, is verified by the",
+        "[proof](capture.md#the-proof): rotating the pre-rotation queries and keys gives the post-rotation ones,",
+        "softmax of the captured logits equals the model's own eager attention weights, the attention output",
+        "equals that of the model's normal implementation, and capturing does not change a bit of the model's",
+        "output. The proof is repeated with [hard weights](#hard-weights), which have properties of trained",
+        "models.",
         "",
         f"**{len(proved)} of {len(softmax)}** types with softmax attention are proved"
         f" ({100 * len(proved) / len(softmax):.0f} %); {len(types) - len(softmax)} types have none.",
         *(f"With hard weights, {_count(proved, dtype)} of them are proved in {dtype}." for dtype in dtypes),
         "",
-        "*Route* says how attention is seen: `interface` through transformers' attention interface, `trace` by",
-        "following the model's own tensor operations (this also covers models that bring their own code). *Position*",
-        "says how the attention layers know positions: which dimensions RoPE pairs and how many it turns, an additive",
-        "bias (ALiBi and relatives), or nothing in the attention itself (learned or sinusoidal embeddings, or none).",
-        "Planes of frequency 0 (p-RoPE) do not turn, and are counted. Hybrid models are measured in their attention",
-        "layers; the remarks say how many those are, and what the others have instead.",
+        "The columns:",
+        "",
+        "- *Route*: how attention is observed, `interface` through transformers' attention interface, `trace` by",
+        "  following the model's tensor operations (this also covers models with remote code).",
+        "- *Position*: how attention layers encode position. `RoPE half` pairs dimension f with f + d/2, `RoPE",
+        "  interleaved` 2f with 2f + 1; `8/24` means that 8 of 24 dimensions of a head are rotated (partial",
+        "  rotation); `4 of 16 planes turn` means that the other planes have frequency 0 (p-RoPE). `bias` is an",
+        "  additive bias (ALiBi and similar); `not in attention` means learned or sinusoidal embeddings, or none.",
+        "  Several entries are kinds of layers of one model.",
+        "- *Remarks*: `GQA` is grouped-query attention; hybrid models are measured in their attention layers, and",
+        "  the remarks give their number and the kinds of the others; for types that are not proved, the reason.",
         "",
     ]
     for title, part in (("Types", types), ("Variants", [row for row in rows if ":" in row.name])):
@@ -187,14 +193,14 @@ def _hard_lines(rows: list[Row]) -> list[str]:
     lines = [
         "## Hard weights",
         "",
-        "Trained models have weights that random ones do not. Each model above is proved again with all of these",
-        "at once, the planes and heads differing from layer to layer:",
+        "Trained models have properties that random weights lack. Each model above is verified again with all of these",
+        "together, in planes and heads that differ from layer to layer:",
         "",
         *(f"- **{kind}**: {words}" for kind, words in KINDS.items()),
         "",
-        "Not every architecture has room for every kind:",
+        "Not every kind is possible in every architecture:",
         "",
-        "| kind | models | why not |",
+        "| kind | models without it | reason |",
         "|---|---|---|",
     ]
     for kind in KINDS:

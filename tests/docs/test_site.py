@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,14 @@ from wherewhat.measures.registry import measurements
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 NEEDED = ("mkdocs", "material", "mkdocstrings", "latex2mathml")
-ELSEWHERE = {"distance": "controlled-distance.md", "choices": "evaluate.md"}
-"""Measurements whose page has another name."""
+
+
+def page_of(measurement) -> Path:
+    return DOCS / f"{measurement.page or measurement.name}.md"
+
+
+PAGED = [measurement for measurement in measurements().values() if page_of(measurement).is_file()]
+"""Measurements with a page of their own; the reference has all of them."""
 FETCHED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 
 
@@ -61,17 +68,30 @@ def test_every_page_of_the_nav_exists_once(nav):
     assert len(pages) == len(set(pages))
 
 
-@pytest.mark.parametrize("name", [measurement.name for measurement in measurements().values()])
-def test_every_measurement_has_a_page(nav, name):
+@pytest.mark.parametrize("measurement", PAGED, ids=lambda measurement: measurement.name)
+def test_pages_of_measurements_are_listed(nav, measurement):
     pages = next(listed(entry["Measurements"]) for entry in nav if "Measurements" in entry)
-    page = ELSEWHERE.get(name, f"{name}.md")
-    assert page in pages
-    assert f"wherewhat {name}" in (DOCS / page).read_text("utf-8")
+    assert page_of(measurement).name in pages
+    assert f"wherewhat {measurement.name}" in page_of(measurement).read_text("utf-8")
 
 
-def test_home_page_names_every_measurement():
-    home = (DOCS / "index.md").read_text("utf-8")
-    assert [m.name for m in measurements().values() if f"`wherewhat {m.name}`" not in home] == []
+@pytest.mark.parametrize("measurement", PAGED, ids=lambda measurement: measurement.name)
+def test_pages_name_every_metric_and_option(measurement):
+    page = page_of(measurement).read_text("utf-8")
+    names = [metric.name for metric in measurement.metrics] + [option.name for option in fields(measurement.config)]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_the_reference_lists_every_measurement(site):
+    text = (site / "measurements.html").read_text("utf-8")
+    for measurement in measurements().values():
+        assert f'<h2 id="{measurement.name}">' in text
+        assert all(f"<code>{metric.name}</code>" in text for metric in measurement.metrics)
+
+
+def test_the_home_page_lists_every_measurement(site):
+    home = (site / "index.html").read_text("utf-8")
+    assert [name for name in measurements() if f"wherewhat {name}</code>" not in home] == []
 
 
 def test_pages_ask_for_nothing_from_elsewhere(site):

@@ -11,12 +11,12 @@ from helpers.capture import run, tiny, tokens
 from helpers.methods import BY_NAME, SMALL
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.proof import intervene, prove
-from wherewhat.extend.attention import capped
+from wherewhat.extend.attention import FarKeys
 from wherewhat.extend.frequencies import PositionInterpolation, YaRN
 from wherewhat.extend.generation import generate
 from wherewhat.extend.method import extended
 from wherewhat.extend.methods import METHODS, find_method
-from wherewhat.extend.visibility import attend_windowed
+from wherewhat.extend.visibility import Windowed
 from wherewhat.extend.windows import LMInfinite
 
 
@@ -60,7 +60,7 @@ def test_within_the_training_length_nothing_changes(family, method):
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_window_over_all_keys_is_the_layer_itself(family, fast):
     for layer in run(tiny(family), tokens(31)):
-        got = attend_windowed(layer, 31, capped(4, 31), block_mib=1, fast=fast)
+        got = Windowed(31, FarKeys.capped(4, 31)).attend(layer, block_mib=1, fast=fast)
         torch.testing.assert_close(got, layer.output, atol=1e-5, rtol=0)
 
 
@@ -92,15 +92,14 @@ def test_texts_of_a_batch_may_stand_at_different_positions(method):
 def test_blocks_change_nothing(family, method, monkeypatch):
     layer = run(tiny(family), tokens(31, batch=2))[-1]
     whole = method.attend(layer)
-    monkeypatch.setattr("wherewhat.extend.visibility.runs_here", lambda *_: False)
+    monkeypatch.setattr("wherewhat.extend.visibility.kernel_available", lambda *_: False)
     sizes = []
 
     def of_three(attention, keys, *, block_mib, most=None):
         sizes.append(keys)
         return (slice(a, min(a + 3, attention.n)) for a in range(0, attention.n, 3))
 
-    for module in ("visibility", "frequencies"):
-        monkeypatch.setattr(f"wherewhat.extend.{module}.blocks", of_three)
+    monkeypatch.setattr("wherewhat.extend.visibility.query_blocks", of_three)
     parts = method.attend(layer)
     if whole is not None:
         torch.testing.assert_close(whole.float(), parts.float(), atol=1e-5, rtol=0)
@@ -114,7 +113,7 @@ def test_only_the_window_is_touched():
     spoilt = dataclasses.replace(layer, rot_k=bad)
     method = LMInfinite(sinks=3, window=6)
     kept = method.attend(layer)[:, 26:]
-    got = attend_windowed(spoilt, 6, capped(3, 6), block_mib=1, fast=False)[:, 26:]
+    got = Windowed(6, FarKeys.capped(3, 6)).attend(spoilt, block_mib=1, fast=False)[:, 26:]
     torch.testing.assert_close(got, kept, atol=1e-5, rtol=0)
 
 
@@ -124,7 +123,7 @@ def test_kernels_agree_with_blocks(n, method, monkeypatch):
     layer = run(tiny("llama"), tokens(n, batch=2))[0]
     assert layer.mask == Mask(causal=True)
     by_kernel = method.attend(layer)
-    monkeypatch.setattr("wherewhat.extend.visibility.runs_here", lambda *_: False)
+    monkeypatch.setattr("wherewhat.extend.visibility.kernel_available", lambda *_: False)
     torch.testing.assert_close(by_kernel, method.attend(layer), atol=2e-6, rtol=0)
 
 

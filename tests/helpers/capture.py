@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +16,17 @@ from wherewhat.captures.proof import capture, intervene, prove
 
 
 def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A tiny model in evaluation mode."""
+    """A tiny model in evaluation mode: a copy of one that is built once."""
     if model_type.startswith("gemma2"):  # the SDPA of older transformers leaves its soft-cap out, which is refused
         options.setdefault("attn_implementation", "eager")
-    return build(model_type, seed=seed, **options).model.to(dtype)
+    if "changes" in options:
+        return build(model_type, seed=seed, **options).model.to(dtype)
+    return copy.deepcopy(_built(model_type, seed=seed, **options)).to(dtype)
+
+
+@functools.cache
+def _built(model_type: str, **options: Any) -> Any:
+    return build(model_type, **options).model
 
 
 def tokens(length: int = 23, *, batch: int = 1, seed: int = 0) -> torch.Tensor:

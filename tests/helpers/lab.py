@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from wherewhat.lab.encoding_study.recipe import Recipe
+from wherewhat.lab.encoding_study.recipe import EncodingRecipe
+from wherewhat.options import build_recipe
 
 VALUES = {
     "encodings": ["rope", "alibi", "learned"],
@@ -38,7 +39,7 @@ VALUES = {
     },
 }
 
-RECIPE = Recipe.of(VALUES)
+RECIPE = build_recipe(EncodingRecipe, VALUES)
 
 
 def write_recipe(path: Path, *, encodings: tuple[str, ...] = (), **training) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 from wherewhat.captures.proof import Proof
@@ -12,21 +13,22 @@ from wherewhat.runs.request import ModelRequest, Request
 
 
 class Kept:
-    """The last trained model that a test asked for, with its proof and its runs."""
+    """The trained models that tests asked for, with their proofs and runs."""
 
     def __init__(self, out: Path) -> None:
-        self._models, self._out = LastModel(), out
+        self._models: defaultdict[str, LastModel] = defaultdict(LastModel)
+        self._out = out
 
     def loaded(self, model: str) -> LoadedModel:
         request = ModelRequest(model=model, device="cpu")
-        return self._models.loaded(request, lambda: load_model(request))
+        return self._models[model].loaded(request, lambda: load_model(request))
 
     def proof(self, model: str) -> Proof:
         self.loaded(model)
-        return self._models.proof()
+        return self._models[model].proof()
 
     def run(self, model: str, measurement: str, *, tokens: int, **options) -> Result:
         """Measure the beginning of the embedded text."""
         request = ModelRequest(model=model, device="cpu")
         wanted = Request(measurement=measurement, model=request, documents=1, tokens=tokens, options=options)
-        return Result.load(run(wanted, out=self._out, models=self._models).path)
+        return Result.load(run(wanted, out=self._out, models=self._models[model]).path)

@@ -12,7 +12,7 @@ from wherewhat.errors import ConfigError, LoadError
 from wherewhat.lab.block import MaskDrawer
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import ENCODINGS, allowed_planes
-from wherewhat.lab.hugging_face.gptj import from_hugging_face, to_hugging_face
+from wherewhat.lab.hugging_face.families import from_gptj, to_gptj
 from wherewhat.lab.model import LabModel
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
@@ -33,32 +33,32 @@ SMALL = LabConfig(vocabulary=40, layers=3, heads=2, width=32)
 )
 def test_equals_gptj_and_back(config):
     model = spread(LabModel(config)) if config.layers < 12 else LabModel(config)
-    theirs = to_hugging_face(model)
+    theirs = to_gptj(model)
     tokens = draw(vocabulary=config.vocabulary)
     with torch.no_grad():
         expected = theirs(tokens).logits
         scale = max(1.0, float(expected.abs().max()))
         assert float((model(tokens, all_tokens=True) - expected).abs().max()) < 1e-5 * scale
         assert float((model(tokens) - expected[:, -1]).abs().max()) < 1e-5 * scale
-    again = from_hugging_face(theirs)
+    again = from_gptj(theirs)
     assert again.config == config if config.rotary_share else again.config.layers == config.layers
     weights, found = model.state_dict(), again.state_dict()
     assert weights.keys() == found.keys()
     assert all(torch.equal(weights[name], found[name]) for name in weights)
     with torch.no_grad():
         assert torch.equal(model(tokens), again(tokens))
-    once_more = to_hugging_face(again).state_dict()
+    once_more = to_gptj(again).state_dict()
     assert all(torch.equal(value, once_more[name]) for name, value in theirs.state_dict().items())
 
 
 def test_gptj_starts_alike():
     from transformers import GPTJForCausalLM
 
-    from wherewhat.lab.hugging_face.gptj import hugging_face_config
+    from wherewhat.lab.hugging_face.families import gptj_config
 
-    ours, theirs = LabModel(LabConfig()), GPTJForCausalLM(hugging_face_config(LabConfig()))
+    ours, theirs = LabModel(LabConfig()), GPTJForCausalLM(gptj_config(LabConfig()))
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
-    for name, weight in from_hugging_face(theirs).state_dict().items():
+    for name, weight in from_gptj(theirs).state_dict().items():
         if weight.ndim == 2:
             assert float(ours.state_dict()[name].std()) == pytest.approx(float(weight.std()), rel=0.05)
         else:
@@ -70,14 +70,14 @@ def test_gptj_starts_alike():
 )
 def test_what_gptj_has_not_is_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
-        to_hugging_face(LabModel(replace(SMALL, **options)))
+        to_gptj(LabModel(replace(SMALL, **options)))
 
 
 def test_other_hugging_face_models_are_refused():
     from helpers.capture import tiny
 
     with pytest.raises(LoadError, match="GPT-J"):
-        from_hugging_face(tiny("gpt2"))
+        from_gptj(tiny("gpt2"))
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -236,12 +236,16 @@ def test_looking_changes_nothing_and_may_change_all(encoding):
     model, tokens = spread(LabModel(replace(SMALL, encoding=encoding))), draw()
     before = model(tokens, all_tokens=True)
     seen = []
-    assert torch.equal(model(tokens, all_tokens=True, look=seen.append), before)
+    assert torch.equal(model(tokens, all_tokens=True, edit_attention=seen.append), before)
     assert [layer.layer for layer in seen] == [0, 1, 2]
-    rebuilt = model(tokens, all_tokens=True, look=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2))
+    rebuilt = model(
+        tokens, all_tokens=True, edit_attention=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2)
+    )
     assert torch.allclose(rebuilt, before, atol=1e-3)
     edited = []
-    gone = model(tokens, look=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output))
+    gone = model(
+        tokens, edit_attention=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output)
+    )
     assert not any(output.any() for output in edited)
     assert torch.allclose(gone, model(tokens, edit=lambda index, output: 0 * output), atol=1e-5)
 

@@ -149,7 +149,7 @@ def test_damaged_files_are_told(tmp_path):
     with pytest.raises(LoadError, match="no such file"):
         load_model(tmp_path / "none.safetensors")
     save_model(LabModel(MODEL), tmp_path / STATE_FILE)
-    with pytest.raises(LoadError, match="no wherewhat training state"):
+    with pytest.raises(LoadError, match="not a wherewhat training state"):
         load_state(tmp_path / STATE_FILE)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError):

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from wherewhat.errors import LoadError
-from wherewhat.models.controls import random_twin, shuffle_query_key
+from wherewhat.models.controls import random_control, shuffle_query_key
 from wherewhat.models.loader import load
 from wherewhat.models.projections import query_key_parts
 
@@ -69,7 +69,7 @@ CONFIGS = {
 
 @pytest.fixture(params=CONFIGS, ids=CONFIGS.keys())
 def model(request):
-    built = random_twin(CONFIGS[request.param], seed=3).eval()
+    built = random_control(CONFIGS[request.param], seed=3).eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         for parameter in built.parameters():  # biases and norms too, so that moving them would show
@@ -170,7 +170,7 @@ def test_unknown_layout_is_named():
         shuffle_query_key(model, seed=0)
 
 
-def test_random_twin_is_the_models_own_initialisation(build, tmp_path):
+def test_random_control_is_the_models_own_initialisation(build, tmp_path):
     folder = build.model(tmp_path / "m")
     torch.manual_seed(11)
     state = torch.random.get_rng_state()
@@ -188,14 +188,14 @@ def test_random_twin_is_the_models_own_initialisation(build, tmp_path):
     assert torch.equal(twin.model.norm.weight, torch.ones(16))
 
 
-def test_random_twin_rounds_the_same_draw_to_other_dtypes(build, tmp_path):
+def test_random_control_rounds_the_same_draw_to_other_dtypes(build, tmp_path):
     folder = build.model(tmp_path / "m")
     exact = load(folder, weights="random", device="cpu").model.state_dict()
     half = load(folder, weights="random", device="cpu", dtype="bfloat16").model.state_dict()
     assert all(torch.equal(exact[name].to(torch.bfloat16), half[name]) for name in exact)
 
 
-def test_random_twin_needs_no_weights(build, tmp_path):
+def test_random_control_needs_no_weights(build, tmp_path):
     folder = build.model(tmp_path / "m")
     (folder / "model.safetensors").unlink()
     assert load(folder, weights="random", device="cpu").weights == "random"

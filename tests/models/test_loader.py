@@ -84,7 +84,7 @@ def test_encode_refuses_what_cannot_be(build, tmp_path):
         loaded.encode("the cat", tokens=9)
     with pytest.raises(TextError, match="empty"):
         loaded.encode("  ")
-    with pytest.raises(ConfigError, match="leaves no room"):
+    with pytest.raises(ConfigError, match="leaves no token for the text"):
         loaded.encode("the cat", tokens=1)
     with pytest.raises(ConfigError, match="33 tokens are more than the 32 positions of m"):
         loaded.encode("the cat", tokens=33)

@@ -86,7 +86,7 @@ def test_tables_of_pictures_are_no_limit_on_texts():
 )
 def test_names_of_the_length_in_configurations(name):
     model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
-    with pytest.raises(ConfigError, match="BloomForCausalLM does not say how long it was trained"):
+    with pytest.raises(ConfigError, match="BloomForCausalLM does not state its training length"):
         trained_length(model)
     setattr(model.config, name, 48)
     assert trained_length(model) == 48

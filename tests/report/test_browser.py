@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.report import opening
-from wherewhat.lab.multihop.learning import learning
+from wherewhat.lab.multihop.learning import curves
 
 pytestmark = pytest.mark.browser
 
@@ -129,7 +129,7 @@ def test_hostile_text_is_shown_as_text(opened):
 
 def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_path):
     report, _ = beside
-    learned = [learning(multihop_study)]
+    learned = [curves(multihop_study)]
     path = replace(report, data={**report.data, "learning": learned}).write(tmp_path / "beside.html")
     with opening(browser, path) as page:
         scroll_through(page)
@@ -183,7 +183,7 @@ def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):
 
 
 def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, multihop_study, tmp_path):
-    learned, (model,) = learning(multihop_study), made.report.data["models"]
+    learned, (model,) = curves(multihop_study), made.report.data["models"]
     few = {**learned, "steps": learned["steps"][:2], "about": {"layers": 1, "heads": 1, "scored": 1}}
     one = {**model, "model": {**model["model"], "layers": [0], "heads": [1], "kv_heads": [1]}}
     data = {**made.report.data, "models": [one], "learning": [few], "command": None}

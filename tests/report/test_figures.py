@@ -15,7 +15,7 @@ import pytest
 import wherewhat
 from helpers.models import save_model
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
-from wherewhat.report.figures import FIGURES, figure, offered
+from wherewhat.report.figures import FIGURES, figure
 from wherewhat.report.result import Result
 from wherewhat.runs.results import StoredRun
 
@@ -59,7 +59,7 @@ def test_the_map_shows_the_means(results):
 
 
 def test_each_run_has_a_figure_of_its_own(results):
-    assert {name: offered(result) for name, result in results.items()} == {
+    assert {name: StoredRun(result).measurement.figure for name, result in results.items()} == {
         "axes": "map",
         "heads": "plane",
         "perturb": "rates",
@@ -174,7 +174,7 @@ def test_every_figure_is_refused_or_drawn(results):
     for result in results.values():
         for name in FIGURES:
             with contextlib.suppress(WherewhatError):
-                assert figure(result, name).layout.title.text
+                assert figure(StoredRun(result), name).layout.title.text
 
 
 def test_command_line(results, tmp_path, capfd):

@@ -9,15 +9,16 @@ import pytest
 
 from helpers.report import TOKENS
 from wherewhat.errors import MeasureError
+from wherewhat.measures.measurement import Capacity
 from wherewhat.progress import Silent
 from wherewhat.report import measurements as measuring
 from wherewhat.report import report as making
-from wherewhat.report.plan import Room, plan
+from wherewhat.report.plan import plan
 from wherewhat.report.report import make_report
 from wherewhat.runs import execution as controls
 from wherewhat.runs.request import ModelRequest
 
-ROOM = Room(trained=8192, wall=False, planes=32, shortest=2000)
+CAPACITY = Capacity(trained=8192, hard_limit=False, planes=32, shortest=2000)
 
 
 def sizes(planned):
@@ -25,11 +26,11 @@ def sizes(planned):
 
 
 def test_sizes_by_default():
-    assert sizes(plan(ModelRequest(), ROOM)) == [
+    assert sizes(plan(ModelRequest(), CAPACITY)) == [
         ("axes", "trained", 4, 512),
-        ("heads", "trained", 4, 256),
-        ("planes", "trained", 1, 256),
         ("distance", "trained", 1, 256),
+        ("planes", "trained", 1, 256),
+        ("heads", "trained", 4, 256),
         ("frequencies", "trained", 3, 128),
         ("perturb", "trained", 3, 256),
         ("extend", "trained", 3, 512),
@@ -40,13 +41,13 @@ def test_sizes_by_default():
 
 
 def test_fewer_when_there_is_less():
-    planned = plan(ModelRequest(), ROOM, documents=2, tokens=TOKENS)
+    planned = plan(ModelRequest(), CAPACITY, documents=2, tokens=TOKENS)
     assert {(documents, tokens) for _, _, documents, tokens in sizes(planned)} == {(2, TOKENS), (1, TOKENS)}
-    assert sizes(plan(ModelRequest(), ROOM, documents=9, tokens=1024))[0] == ("axes", "trained", 9, 1024)
+    assert sizes(plan(ModelRequest(), CAPACITY, documents=9, tokens=1024))[0] == ("axes", "trained", 9, 1024)
 
 
-def test_a_twin_has_no_twins():
-    weights = [request_weights for _, request_weights, _, _ in sizes(plan(ModelRequest(weights="random"), ROOM))]
+def test_a_control_model_has_no_controls():
+    weights = [request_weights for _, request_weights, _, _ in sizes(plan(ModelRequest(weights="random"), CAPACITY))]
     assert set(weights) == {"random"}
 
 
@@ -58,14 +59,14 @@ def test_a_twin_has_no_twins():
         ({"trained": 1024}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
         ({"trained": 256}, 1024, True, None, ["none", "sliding-window", "streaming-llm", "lm-infinite", "yarn"]),
         ({"trained": 256, "shortest": 700}, 700, True, None, None),
-        ({"trained": 256, "wall": True}, 512, False, 128, None),
+        ({"trained": 256, "hard_limit": True}, 512, False, 128, None),
         ({"planes": 0}, 512, False, 128, ["none", "sliding-window"]),
     ],
     ids=str,
 )
 def test_lengths_go_beyond_only_where_that_is_short(changes, tokens, beyond, edge, methods):
     request = next(
-        p.request for p in plan(ModelRequest(), replace(ROOM, **changes)) if p.request.measurement == "extend"
+        p.request for p in plan(ModelRequest(), replace(CAPACITY, **changes)) if p.request.measurement == "extend"
     )
     assert (request.tokens, request.beyond, request.options.get("trained")) == (tokens, beyond, edge)
     assert methods is None or list(request.options["methods"]) == methods
@@ -130,7 +131,7 @@ def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monke
 
 def test_models_are_loaded_once_for_each_weights():
     """Runs of the same weights follow each other, so that the last model is the next one's."""
-    weights = [weights for _, weights, _, _ in sizes(plan(ModelRequest(), ROOM))]
+    weights = [weights for _, weights, _, _ in sizes(plan(ModelRequest(), CAPACITY))]
     assert sum(one != other for one, other in itertools.pairwise(weights)) == 2
     pace = measuring.Pace(start=10.0, token=0.0)
-    assert sum(pace.seconds(plan(ModelRequest(), ROOM))) == 30
+    assert sum(pace.seconds(plan(ModelRequest(), CAPACITY))) == 30

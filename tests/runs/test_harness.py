@@ -28,7 +28,7 @@ from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import item_choices
 from wherewhat.runs.subject import ModelSubject
-from wherewhat.text.questions import Item, read_items
+from wherewhat.text.questions import ChoiceItem, read_items
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 
@@ -120,7 +120,7 @@ def ours(loaded, perturb=None):
 
 def item_of(loaded, document):
     choices = tuple(f" {text}" for text in document["options"])
-    return item_choices(loaded, Item("x", document["question"], choices, document["answer"], "test"))
+    return item_choices(loaded, ChoiceItem("x", document["question"], choices, document["answer"], "test"))
 
 
 @pytest.mark.parametrize("perturb", [None, ("words", 0.5, 3), ("position_swap", 0.5, 0), ("features", 0.5, 1)])

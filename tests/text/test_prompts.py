@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 import wherewhat.text.prompts
 from wherewhat.errors import ConfigError, TextError, WherewhatError
 from wherewhat.text.prompts.fit import balanced, generator
-from wherewhat.text.prompts.kinds import KINDS, make
-from wherewhat.text.prompts.prompt import SENTENCES, Item, Prompt
-from wherewhat.text.prompts.vocabulary import NAMES, THINGS, Speller, plain
+from wherewhat.text.prompts.kinds import KINDS, make_prompts
+from wherewhat.text.prompts.prompt import SENTENCES, Prompt, PromptItem
+from wherewhat.text.prompts.vocabulary import NAMES, THINGS, PieceTokenizer, normalised
 
 LINES = [
     "Here is what everybody likes: Anna likes apples. Bob likes music.",
@@ -89,12 +89,12 @@ SIZE = {"binding": "pairs", "numbers": "length", "letters": "pairs"}
 @pytest.fixture(scope="module", params=BUILDERS)
 def speller(request):
     build, prefix = BUILDERS[request.param]
-    return Speller.of(build(), prefix)
+    return PieceTokenizer.of(build(), prefix)
 
 
 @pytest.fixture(scope="module")
 def bpe():
-    return Speller.of(byte_bpe())
+    return PieceTokenizer.of(byte_bpe())
 
 
 def solve(kind, text):
@@ -121,24 +121,26 @@ def solve(kind, text):
 def check(prompt, speller):
     """Everything that must hold for a prompt with a question, its text read by the solver."""
     answer, place, words = solve(prompt.kind, prompt.text)
-    assert plain(speller.decode(prompt.answer)) == plain(answer)
+    assert normalised(speller.decode(prompt.answer)) == normalised(answer)
     assert prompt.answer_group == place
     assert prompt.candidates[prompt.correct] == prompt.answer
     assert len(set(prompt.candidates)) == len(prompt.candidates) > 1
     main = [item for item in prompt.items if item.role != "example"]
-    assert [plain(speller.decode(prompt.ids[i.start : i.end])) for i in main] == [plain(word) for word in words]
-    assert not any(speller.blanks(prompt.ids[item.start : item.end]) for item in main)
+    assert [normalised(speller.decode(prompt.ids[i.start : i.end])) for i in main] == [
+        normalised(word) for word in words
+    ]
+    assert not any(speller.leading_spaces(prompt.ids[item.start : item.end]) for item in main)
     assert prompt.ids[: len(speller.prefix)] == speller.prefix
     body = prompt.ids[len(speller.prefix) :]
     assert speller.special.isdisjoint(body)
-    assert plain(speller.decode(body)) == plain(prompt.text) or "##" in prompt.text[:20]
+    assert normalised(speller.decode(body)) == normalised(prompt.text) or "##" in prompt.text[:20]
     assert prompt.query == len(prompt.ids) - 1
 
 
 @pytest.mark.parametrize("size", [2, 9, 40])
 @pytest.mark.parametrize("kind", ASKING)
 def test_a_solver_that_reads_the_text_agrees(speller, kind, size):
-    for prompt in make(kind, speller, count=6, seed=3, **{SIZE[kind]: size}):
+    for prompt in make_prompts(kind, speller, count=6, seed=3, **{SIZE[kind]: size}):
         check(prompt, speller)
         groups = {item.group for item in prompt.items if item.role in ("attribute", "letter")}
         assert groups == set(range(size))
@@ -147,35 +149,35 @@ def test_a_solver_that_reads_the_text_agrees(speller, kind, size):
 @pytest.mark.parametrize("kind", ASKING)
 def test_exactly_the_tokens_asked_for(speller, kind):
     with pytest.raises(ConfigError) as error:
-        make(kind, speller, tokens=4, count=5)
+        make_prompts(kind, speller, tokens=4, count=5)
     least = int(re.search(r"at least (\d+) tokens", str(error.value))[1])
     with pytest.raises(ConfigError):
-        make(kind, speller, tokens=least - 1, count=5)
+        make_prompts(kind, speller, tokens=least - 1, count=5)
     for tokens in [*range(least, least + 12), 777]:
-        for prompt in make(kind, speller, tokens=tokens, count=5):
+        for prompt in make_prompts(kind, speller, tokens=tokens, count=5):
             assert len(prompt.ids) == tokens
             check(prompt, speller)
 
 
 @pytest.mark.parametrize("kind", ASKING)
 def test_no_more_pairs_would_fit(bpe, kind):
-    prompts = make(kind, bpe, tokens=300, count=1)
+    prompts = make_prompts(kind, bpe, tokens=300, count=1)
     size = 1 + max(item.group for item in prompts[0].items if item.role in ("attribute", "letter"))
     assert size > 10
     with pytest.raises(ConfigError, match="tokens is 300"):
-        make(kind, bpe, tokens=300, count=1, **{SIZE[kind]: size + 1})
-    padded = make(kind, bpe, tokens=300, count=1, **{SIZE[kind]: 3})[0]
-    bare = make(kind, bpe, count=1, **{SIZE[kind]: 3})[0]
+        make_prompts(kind, bpe, tokens=300, count=1, **{SIZE[kind]: size + 1})
+    padded = make_prompts(kind, bpe, tokens=300, count=1, **{SIZE[kind]: 3})[0]
+    bare = make_prompts(kind, bpe, count=1, **{SIZE[kind]: 3})[0]
     assert padded.text.endswith("\n" + bare.text)
     assert padded.answer == bare.answer
 
 
 @pytest.mark.parametrize("kind", ASKING)
 def test_answers_are_in_every_place_equally_often(bpe, kind):
-    prompts = make(kind, bpe, count=24, **{SIZE[kind]: 8})
+    prompts = make_prompts(kind, bpe, count=24, **{SIZE[kind]: 8})
     assert collections.Counter(prompt.answer_group for prompt in prompts) == dict.fromkeys(range(8), 3)
     assert [prompt.answer_group for prompt in prompts] != sorted(prompt.answer_group for prompt in prompts)
-    chosen = make(kind, bpe, count=3, index_answer=5, **{SIZE[kind]: 8})
+    chosen = make_prompts(kind, bpe, count=3, index_answer=5, **{SIZE[kind]: 8})
     assert {prompt.answer_group for prompt in chosen} == {5}
 
 
@@ -193,61 +195,61 @@ def test_balanced_within_one_and_spread(size, count):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides_everything(speller, kind):
-    first = make(kind, speller, tokens=400, count=3, seed=5)
-    assert first == make(
+    first = make_prompts(kind, speller, tokens=400, count=3, seed=5)
+    assert first == make_prompts(
         kind,
-        Speller(speller.encode, speller.decode, speller.vocabulary, speller.prefix, speller.special),
+        PieceTokenizer(speller.encode, speller.decode, speller.vocabulary, speller.prefix, speller.special),
         tokens=400,
         count=3,
         seed=5,
     )
     assert {prompt.ids for prompt in first}.isdisjoint(
-        prompt.ids for prompt in make(kind, speller, tokens=400, count=3, seed=6)
+        prompt.ids for prompt in make_prompts(kind, speller, tokens=400, count=3, seed=6)
     )
     assert len({prompt.name for prompt in first}) == len({prompt.ids for prompt in first}) == 3
 
 
 def test_the_bytes_do_not_change_between_releases():
-    letters = Speller(lambda text: [ord(char) for char in text], lambda ids: "".join(map(chr, ids)), 128)
+    letters = PieceTokenizer(lambda text: [ord(char) for char in text], lambda ids: "".join(map(chr, ids)), 128)
     assert (
-        make("letters", letters, pairs=3, shots=1, seed=1)[0].text
+        make_prompts("letters", letters, pairs=3, shots=1, seed=1)[0].text
         == "Pairs: e=5 s=3 j=7. Ask: j=7\nPairs: t=8 l=5 f=1. Ask: t="
     )
     numbers = "List: m t v y. Go back 1: y.\nList: z s j l. Go back 2: "
-    assert make("numbers", letters, length=4, shots=1, seed=1)[0].text == numbers
+    assert make_prompts("numbers", letters, length=4, shots=1, seed=1)[0].text == numbers
     binding = (
         "Here is what everybody likes: Jan likes feathers. Beatrice likes cookies.\n"
         "Question: what does Beatrice like?\nAnswer: Beatrice likes "
     )
-    assert make("binding", letters, pairs=2, seed=1)[0].text == binding
-    assert make("random", letters, tokens=6, seed=1)[0].ids == (97, 90, 124, 19, 119, 26)
+    assert make_prompts("binding", letters, pairs=2, seed=1)[0].text == binding
+    assert make_prompts("random", letters, tokens=6, seed=1)[0].ids == (97, 90, 124, 19, 119, 26)
 
 
 def test_answers_are_told_apart_by_their_first_token_where_that_is_possible(speller):
     for kind, size in (("binding", 10), ("numbers", 10), ("letters", 10)):
-        for prompt in make(kind, speller, count=4, **{SIZE[kind]: size}):
+        for prompt in make_prompts(kind, speller, count=4, **{SIZE[kind]: size}):
             assert len({candidate[0] for candidate in prompt.candidates}) == len(prompt.candidates)
 
 
 def test_words_of_one_token_come_first(bpe):
-    for prompt in make("binding", bpe, pairs=12, count=4):
+    for prompt in make_prompts("binding", bpe, pairs=12, count=4):
         assert {len(candidate) for candidate in prompt.candidates} == {1}
         assert {item.end - item.start for item in prompt.items} == {1}
 
 
 def test_more_pairs_than_single_tokens_go_on_with_longer_words(bpe):
-    prompt = make("binding", bpe, pairs=256)[0]
+    prompt = make_prompts("binding", bpe, pairs=256)[0]
     assert {len(candidate) for candidate in prompt.candidates} > {1}
     check(prompt, bpe)
 
 
 def test_symbols_come_once_and_examples_are_solved(bpe):
-    for prompt in make("letters", bpe, pairs=60, count=3):
+    for prompt in make_prompts("letters", bpe, pairs=60, count=3):
         keys = re.findall(r" (\w+)=\d", re.sub(r"Ask: \w+=\d?", "", prompt.text))
         assert len(keys) == len(set(keys)) == 60 + 3 * 12
         for line in prompt.text.split("\n")[:-1]:
             assert solve("letters", line[:-1])[0] == line[-1]
-    for prompt in make("numbers", bpe, length=30, count=3, shots=5, shot_length=7):
+    for prompt in make_prompts("numbers", bpe, length=30, count=3, shots=5, shot_length=7):
         lines = prompt.text.split("\n")
         assert len(lines) == 6
         for line in lines[:-1]:
@@ -260,7 +262,7 @@ def test_symbols_come_once_and_examples_are_solved(bpe):
 
 
 def test_long_lists_use_symbols_equally_often(bpe):
-    prompt = make("numbers", bpe, length=300)[0]
+    prompt = make_prompts("numbers", bpe, length=300)[0]
     check(prompt, bpe)
     often = collections.Counter(bpe.decode(prompt.ids[i.start : i.end]) for i in prompt.items if i.role == "letter")
     assert len(often) == len(prompt.candidates) >= 26
@@ -270,7 +272,7 @@ def test_long_lists_use_symbols_equally_often(bpe):
 
 @pytest.mark.parametrize("repeat", [1, 2, 3])
 def test_random_tokens(speller, repeat):
-    for prompt in make("random", speller, tokens=50, count=3, repeat=repeat):
+    for prompt in make_prompts("random", speller, tokens=50, count=3, repeat=repeat):
         body = prompt.ids[len(speller.prefix) :]
         assert len(prompt.ids) == 50
         assert speller.special.isdisjoint(body)
@@ -286,7 +288,7 @@ def test_random_tokens(speller, repeat):
 
 
 def test_random_tokens_outlast_the_vocabulary(speller):
-    prompt = make("random", speller, tokens=5000)[0]
+    prompt = make_prompts("random", speller, tokens=5000)[0]
     assert len(prompt.ids) == 5000
 
 
@@ -319,7 +321,7 @@ def test_random_tokens_outlast_the_vocabulary(speller):
 )
 def test_wrong_requests_are_one_line(bpe, kind, options, words):
     with pytest.raises(ConfigError, match=words) as error:
-        make(kind, bpe, **options)
+        make_prompts(kind, bpe, **options)
     assert "\n" not in str(error.value)
 
 
@@ -328,14 +330,14 @@ def test_a_tokenizer_without_english(kind):
     rules = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}, unk_token="<unk>"))
     rules.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(WherewhatError, match="tokenizer") as error:
-        make(kind, Speller.of(wrapped(rules)))
+        make_prompts(kind, PieceTokenizer.of(wrapped(rules)))
     assert "\n" not in str(error.value)
 
 
 def test_ids_beyond_the_model_are_not_used():
-    narrow = Speller.of(byte_bpe(), vocabulary=1490)
+    narrow = PieceTokenizer.of(byte_bpe(), vocabulary=1490)
     for kind in KINDS:
-        for prompt in make(kind, narrow, tokens=300, count=2):
+        for prompt in make_prompts(kind, narrow, tokens=300, count=2):
             assert max(prompt.ids) < 1490
 
 
@@ -344,7 +346,7 @@ GOOD = Prompt(
     "binding",
     (1, 2, 3, 4),
     "x",
-    (Item("entity", 0, 0, 1), Item("attribute", 0, 1, 2)),
+    (PromptItem("entity", 0, 0, 1), PromptItem("attribute", 0, 1, 2)),
     3,
     (2,),
     ((2,), (5,)),
@@ -359,8 +361,8 @@ GOOD = Prompt(
     [
         ({"ids": (), "query": -1}, "no tokens"),
         ({"query": 2}, "not its last position 3"),
-        ({"items": (Item("entity", 0, 1, 3), Item("attribute", 0, 1, 2))}, "starts before"),
-        ({"items": (Item("entity", 0, 0, 1), Item("attribute", 0, 1, 9))}, "beyond its 4 tokens"),
+        ({"items": (PromptItem("entity", 0, 1, 3), PromptItem("attribute", 0, 1, 2))}, "starts before"),
+        ({"items": (PromptItem("entity", 0, 0, 1), PromptItem("attribute", 0, 1, 9))}, "beyond its 4 tokens"),
         ({"correct": 2}, "there are 2 candidates"),
         ({"correct": 1}, "is not the answer"),
         ({"candidates": ((2,), (2,))}, "begins another"),
@@ -375,7 +377,7 @@ def test_prompts_that_do_not_fit_together(changes, words):
     with pytest.raises(TextError, match=words):
         dataclasses.replace(GOOD, **changes)
     with pytest.raises(TextError, match="no token"):
-        Item("entity", 0, 3, 3)
+        PromptItem("entity", 0, 3, 3)
 
 
 def test_word_lists():
@@ -403,11 +405,11 @@ def test_smollm2_would_spell_the_same_text_the_same_way():
     from wherewhat.models.loader import load
 
     loaded = load("smollm2", device="cpu", offline=True)
-    speller = Speller.of(loaded.tokenizer, loaded.prefix)
+    speller = PieceTokenizer.of(loaded.tokenizer, loaded.prefix)
     for kind in ASKING:
-        for prompt in make(kind, speller, tokens=512, count=5):
+        for prompt in make_prompts(kind, speller, tokens=512, count=5):
             check(prompt, speller)
             assert prompt.ids == (*loaded.prefix, *speller.encode(prompt.text))
             assert {len(candidate) for candidate in prompt.candidates} == {1}
-    prompt = make("binding", speller, pairs=256)[0]
+    prompt = make_prompts("binding", speller, pairs=256)[0]
     assert {item.end - item.start for item in prompt.items} == {1}

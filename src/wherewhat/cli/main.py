@@ -50,8 +50,6 @@ def _add_others(app: typer.Typer) -> None:
     from wherewhat.cli.compare import compare
     from wherewhat.cli.measurements import command_for
     from wherewhat.cli.report import export, report
-    from wherewhat.lab.encoding_study.commands import app as encodings
-    from wherewhat.lab.multihop.commands import app as multihop
     from wherewhat.measures.registry import measurements
 
     app.command("report")(report)
@@ -60,8 +58,15 @@ def _add_others(app: typer.Typer) -> None:
     app.command("export")(export)
     for measurement in measurements().values():
         app.command(measurement.name, short_help=measurement.summary)(command_for(measurement))
-    app.add_typer(multihop)
-    app.add_typer(encodings)
+    _add_plugins(app)
+
+
+def _add_plugins(app: typer.Typer) -> None:
+    """Add the applications of the entry points ``wherewhat.commands``, such as ``multihop`` and ``encodings``."""
+    from wherewhat.imports import plugins
+
+    for name, contributed in plugins("wherewhat.commands").items():
+        app.add_typer(contributed, name=name)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels of length methods; imported only where there is a GPU."""
+"""Triton kernels of length methods; imported only on machines with a GPU."""
 
 from __future__ import annotations
 
@@ -28,23 +28,12 @@ def _reverse(x, out, strides, out_strides, chunks, heads, size, d, ROWS: tl.cons
 
 
 def reversed_rows(x: Tensor) -> Tensor:
-    """``x`` ``(batch, chunks, heads, rows, d)`` with its rows in reverse order, on memory of its own."""
+    """Return a copy of ``x`` ``(batch, chunks, heads, rows, d)`` with its rows in reverse order."""
     batch, chunks, heads, size, d = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(size, _REVERSED_ROWS), batch * chunks * heads)
-    _reverse[grid](
-        x,
-        out,
-        x.stride(),
-        out.stride(),
-        chunks,
-        heads,
-        size,
-        d,
-        ROWS=_REVERSED_ROWS,
-        D=triton.next_power_of_2(d),
-        num_warps=4,
-    )
+    sizes = {"ROWS": _REVERSED_ROWS, "D": triton.next_power_of_2(d)}
+    _reverse[grid](x, out, x.stride(), out.stride(), chunks, heads, size, d, **sizes, num_warps=4)
     return out
 
 
@@ -52,17 +41,17 @@ _ROWS, _WARPS = 64, 4
 
 
 @dataclass(frozen=True)
-class FarKeys:
-    """The few keys beyond the window, and the queries that look at them.
+class FarTensors:
+    """The few keys beyond the window, and the queries that see them.
 
     Attributes:
         q: Rotated queries, ``(batch, heads, n, d)``.
-        cos: Cosine of the angle each query is turned by, ``(n, d)`` or ``(batch, n, d)``; None for no turn.
+        cos: Cosine of the angle by which each query is rotated, ``(n, d)`` or ``(batch, n, d)``; None for no rotation.
         sin: Its sine.
-        keys: Keys where queries see them from, ``(batch, kv_heads, c, d)`` float16.
-        turned: Keys turned by a right angle; None like ``cos``.
+        keys: Keys rotated to their positions, ``(batch, kv_heads, c, d)`` float16.
+        turned: Keys rotated by 90°; None like ``cos``.
         value: Their values, ``(batch, kv_heads, c, d)``.
-        window: Keys nearer than it are not far.
+        window: Keys at a smaller distance are not far.
     """
 
     q: Tensor
@@ -75,45 +64,14 @@ class FarKeys:
 
 
 @triton.jit
-def _together(
-    own,
-    own_lse,
-    back,
-    back_lse,
-    q,
-    cos,
-    sin,
-    keys,
-    turned,
-    value,
-    out,
-    own_strides,
-    own_lse_strides,
-    back_strides,
-    back_lse_strides,
-    q_strides,
-    turn_strides,
-    key_strides,
-    turned_strides,
-    value_strides,
-    out_strides,
-    chunks,
-    size,
-    n,
-    first,
-    start,
-    window,
-    count,
-    group,
-    scale,
-    d,
-    BACK: tl.constexpr,
-    FAR: tl.constexpr,
-    TURN: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    D: tl.constexpr,
-):
+def _merge(
+    own, own_lse, back, back_lse, q, cos, sin, keys, turned, value, out,
+    own_strides, own_lse_strides, back_strides, back_lse_strides, q_strides, turn_strides, key_strides, turned_strides,
+    value_strides, out_strides,
+    chunks, size, n, first, start, window, count, group, scale, d,
+    BACK: tl.constexpr, FAR: tl.constexpr, TURN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """Some rows of one head in one chunk."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1).to(tl.int64)
@@ -183,16 +141,16 @@ def _together(
     )
 
 
-def put_together(
+def merge_parts(
     out: Tensor,
     own: tuple[Tensor, Tensor],
     back: tuple[Tensor, Tensor] | None,
-    far: FarKeys | None,
+    far: FarTensors | None,
     *,
     start: int,
     scale: float,
 ) -> None:
-    """Fill rows of the output from their parts.
+    """Write rows of the output from attention to parts of the keys.
 
     Args:
         out: Output ``(batch, heads, n, d)``; rows from ``start`` on, as many as the chunks have, are written.
@@ -214,43 +172,11 @@ def put_together(
     if far is not None and far.cos is not None and far.sin is not None and far.turned is not None:
         cos, sin, turned = far.cos, far.sin, far.turned
     turn_strides = (cos.stride(0) if cos.ndim == 3 else 0, *cos.stride()[-2:])
-    _together[triton.cdiv(size, _ROWS), heads, batch * chunks](
-        attended,
-        lse,
-        behind,
-        behind_lse,
-        q,
-        cos,
-        sin,
-        keys,
-        turned,
-        value,
-        out,
-        attended.stride(),
-        lse.stride(),
-        behind.stride(),
-        behind_lse.stride(),
-        q.stride(),
-        turn_strides,
-        keys.stride(),
-        turned.stride(),
-        value.stride(),
-        out.stride(),
-        chunks,
-        size,
-        out.shape[2],
-        chunks - behind.shape[1],
-        start,
-        0 if far is None else far.window,
-        0 if far is None else far.keys.shape[2],
-        1 if far is None else heads // far.keys.shape[1],
-        scale,
-        d,
-        BACK=back is not None,
-        FAR=far is not None,
-        TURN=turn,
-        ROWS=_ROWS,
-        COLUMNS=columns,
-        D=triton.next_power_of_2(d),
-        num_warps=_WARPS,
+    tensors = (attended, lse, behind, behind_lse, q, cos, sin, keys, turned, value, out)
+    strides = (*(x.stride() for x in tensors[:5]), turn_strides, *(x.stride() for x in tensors[7:]))
+    window, count, group = (0, 0, 1) if far is None else (far.window, keys.shape[2], heads // keys.shape[1])
+    sizes = (chunks, size, out.shape[2], chunks - behind.shape[1], start, window, count, group, scale, d)
+    shapes = {"ROWS": _ROWS, "COLUMNS": columns, "D": triton.next_power_of_2(d)}
+    _merge[triton.cdiv(size, _ROWS), heads, batch * chunks](
+        *tensors, *strides, *sizes, BACK=back is not None, FAR=far is not None, TURN=turn, **shapes, num_warps=_WARPS
     )

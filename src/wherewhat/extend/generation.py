@@ -15,29 +15,29 @@ from wherewhat.models.positions import trained_length
 
 
 def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof: Proof | None = None) -> Tensor:
-    """Continue texts by the likeliest token, one at a time.
+    """Continue texts by greedy decoding under a length method.
 
-    The result is that of scoring the finished text in one pass: each new token is the best one after what is before it.
-    Parameters that depend on the length are settled once, by the length of the finished text. Keys are cached where
-    that cannot change the result; otherwise the text is read anew for each token.
+    Each new token is the most likely one in a single pass over the finished text up to it. Parameters that depend on
+    the length are set once, for the length of the finished text. Keys are cached if that cannot change the result;
+    otherwise each token takes a pass over the whole text.
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
         ids: Texts ``(batch, n)`` of one length.
         method: The length method.
-        steps: Tokens to write.
+        steps: Number of tokens to generate.
         proof: The model's proof; by default a new one.
 
     Returns:
         Texts ``(batch, n + steps)``.
     """
     if steps < 1:
-        raise ConfigError(f"steps={steps}: give 1 or more tokens to write")
+        raise ConfigError(f"steps={steps}: give 1 or more tokens to generate")
     inner = unwrapped(model)
     found = proof or prove(inner)
     if method.is_open:
         method = method.fitted(trained=trained_length(inner), length=ids.shape[1] + steps)
-    # Caches of layers with a window drop keys, and with them the count of the text's tokens.
+    # Caches of layers with a window drop keys and no longer count the text's tokens.
     cached = method.cacheable and not _has_window(inner)
     with torch.no_grad(), extended(model, method, proof=found):
         cache, fresh = None, ids

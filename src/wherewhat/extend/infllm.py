@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend.attention import Far, placed
-from wherewhat.extend.method import LengthMethod, positive, settled
-from wherewhat.extend.visibility import Sight, Windowed
-
-_LOCAL = 4096
+from wherewhat.extend.attention import FarKeys, rotated_to
+from wherewhat.extend.method import LengthMethod, required
+from wherewhat.extend.visibility import Visibility, Windowed
 
 
 @dataclass(frozen=True)
 class InfLLM(LengthMethod):
     """A query sees the first s keys, the last L, and the best blocks between them, all beyond the window at distance L.
 
-    Keys after the first s are cut into blocks; a block can be retrieved once all of it is at distance L or more. A
+    Keys after the first s are divided into blocks; a block can be retrieved once all of it is at distance L or more. A
     block is represented, per key head, by its keys with the largest summed logits from the L queries after each. For
-    each query the blocks are ranked by the dot products of its heads with the representatives at distance L, summed
-    over both: one choice for all heads of a layer. Retrieval is per query and not per chunk of queries, which would
-    look ahead.
+    each query, blocks are ranked by the dot products of its heads with the representatives at distance L, summed over
+    both, which gives one choice for all heads of a layer. Retrieval is per query: a chunk of queries would use later
+    tokens.
 
     Attributes:
         sinks: s, the first keys that stay visible.
         window: L, the last keys, the query's own among them; by default 4,096 or the training length if that is less.
         block: Keys per block.
-        top: Blocks a query retrieves.
-        representatives: Keys that stand for a block.
+        top: Number of blocks that a query retrieves.
+        representatives: Number of keys that represent a block.
     """
 
     name: ClassVar[str] = "infllm"
@@ -44,22 +42,20 @@ class InfLLM(LengthMethod):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse sizes that hold nothing."""
-        positive(self.name, sinks=self.sinks, window=self.window, block=self.block, top=self.top)
-        positive(self.name, representatives=self.representatives)
+        """Refuse invalid parameters, and more representatives than keys of a block."""
+        super().__post_init__()
         if self.representatives > self.block:
             raise ConfigError(
                 f"{self.name} with representatives={self.representatives} asks for more than a block of {self.block}"
             )
 
-    def fitted(self, *, trained: int, length: int | None = None) -> Self:
-        """The window is as long as the training, within reason."""
-        del length
-        return self if self.window is not None else replace(self, window=min(_LOCAL, trained))
+    def default_window(self, trained: int) -> int:
+        """Return the training length, at most 4,096."""
+        return min(4096, trained)
 
-    def sight(self, attention: LayerAttention) -> Sight | None:
-        """See :meth:`LengthMethod.sight`; the queries of cached keys are needed too."""
-        window = settled(self.name, "window", self.window)
+    def visibility(self, attention: LayerAttention) -> Visibility | None:
+        """See :meth:`LengthMethod.visibility`; the queries of cached keys are needed too."""
+        window = required(self.name, "window", self.window)
         if attention.m <= window:
             return None
         if attention.n < attention.m:
@@ -77,11 +73,10 @@ class InfLLM(LengthMethod):
                 seen[..., self.sinks :] = self._retrieved(q, summed, rows, window).repeat_interleave(self.block, -1)
             return seen
 
-        far = Far(count=count, query=lambda i: torch.full_like(i, window), key=torch.zeros_like, choose=choose)
-        return Windowed(window, far)
+        return Windowed(window, FarKeys.capped(count, window, choose))
 
     def _represented(self, attention: LayerAttention, window: int, blocks: int) -> Tensor:
-        """Sum of every block's representatives, ``(batch, kv_heads, blocks, d)``."""
+        """Return the sum of every block's representatives, ``(batch, kv_heads, blocks, d)``."""
         batch, kv_heads, _, d = attention.rot_k.shape
         queries = attention.rot_q.reshape(batch, kv_heads, -1, attention.n, d).sum(2, dtype=torch.float64)
         keys = slice(self.sinks, self.sinks + blocks * self.block)
@@ -91,12 +86,12 @@ class InfLLM(LengthMethod):
         scores = torch.unflatten((later * attention.rot_k[:, :, keys]).sum(-1), 2, (blocks, self.block))
         best = scores.topk(self.representatives, dim=-1).indices
         at = torch.arange(keys.start, keys.stop, device=best.device)
-        k = placed(attention, attention.rot_k[:, :, keys], at, torch.zeros_like(at))
+        k = rotated_to(attention, attention.rot_k[:, :, keys], at, torch.zeros_like(at))
         k = torch.unflatten(k, 2, (blocks, self.block))
         return k.gather(3, best[..., None].expand(*best.shape, d)).sum(3)
 
     def _retrieved(self, q: Tensor, summed: Tensor, rows: slice, window: int) -> Tensor:
-        """Blocks each query retrieves, ``(batch, rows, blocks)`` bool, from queries placed at distance L."""
+        """Return the blocks that queries at distance L retrieve, ``(batch, rows, blocks)`` bool."""
         batch, _, count, d = q.shape
         grouped = q.reshape(batch, summed.shape[1], -1, count, d).sum(2)
         relevance = (grouped @ summed.to(q.dtype).transpose(-1, -2)).sum(1)

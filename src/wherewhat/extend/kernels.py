@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.extend.attention import Far, blocks, far_keys
+from wherewhat.extend.attention import FarKeys, query_blocks
 from wherewhat.numerics import has_triton
 
 Kernel = Literal["cpu", "flash", "cudnn", "banded"]
-"""Fused kernel that gives its log-sum-exp; ``banded`` is flash attention with a window of its own, without chunks."""
+"""Fused kernel that returns its log-sum-exp; ``banded`` is flash attention with a window, without chunks."""
 
 _MOST_CHUNKS = 65_535
-"""A GPU starts no more in one dimension of its grid."""
+"""Limit of a GPU in one dimension of its grid."""
 
 
-def runs_here(attention: LayerAttention, window: int) -> bool:
-    """Whether there is a fused kernel for the layer's device, dtype and shapes."""
+def kernel_available(attention: LayerAttention, window: int) -> bool:
+    """Return whether there is a fused kernel for the layer's device, dtype and shapes."""
     q = attention.rot_q
     if q.requires_grad or q.shape[-1] != attention.value.shape[-1]:
         return False
@@ -35,7 +35,7 @@ def runs_here(attention: LayerAttention, window: int) -> bool:
 def band_attention(
     q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, kernel: Kernel | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each query to the last ``window`` keys up to itself.
+    """Compute the attention of each query to the last ``window`` keys up to itself.
 
     Args:
         q: Queries ``(batch, heads, n, d)``.
@@ -43,7 +43,7 @@ def band_attention(
         v: Values ``(batch, kv_heads, n, d)``.
         window: Number of keys a query sees, itself included.
         scale: Factor on the dot product.
-        kernel: Which kernel; by default the fastest for the device.
+        kernel: The kernel; by default the fastest for the device.
 
     Returns:
         Output ``(batch, heads, n, d)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
@@ -56,16 +56,16 @@ def band_attention(
             *by_token, None, None, n, n, 0.0, True, False, scale=scale, window_size_left=window - 1, window_size_right=0
         )
         return found[0].transpose(1, 2), found[1].float()
-    # Token by token in memory, as the model goes on with it.
+    # In memory by tokens, as the model continues with it.
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    for rows, own, back in two_halves(q, k, v, window=window, scale=scale, kernel=kernel):
+    for rows, own, back in window_halves(q, k, v, window=window, scale=scale, kernel=kernel):
         out, sums = own
         if back is not None:
             behind, behind_lse = (x.flip(3) for x in back)
             first = out.shape[1] - behind.shape[1]
             part, part_lse = out[:, first:, :, :-1], sums[:, first:, :, :-1]
-            part[...], part_lse[...] = merged(part, part_lse, behind, behind_lse)
+            part[...], part_lse[...] = merge_attention(part, part_lse, behind, behind_lse)
         count, size = rows.stop - rows.start, out.shape[3]
         if count % size:
             output[:, :, rows] = _joined(out)[:, :, :count]
@@ -75,8 +75,8 @@ def band_attention(
     return output, lse
 
 
-def merged(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over two sets of keys from that over each: outputs ``(..., d)``, log-sum-exps ``(...)``."""
+def merge_attention(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge attention over two sets of keys: outputs ``(..., d)`` and log-sum-exps ``(...)``."""
     share = torch.sigmoid(other_lse - one_lse).to(one.dtype)[..., None]
     return torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
 
@@ -85,10 +85,10 @@ Half = tuple[Tensor, Tensor]
 """Output ``(batch, chunks, heads, rows, d)`` and log-sum-exp of queries over one half of their windows."""
 
 
-def two_halves(
+def window_halves(
     q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, kernel: Kernel
 ) -> Iterator[tuple[slice, Half, Half | None]]:
-    """Attention to the own chunk, and to what is left of the window in the chunk before.
+    """Compute attention to a query's own chunk, and to the part of its window in the chunk before.
 
     Args:
         q: Queries ``(batch, heads, n, d)``.
@@ -96,17 +96,16 @@ def two_halves(
         v: Values ``(batch, kv_heads, n, d)``.
         window: Number of keys a query sees.
         scale: Factor on the dot product.
-        kernel: One of those that work in chunks.
+        kernel: A kernel other than ``banded``.
 
     Yields:
-        Which queries; their first half, filled up to whole chunks; their second half, in which each chunk lacks its
-        last row and the rows stand in reverse order, and which lacks the first chunk of the text. None if nothing is
-        left in the chunk before.
+        The queries; their first half, padded to whole chunks; their second half, in reverse order of rows, without the
+        last row of each chunk and without the first chunk of the text. None if no window reaches the chunk before.
     """
     n = q.shape[2]
     size = min(window, n)
     whole = n - n % size
-    # The last chunk may be short; its padding comes after its queries and is never seen.
+    # The last chunk may be short; its padding comes after its queries and is not visible.
     for start, stop in ((0, whole), (whole, n)):
         if start == stop:
             continue
@@ -117,14 +116,14 @@ def two_halves(
         first = 1 - skip  # the first chunk of a text has none before it
         back: Half | None = None
         if mine.shape[1] > first and size > 1:
-            # Query r of a chunk sees keys r + 1 and later of the one before: backwards, a triangle again.
+            # Query r of a chunk sees keys r + 1 and later of the one before: causal in reverse order.
             back_k, back_v = (_reversed(x[:, :-1, :, 1:]) for x in (keys, values))
             back = _causal(_reversed(mine[:, first:, :, :-1]), back_k, back_v, scale, kernel)
         yield slice(start, stop), own, back
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> Half:
-    """Causal attention inside every chunk, with its log-sum-exp."""
+    """Compute causal attention inside every chunk, with its log-sum-exp."""
     batch, count, heads, size, _ = q.shape
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     ops = torch.ops.aten
@@ -139,7 +138,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> Ha
 
 
 def _reversed(x: Tensor) -> Tensor:
-    """Rows of ``x`` ``(batch, chunks, heads, rows, d)`` in reverse order."""
+    """Return the rows of ``x`` ``(batch, chunks, heads, rows, d)`` in reverse order."""
     if has_triton(x.device):
         from wherewhat.extend.cuda import reversed_rows
 
@@ -148,7 +147,7 @@ def _reversed(x: Tensor) -> Tensor:
 
 
 def kernel_for(q: Tensor) -> Kernel:
-    """The fastest kernel for the device."""
+    """Return the fastest kernel for the device."""
     if not q.is_cuda:
         return "cpu"
     hopper = torch.cuda.get_device_capability(q.device)[0] >= 9 and q.shape[-1] <= 128
@@ -157,39 +156,34 @@ def kernel_for(q: Tensor) -> Kernel:
 
 
 def _cut(x: Tensor, start: int, stop: int, size: int) -> Tensor:
-    """Some tokens in chunks, the last one filled up."""
+    """Return some tokens in chunks, the last one padded."""
     part = x[:, :, start:stop]
     short = -part.shape[2] % size
     return _chunks(pad(part, (0, 0, 0, short)) if short else part, size)
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
-    """``(batch, heads, n, d)`` as ``(batch, chunks, heads, size, d)``, without a copy."""
+    """Return ``(batch, heads, n, d)`` as ``(batch, chunks, heads, size, d)``, without a copy."""
     return torch.unflatten(x, 2, (-1, size)).transpose(1, 2)
 
 
 def _joined(x: Tensor) -> Tensor:
-    """The reverse of :func:`_chunks`, also without the last dimension."""
+    """Undo :func:`_chunks`, also for tensors without the last dimension."""
     return x.transpose(1, 2).flatten(2, 3)
 
 
 _MOST_FAR = 64
-"""Far keys that the one pass of a GPU takes."""
+"""Largest number of far keys of the Triton kernel."""
 
 
 def attend_by_kernels(
-    attention: LayerAttention,
-    window: int,
-    far: Far | None,
-    *,
-    block_mib: int,
-    kernel: Kernel | None = None,
+    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
 ) -> Tensor:
-    """Output ``(batch, n, heads, d_v)`` over the last ``window`` keys and a few far ones.
+    """Compute the output ``(batch, n, heads, d_v)`` over the last ``window`` keys and a few far ones.
 
     Args:
-        attention: One layer, causal and nothing else.
-        window: Keys at a distance below it are seen at that distance.
+        attention: One layer with a causal mask and nothing else.
+        window: Keys at a smaller distance are seen at that distance.
         far: The keys beyond it; None for none.
         block_mib: Memory for the queries of one block in float32.
         kernel: Kernel for the window; by default the fastest for the device.
@@ -203,47 +197,47 @@ def attend_by_kernels(
     )
     if far is None:
         return output.transpose(1, 2)
-    turn = _Turn(attention, far)
-    j = torch.arange(turn.keys.shape[-1], device=output.device)
+    rotated = _RotatedScores(attention, far)
+    j = torch.arange(rotated.keys.shape[-1], device=output.device)
     value = attention.value[:, :, : len(j)]
-    for block in blocks(attention, 2 * attention.rot_q.shape[-1], block_mib=block_mib):
+    for block in query_blocks(attention, 2 * attention.rot_q.shape[-1], block_mib=block_mib):
         rows = slice(max(block.start, window), block.stop)
         if rows.start >= rows.stop:
             continue
         i = torch.arange(rows.start, rows.stop, device=output.device)
-        scores = turn.scores(attention, rows).masked_fill(i[:, None] - j < window, -torch.inf)
+        scores = rotated.scores(attention, rows).masked_fill(i[:, None] - j < window, -torch.inf)
         weights = torch.softmax(scores, -1).to(value.dtype)
         batch, heads, count, columns = weights.shape
         beyond = (weights.view(batch, value.shape[1], -1, columns) @ value).view(batch, heads, count, -1)
-        output[:, :, rows] = merged(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))[0]
+        output[:, :, rows] = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))[0]
     return output.transpose(1, 2)
 
 
-def _attend_on_gpu(attention: LayerAttention, window: int, far: Far | None) -> Tensor:
-    """The same with all parts put together in one pass over the queries."""
-    from wherewhat.extend.cuda import FarKeys, put_together
+def _attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None) -> Tensor:
+    """Compute the same with a Triton kernel that merges all parts in one pass over the queries."""
+    from wherewhat.extend.cuda import FarTensors, merge_parts
 
     q, k, v = attention.rot_q, attention.rot_k, attention.value
-    few: FarKeys | None = None
+    few: FarTensors | None = None
     if far is not None:
-        turn = _Turn(attention, far)
-        keys, turned = turn.keys.mT.half(), None if turn.turned is None else turn.turned.mT.half()
-        few = FarKeys(q, turn.cos, turn.sin, keys, turned, v[:, :, : keys.shape[2]], window)
+        rotated = _RotatedScores(attention, far)
+        keys, turned = rotated.keys.mT.half(), None if rotated.turned is None else rotated.turned.mT.half()
+        few = FarTensors(q, rotated.cos, rotated.sin, keys, turned, v[:, :, : keys.shape[2]], window)
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
-    for rows, own, back in two_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
-        put_together(output.transpose(1, 2), own, back, few, start=rows.start, scale=attention.scale)
+    for rows, own, back in window_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
+        merge_parts(output.transpose(1, 2), own, back, few, start=rows.start, scale=attention.scale)
     return output
 
 
-class _Turn:
-    """Logits of far keys from queries that are turned while they are multiplied.
+class _RotatedScores:
+    """Logits of far keys from queries that are rotated during the multiplication.
 
-    A query turned by an angle is ``cos ⊙ q + sin ⊙ q'``, with q' the query turned by a right angle. Turning the keys
-    backwards by it instead leaves two products of the rotated queries with a row of cosines and one of sines.
+    A query rotated by an angle is ``cos ⊙ q + sin ⊙ q'``, with q' the query rotated by 90°. Rotating the keys back by
+    90° instead leaves two products of the queries, multiplied by cosines and by sines.
     """
 
-    def __init__(self, attention: LayerAttention, far: Far) -> None:
-        keys = far_keys(attention, far)
+    def __init__(self, attention: LayerAttention, far: FarKeys) -> None:
+        keys = far.rotated(attention)
         self.keys = keys.transpose(-1, -2)
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
@@ -252,13 +246,13 @@ class _Turn:
         if rotation is None:
             return
         i = torch.arange(attention.n, device=keys.device)
-        # Two angles subtracted, not one of the difference: that is how the model rounded the first.
+        # The difference of two angles, not the angle of the difference: the model has rounded the second angle.
         theta = rotation.angles(far.query(i)) - rotation.angles(attention.positions.to(keys.device))
         left, right = (rotation.pairs[:, side].to(keys.device) for side in (0, 1))
         plane = torch.full((d,), theta.shape[-1], device=keys.device)  # dimensions that do not rotate
         plane[left] = plane[right] = torch.arange(len(left), device=keys.device)
         by_dimension = pad(theta, (0, 1)).index_select(-1, plane)
-        # As precise as the half-precision queries they are multiplied with, and more; half the memory to read.
+        # At least as precise as the half-precision queries, with half the memory to read.
         narrow = torch.float16 if attention.rot_q.dtype in (torch.float16, torch.bfloat16) else keys.dtype
         self.cos, self.sin = by_dimension.cos().to(narrow), by_dimension.sin().to(narrow)
         turned = torch.zeros_like(keys)
@@ -266,7 +260,7 @@ class _Turn:
         self.turned = turned.transpose(-1, -2)
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
-        """Logits of some queries, ``(batch, heads, rows, c)`` float32."""
+        """Return the logits of some queries, ``(batch, heads, rows, c)`` float32."""
         q, dtype = attention.rot_q[:, :, rows], self.keys.dtype
         if self.cos is None or self.sin is None or self.turned is None:
             return _times(q.to(dtype), self.keys) * attention.scale
@@ -276,6 +270,6 @@ class _Turn:
 
 
 def _times(q: Tensor, k: Tensor) -> Tensor:
-    """Queries ``(batch, heads, rows, d)`` times shared keys ``(batch, kv_heads, d, c)``."""
+    """Multiply queries ``(batch, heads, rows, d)`` by shared keys ``(batch, kv_heads, d, c)``."""
     batch, heads, count, d = q.shape
     return (q.reshape(batch, k.shape[1], -1, d) @ k).view(batch, heads, count, -1)

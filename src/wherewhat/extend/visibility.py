@@ -1,134 +1,164 @@
-"""The keys a query attends to under a method, and at which distances: near keys in a window, far keys elsewhere."""
+"""The keys that queries see under a length method, and at which distances."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.rotation import Rotation
 from wherewhat.extend.attention import (
-    Far,
-    Part,
-    attend_parts,
-    blocks,
+    FarKeys,
+    KeySet,
+    attend_sets,
     check_unpadded,
-    far_keys,
+    empty_output,
     only_causal,
-    part_scores,
-    placed,
-    working,
+    query_blocks,
+    rotated_to,
+    score_dtype,
+    set_scores,
 )
-from wherewhat.extend.kernels import attend_by_kernels, runs_here
+from wherewhat.extend.kernels import attend_by_kernels, kernel_available
 
 _FEW = 256
-"""Far keys up to which all of them are looked at together, beside a kernel for the window."""
+"""Number of far keys up to which they are processed together, beside a kernel for the window."""
 
 
-def attend_windowed(
-    attention: LayerAttention, window: int, far: Far | None = None, *, block_mib: int, fast: bool = True
-) -> Tensor:
-    """Output ``(batch, n, heads, d_v)`` over the last ``window`` keys and some of those beyond them.
-
-    Only keys that can be seen are touched: beside the far keys, a block of queries costs its window.
-
-    Args:
-        attention: One layer.
-        window: Keys at a distance below it are seen at that distance.
-        far: The keys beyond the window; None for none.
-        block_mib: Memory for one block of logits.
-        fast: Use the kernels of ``band`` where they can do the job.
-    """
-    check_unpadded(attention)
-    few = far is None or (far.choose is None and far.count <= _FEW)
-    if fast and few and only_causal(attention) and runs_here(attention, window):
-        return attend_by_kernels(attention, window, far, block_mib=block_mib)
-    keys = None if far is None else far_keys(attention, far)
-    output = _empty(attention)
-    first = attention.m - attention.n
-    seen = min(attention.m, 2 * window) + (0 if far is None else far.count)
-    for rows in blocks(attention, seen, block_mib=block_mib, most=window):
-        i = torch.arange(rows.start, rows.stop, device=output.device) + first
-        near = slice(max(0, first + rows.start - window + 1), first + rows.stop)
-        j = torch.arange(near.start, near.stop, device=output.device)
-        q, k = attention.rot_q[:, :, rows], attention.rot_k[:, :, near]
-        parts = [Part(q, k, near, i[:, None] - j < window)]
-        if far is not None and keys is not None and first + rows.stop > window:
-            parts.append(_far_part(attention, rows, i, window, far, keys))
-        output[:, rows] = attend_parts(attention, rows, parts)
-    return output
-
-
-def _empty(attention: LayerAttention) -> Tensor:
-    batch, heads, n = attention.rot_q.shape[:3]
-    shape = (batch, n, heads, attention.value.shape[-1])
-    return torch.empty(shape, dtype=working(attention), device=attention.rot_q.device)
-
-
-def _far_part(attention: LayerAttention, rows: slice, i: Tensor, window: int, far: Far, keys: Tensor) -> Part:
-    """What the queries of a block see beyond their window."""
-    # Keys inside the window of the block's last query are inside that of every query.
-    stop = min(keys.shape[2], attention.m - attention.n + rows.stop - window)
-    j = torch.arange(stop, device=i.device)
-    q = placed(attention, attention.rot_q[:, :, rows], i, far.query(i))
-    allowed = i[:, None] - j >= window
-    if far.choose is None:
-        return Part(q, keys[:, :, :stop], slice(0, stop), allowed)
-    chosen = far.choose(q, rows)[..., :stop] & allowed
-    some = chosen.flatten(0, 1).any(0).nonzero()[:, 0]
-    return Part(q, keys[:, :, some], some, chosen[:, None, :, some])
-
-
-class Sight(Protocol):
-    """How queries see keys under a rule."""
+class Visibility(Protocol):
+    """How queries see keys under a length method."""
 
     def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
-        """Output ``(batch, n, heads, d_v)`` of the layer, a block of queries at a time."""
+        """Return the layer's output ``(batch, n, heads, d_v)``, computed by blocks of queries."""
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
-        """Logits ``(batch, heads, rows, m)`` of some queries as they enter softmax, -inf where a key is not seen."""
+        """Return the logits ``(batch, heads, rows, m)`` of some queries, -inf where a key is not visible."""
 
 
 @dataclass(frozen=True)
 class Windowed:
-    """The last keys at their true distances, and keys beyond them elsewhere.
+    """The last keys at their true distances, and first keys at other ones.
 
     Attributes:
-        window: Keys at a distance below it are seen at that distance.
+        window: Keys at a smaller distance are seen at that distance.
         far: The keys beyond the window; None for none.
     """
 
     window: int
-    far: Far | None = None
+    far: FarKeys | None = None
 
-    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
-        """See :class:`Sight`."""
-        return attend_windowed(attention, self.window, self.far, block_mib=block_mib)
+    def attend(self, attention: LayerAttention, *, block_mib: int, fast: bool = True) -> Tensor:
+        """See :class:`Visibility`. Only visible keys are read: a block of queries needs its window and the far keys.
+
+        Args:
+            attention: One layer.
+            block_mib: Memory for one block of logits.
+            fast: Use fused kernels if there are any for the layer.
+        """
+        check_unpadded(attention)
+        far = self.far
+        few = far is None or (far.choose is None and far.count <= _FEW)
+        if fast and few and only_causal(attention) and kernel_available(attention, self.window):
+            return attend_by_kernels(attention, self.window, far, block_mib=block_mib)
+        far_keys = None if far is None else far.rotated(attention)
+        output = empty_output(attention)
+        keys = min(attention.m, 2 * self.window) + (0 if far is None else far.count)
+        for rows in query_blocks(attention, keys, block_mib=block_mib, most=self.window):
+            sets = self._sets(attention, rows, far_keys)
+            if far is not None and far.choose is not None and len(sets) > 1:
+                distant = sets[1]
+                some = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
+                sets[1] = KeySet(distant.q, distant.k[:, :, some], some, distant.allowed[..., some])
+            output[:, rows] = attend_sets(attention, rows, sets)
+        return output
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
-        """See :class:`Sight`."""
+        """See :class:`Visibility`."""
         check_unpadded(attention)
-        batch, heads, m = attention.rot_q.shape[0], attention.heads, attention.m
-        device, first = attention.rot_q.device, attention.m - attention.n
-        i = torch.arange(first + rows.start, first + rows.stop, device=device)
-        out = torch.full((batch, heads, len(i), m), -torch.inf, dtype=working(attention), device=device)
-        near = slice(max(0, first + rows.start - self.window + 1), first + rows.stop)
-        j = torch.arange(near.start, near.stop, device=device)
-        q = attention.rot_q[:, :, rows]
-        part = Part(q, attention.rot_k[:, :, near], near, i[:, None] - j < self.window)
-        out[..., near] = part_scores(attention, rows, part)
-        beyond = 0 if self.far is None else max(0, min(self.far.count, first + rows.stop - self.window))
-        if self.far is None or beyond == 0:
-            return out
-        j = torch.arange(beyond, device=device)
-        q = placed(attention, q, i, self.far.query(i))
-        k = placed(attention, attention.rot_k[:, :, :beyond], j, self.far.key(j))
-        allowed = (i[:, None] - j >= self.window)[None]
-        if self.far.choose is not None:
-            allowed = allowed & self.far.choose(q, rows)[..., :beyond]
-        part = Part(q, k, slice(0, beyond), allowed[:, None])
-        # A pair is allowed in one of the two parts, and is -inf in the other.
-        out[..., :beyond] = torch.maximum(out[..., :beyond], part_scores(attention, rows, part))
+        shape = (*attention.rot_q.shape[:2], rows.stop - rows.start, attention.m)
+        out = torch.full(shape, -torch.inf, dtype=score_dtype(attention), device=attention.rot_q.device)
+        for some in self._sets(attention, rows, None if self.far is None else self.far.rotated(attention)):
+            # A pair is allowed in one of the sets, and is -inf in the other.
+            out[..., some.keys] = torch.maximum(out[..., some.keys], set_scores(attention, rows, some))
         return out
+
+    def _sets(self, attention: LayerAttention, rows: slice, far_keys: Tensor | None) -> list[KeySet]:
+        """Return the keys inside the window of some queries, and those beyond it if there are any."""
+        first = attention.m - attention.n
+        i = torch.arange(first + rows.start, first + rows.stop, device=attention.rot_q.device)
+        near = slice(max(0, first + rows.start - self.window + 1), first + rows.stop)
+        j = torch.arange(near.start, near.stop, device=i.device)
+        q = attention.rot_q[:, :, rows]
+        sets = [KeySet(q, attention.rot_k[:, :, near], near, i[:, None] - j < self.window)]
+        if self.far is not None and far_keys is not None and first + rows.stop > self.window:
+            # Keys inside the window of the block's last query are inside that of every query.
+            stop = min(far_keys.shape[2], first + rows.stop - self.window)
+            q = rotated_to(attention, q, i, self.far.query(i))
+            allowed = (i[:, None] - torch.arange(stop, device=i.device) >= self.window)[None]
+            if self.far.choose is not None:
+                allowed = allowed & self.far.choose(q, rows)[..., :stop]
+            sets.append(KeySet(q, far_keys[:, :, :stop], slice(0, stop), allowed[:, None]))
+        return sets
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """Every key at its true distance, with other frequencies.
+
+    Attributes:
+        pieces: Consecutive rows of queries, each with the rotation for them and all keys before them.
+    """
+
+    pieces: tuple[tuple[slice, Rotation], ...]
+
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """See :class:`Visibility`."""
+        check_unpadded(attention)
+        if len(self.pieces) == 1:
+            return self._attend_piece(attention, *self.pieces[0], block_mib=block_mib)
+        output = empty_output(attention)
+        for rows, rotation in self.pieces:
+            output[:, rows] = self._attend_piece(attention, rows, rotation, block_mib=block_mib)
+        return output
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """See :class:`Visibility`."""
+        check_unpadded(attention)
+        found = []
+        for piece, rotation in self.pieces:
+            some = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
+            if some.start < some.stop:
+                found.append(set_scores(attention, some, _rerotated(attention, some, rotation, attention.m)))
+        return torch.cat(found, 2)
+
+    @staticmethod
+    def _attend_piece(attention: LayerAttention, rows: slice, rotation: Rotation, *, block_mib: int) -> Tensor:
+        """Return the output ``(batch, rows, heads, d_v)`` of some queries under another rotation."""
+        some = _rerotated(attention, rows, rotation, attention.m - attention.n + rows.stop)
+        q, k = some.q, some.k
+        if only_causal(attention) and q.shape[2] == k.shape[2]:
+            value = attention.value[:, :, some.keys]
+            shared = attention.heads != attention.kv_heads
+            q, k = q.to(value.dtype), k.to(value.dtype)
+            out = scaled_dot_product_attention(q, k, value, is_causal=True, scale=attention.scale, enable_gqa=shared)
+            return out.transpose(1, 2)
+        piece = replace(attention, rot_q=attention.rot_q[:, :, rows])
+        output = empty_output(piece)
+        for block in query_blocks(piece, k.shape[2], block_mib=block_mib):
+            own = slice(rows.start + block.start, rows.start + block.stop)
+            output[:, block] = attend_sets(attention, own, [replace(some, q=q[:, :, block])])
+        return output
+
+
+def _rerotated(attention: LayerAttention, rows: slice, rotation: Rotation, keys: int) -> KeySet:
+    """Return some queries and the first ``keys`` keys under another rotation."""
+    first, device = attention.m - attention.n, attention.rot_q.device
+    i = torch.arange(first + rows.start, first + rows.stop, device=device)
+    j = torch.arange(keys, device=device)
+    q = rotated_to(attention, attention.rot_q[:, :, rows], i, i, rotation=rotation)
+    k = rotated_to(attention, attention.rot_k[:, :, :keys], j, j, rotation=rotation)
+    return KeySet(q, k, slice(0, keys), torch.ones(1, 1, dtype=torch.bool, device=device))

@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError
-from wherewhat.extend.attention import Far, capped
-from wherewhat.extend.method import LengthMethod, positive, settled
-from wherewhat.extend.visibility import Sight, Windowed
+from wherewhat.extend.attention import FarKeys
+from wherewhat.extend.method import LengthMethod, required
+from wherewhat.extend.visibility import Visibility, Windowed
 
 
 @dataclass(frozen=True)
@@ -32,49 +32,34 @@ class SlidingWindow(LengthMethod):
     rotary: ClassVar[bool] = False
     window: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a window that holds nothing."""
-        positive(self.name, window=self.window)
-
-    def fitted(self, *, trained: int, length: int | None = None) -> Self:
-        """The window is as long as the training."""
-        del length
-        return self if self.window is not None else replace(self, window=trained)
-
 
 @dataclass(frozen=True)
 class StreamingLLM(LengthMethod):
     """A query sees the first s keys and the last L as if nothing had been between: places are counted in the cache.
 
-    The query at index i stands at place ``min(i, s + L - 1)``, first key j at place j: their distance stops growing
+    The query at index i is at position ``min(i, s + L - 1)``, first key j at position j: their distance is constant
     once the cache is full, and differs between first keys.
 
     Attributes:
         sinks: s, the first keys that are kept.
-        window: L, the last keys, the query's own among them; by default what the training length leaves beside s.
+        window: L, the last keys, the query's own among them; by default the training length minus s.
     """
 
     name: ClassVar[str] = "streaming-llm"
     sinks: int = 4
     window: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a cache that holds nothing."""
-        positive(self.name, sinks=self.sinks, window=self.window)
+    def default_window(self, trained: int) -> int:
+        """Return the window that makes the cache as long as the training length."""
+        return max(1, trained - self.sinks)
 
-    def fitted(self, *, trained: int, length: int | None = None) -> Self:
-        """The cache is as long as the training."""
-        del length
-        return self if self.window is not None else replace(self, window=max(1, trained - self.sinks))
-
-    def sight(self, attention: LayerAttention) -> Sight | None:
-        """See :meth:`LengthMethod.sight`."""
-        window = settled(self.name, "window", self.window)
+    def visibility(self, attention: LayerAttention) -> Visibility | None:
+        """See :meth:`LengthMethod.visibility`."""
+        window = required(self.name, "window", self.window)
         if attention.m <= window + self.sinks:
             return None
         last = self.sinks + window - 1
-        far = Far(count=self.sinks, query=lambda i: i.clamp(max=last), key=lambda j: j)
-        return Windowed(window, far)
+        return Windowed(window, FarKeys(count=self.sinks, query=lambda i: i.clamp(max=last), key=lambda j: j))
 
 
 @dataclass(frozen=True)
@@ -90,15 +75,6 @@ class LMInfinite(LengthMethod):
     sinks: int = 10
     window: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a mask that shows nothing."""
-        positive(self.name, sinks=self.sinks, window=self.window)
-
-    def fitted(self, *, trained: int, length: int | None = None) -> Self:
-        """The window is as long as the training."""
-        del length
-        return self if self.window is not None else replace(self, window=trained)
-
 
 @dataclass(frozen=True)
 class ReRoPE(LengthMethod):
@@ -111,21 +87,16 @@ class ReRoPE(LengthMethod):
     name: ClassVar[str] = "rerope"
     window: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a window that holds nothing."""
-        positive(self.name, window=self.window)
+    def default_window(self, trained: int) -> int:
+        """Return half the training length."""
+        return max(1, trained // 2)
 
-    def fitted(self, *, trained: int, length: int | None = None) -> Self:
-        """Half of the distances the model knows stay as they are."""
-        del length
-        return self if self.window is not None else replace(self, window=max(1, trained // 2))
-
-    def sight(self, attention: LayerAttention) -> Sight | None:
-        """See :meth:`LengthMethod.sight`."""
-        window = settled(self.name, "window", self.window)
+    def visibility(self, attention: LayerAttention) -> Visibility | None:
+        """See :meth:`LengthMethod.visibility`."""
+        window = required(self.name, "window", self.window)
         if attention.m <= window or attention.rotation is None:
             return None
-        return Windowed(window, capped(attention.m, window))
+        return Windowed(window, FarKeys.capped(attention.m, window))
 
 
 @dataclass(frozen=True)
@@ -134,8 +105,8 @@ class SelfExtend(LengthMethod):
 
     Attributes:
         window: w; by default a quarter of the training length.
-        group: G; by default the smallest that keeps every distance of the text within the training length.
-        trained: Training length, needed where the group is left open.
+        group: G; by default the smallest for which all distances of the text are below the training length.
+        trained: Training length, needed without a group.
     """
 
     name: ClassVar[str] = "self-extend"
@@ -144,8 +115,8 @@ class SelfExtend(LengthMethod):
     trained: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse groups and windows that hold nothing."""
-        positive(self.name, window=self.window, group=self.group, trained=self.trained)
+        """Refuse invalid parameters, and a window that covers the training length."""
+        super().__post_init__()
         if self.group is None and self.window is not None and self.trained is not None and self.window >= self.trained:
             raise ConfigError(
                 f"{self.name} with window={self.window} leaves no distance below the training length {self.trained} "
@@ -153,31 +124,28 @@ class SelfExtend(LengthMethod):
             )
 
     def fitted(self, *, trained: int, length: int | None = None) -> Self:
-        """A quarter of the distances the model knows stay as they are, the rest is shared by groups."""
+        """See :meth:`LengthMethod.fitted`."""
         known = replace(self, window=self.window or max(1, trained // 4), trained=self.trained or trained)
         return known if length is None else replace(known, group=known.group_for(length))
 
     def group_for(self, length: int) -> int:
-        """The group size for a text of that length."""
+        """Return the group size for a text of ``length`` tokens."""
         if self.group is not None:
             return self.group
-        window = settled(self.name, "window", self.window)
-        trained = settled(self.name, "training length", self.trained)
+        window = required(self.name, "window", self.window)
+        trained = required(self.name, "training length", self.trained)
         # The largest distance is ⌊(length - 1)/G⌋ + w - ⌊w/G⌋ and must stay below the training length.
         group = max(1, -(-(length - window) // (trained - window)))
         while (length - 1) // group + window - window // group >= trained and group < length:
             group += 1
         return group
 
-    def sight(self, attention: LayerAttention) -> Sight | None:
-        """See :meth:`LengthMethod.sight`."""
-        window = settled(self.name, "window", self.window)
+    def visibility(self, attention: LayerAttention) -> Visibility | None:
+        """See :meth:`LengthMethod.visibility`."""
+        window = required(self.name, "window", self.window)
         group = self.group_for(attention.m)
         if attention.m <= window or group == 1 or attention.rotation is None:
             return None
-        far = Far(
-            count=attention.m,
-            query=lambda i: i // group + window - window // group,
-            key=lambda j: j // group,
-        )
+        shift = window - window // group
+        far = FarKeys(count=attention.m, query=lambda i: i // group + shift, key=lambda j: j // group)
         return Windowed(window, far)

@@ -11,18 +11,18 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from wherewhat.lab.config import LabConfig
-from wherewhat.lab.encodings import ENCODINGS, Place, polar
+from wherewhat.lab.encodings import ENCODINGS, PositionTables, polar
 from wherewhat.lab.kernels import fits_flash, flash_attention, is_half
 
 
 @dataclass(frozen=True)
 class LayerMasks:
-    """Factors of one layer: 0 where something is dropped, 1 / (1 - dropout) elsewhere.
+    """Dropout factors of one layer: 0 where an entry is dropped, 1 / (1 - dropout) elsewhere.
 
     Attributes:
-        pattern: On attention weights, ``(batch, heads, queries, n)``.
-        attention: On what attention adds to the residual stream, ``(batch, queries, width)``.
-        mlp: On what the MLP adds, ``(batch, queries, width)``.
+        pattern: For attention weights, ``(batch, heads, queries, n)``.
+        attention: For the attention output that is added to the residual stream, ``(batch, queries, width)``.
+        mlp: For the MLP output, ``(batch, queries, width)``.
     """
 
     pattern: Tensor
@@ -32,10 +32,10 @@ class LayerMasks:
 
 @dataclass(frozen=True)
 class Masks:
-    """Factors of one training pass.
+    """Dropout factors of one training pass.
 
     Attributes:
-        embedding: On embeddings, ``(batch, n, width)``.
+        embedding: For embeddings, ``(batch, n, width)``.
         layers: One entry per layer; the last has one query only, that of the last token.
     """
 
@@ -44,7 +44,7 @@ class Masks:
 
 
 class MaskDrawer:
-    """Draws the masks of training passes of one shape, in the same memory every time."""
+    """Draw the masks of training passes of one shape, in the same memory every time."""
 
     def __init__(self, config: LabConfig, *, batch: int, n: int, device: torch.device | str = "cpu") -> None:
         shapes: list[tuple[int, ...]] = [(batch, n, config.width)]
@@ -57,7 +57,7 @@ class MaskDrawer:
             ]
         sizes = [math.prod(shape) for shape in shapes]
         total = sum(sizes)
-        # Four masks' entries from each draw: 16 bits are enough for the probability, and drawing is what takes time.
+        # Four entries from each random 64-bit number: 16 bits are enough for the probability, and drawing is slow.
         self._bits = torch.empty(-(-total // 4), dtype=torch.int64, device=device)
         self._factors = torch.empty(4 * len(self._bits), device=device)
         self._highest = round((1 - config.dropout) * 2**16) - 2**15 - 1  # of the 16-bit numbers that keep an entry
@@ -69,7 +69,7 @@ class MaskDrawer:
         self._masks = Masks(embedding, tuple(layers))
 
     def draw(self, generator: Generator) -> Masks:
-        """The next masks; those drawn before are overwritten."""
+        """Draw the next masks; those drawn before are overwritten."""
         self._bits.random_(-(2**63), None, generator=generator)
         torch.le(self._bits.view(torch.int16), self._highest, out=self._factors)
         self._factors.div_(self._kept)
@@ -80,16 +80,16 @@ Heads = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values after rotation, ``(batch, heads, n, d)``; queries may be those of the last token alone."""
 
 EditOutput = Callable[[Heads, Tensor], Tensor | None]
-"""Given heads and what their attention gives, ``(batch, n, heads, d)``, something to take its place, or None."""
+"""Function of heads and their outputs ``(batch, n, heads, d)`` that returns a replacement of the outputs, or None."""
 
 
 class Block(nn.Module):
-    """One layer; weights are named after what they do, queries, keys and values in one matrix.
+    """One layer; queries, keys and values share one matrix.
 
     Attributes:
         phase: PoPE's phases of keys, ``(heads, d)``; None for other encodings.
-        mlp_norm: The norm before the MLP where that comes after attention; None where the first norm serves both.
-        mlp_gate: What Llama's MLP multiplies its inner dimensions by; None for others.
+        mlp_norm: The norm before the MLP in sequential blocks; None in parallel blocks, where both share one norm.
+        mlp_gate: Gate projection of Llama's MLP; None for others.
     """
 
     def __init__(self, config: LabConfig) -> None:
@@ -112,39 +112,39 @@ class Block(nn.Module):
         self.mlp_gate = nn.Linear(width, inner, bias=False) if config.mlp and llama else None
 
     def forward(
-        self, x: Tensor, place: Place, *, masks: LayerMasks | None, last: bool, edit: EditOutput | None = None
+        self, x: Tensor, tables: PositionTables, *, masks: LayerMasks | None, last: bool, edit: EditOutput | None = None
     ) -> Tensor:
-        """The residual stream after the layer.
+        """Return the residual stream after the layer.
 
         Args:
-            x: The stream before it, ``(batch, n, width)``.
-            place: What positions do here.
-            masks: Factors of dropout; None for none.
-            last: Whether only the last token is wanted: ``(batch, 1, width)`` comes out.
-            edit: Given queries, keys and values and what attention gives before the output projection,
-                ``(batch, n, heads, d)``, may return something in the place of that.
+            x: The stream before the layer, ``(batch, n, width)``.
+            tables: Position tables of the layer.
+            masks: Dropout factors; None for no dropout.
+            last: Return the last token only, ``(batch, 1, width)``.
+            edit: Function of queries, keys and values and of the outputs before the output projection,
+                ``(batch, n, heads, d)``, that may return a replacement of the outputs.
         """
         if last:
             normed = self.norm(x)
-            heads = self.project(normed, place, last=True)
+            heads = self.project(normed, tables, last=True)
             x, normed = x[:, -1:], normed[:, -1:]
         else:
-            normed, *projected = self.enter(x, self._turn(x, place))
+            normed, *projected = self.enter(x, self._rotation(x, tables))
             heads = projected[0], projected[1], projected[2]
-        attended = self.attend(heads, place, masks)
+        attended = self.attend(heads, tables, masks)
         if edit is not None:
             replaced = edit(heads, attended)
             attended = attended if replaced is None else replaced
         return self.combine(x, normed, attended, masks)
 
     def enter(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The normalised stream ``(batch, n, width)``, with its rotated queries, rotated keys and values."""
+        """Return the normalised stream ``(batch, n, width)``, and its rotated queries, rotated keys and values."""
         normed = self.norm(x)
         return (normed, *self._project_all(normed, turn))
 
-    def project(self, normed: Tensor, place: Place, *, last: bool) -> Heads:
-        """Rotated queries, rotated keys and values of the normalised stream ``(batch, n, width)``."""
-        turn = self._turn(normed, place)
+    def project(self, normed: Tensor, tables: PositionTables, *, last: bool) -> Heads:
+        """Return rotated queries, rotated keys and values of the normalised stream ``(batch, n, width)``."""
+        turn = self._rotation(normed, tables)
         if not last:
             return self._project_all(normed, turn)
         of_q, of_kv = torch.split(self.qkv.weight, [self.qkv.in_features, 2 * self.qkv.in_features])
@@ -152,7 +152,7 @@ class Block(nn.Module):
         k, v = torch.split(self._apart(functional.linear(normed, of_kv), 2), 1, dim=2)
         own_turn = None if turn is None else turn[normed.shape[1] - 1 :]
         if self.phase is None:
-            q, k = _turned(q, own_turn)[:, :, 0], _turned(k, turn)[:, :, 0]
+            q, k = _rotated(q, own_turn)[:, :, 0], _rotated(k, turn)[:, :, 0]
         else:
             assert turn is not None
             assert own_turn is not None
@@ -162,45 +162,45 @@ class Block(nn.Module):
     def _project_all(self, normed: Tensor, turn: Tensor | None) -> Heads:
         qk, v = torch.split(self._apart(self.qkv(normed), 3), [2, 1], dim=2)
         if self.phase is None:
-            q, k = _turned(qk, turn).unbind(2)
+            q, k = _rotated(qk, turn).unbind(2)
         else:
             assert turn is not None
             q, k = qk.unbind(2)
             q, k = polar(q, turn[:, 0]).to(v.dtype), polar(k, turn[:, 0], self.phase).to(v.dtype)
         return q.transpose(1, 2), k.transpose(1, 2), v[:, :, 0].transpose(1, 2)
 
-    def _turn(self, x: Tensor, place: Place) -> Tensor | None:
-        """The turns in the form this layer takes: complex numbers are quicker, and are not there in half precision."""
-        return place.turn if self.phase is None and not is_half(x) else place.real_turn
+    def _rotation(self, x: Tensor, tables: PositionTables) -> Tensor | None:
+        """Return the rotation as complex numbers, which are faster, or as real ones, for half precision and PoPE."""
+        return tables.turn if self.phase is None and not is_half(x) else tables.real_turn
 
     def _apart(self, projected: Tensor, which: int) -> Tensor:
-        """``(batch, n, which · width)`` as ``(batch, n, which, heads, d)``."""
+        """Return ``(batch, n, which · width)`` as ``(batch, n, which, heads, d)``."""
         return projected.view(*projected.shape[:2], which, self.heads, -1)
 
-    def attend(self, heads: Heads, place: Place, masks: LayerMasks | None) -> Tensor:
-        """What attention gives before the output projection, ``(batch, queries, heads, d)``."""
+    def attend(self, heads: Heads, tables: PositionTables, masks: LayerMasks | None) -> Tensor:
+        """Return the outputs of attention before the output projection, ``(batch, queries, heads, d)``."""
         q, k, v = heads
         rows = slice(k.shape[2] - q.shape[2], None)
         if masks is not None:
-            # By hand: there is no fused kernel for 17 tokens that would take masks, or pay.
-            logits = torch.matmul(q, k.mT) * self.scale + place.hidden[:, rows]
+            # Not fused: no fused kernel takes dropout masks, and for 17 tokens it would not be faster.
+            logits = torch.matmul(q, k.mT) * self.scale + tables.hidden[:, rows]
             output = torch.matmul(torch.softmax(logits, -1) * masks.pattern, v)
         elif fits_flash(q, k):
-            output = flash_attention(q, k, v, place, scale=self.scale)
+            output = flash_attention(q, k, v, tables, scale=self.scale)
         else:
-            causal = place.slopes is None and q.shape[2] > 1
-            bias = None if place.slopes is None else place.hidden[None, :, rows].to(q.dtype)
+            causal = tables.slopes is None and q.shape[2] > 1
+            bias = None if tables.slopes is None else tables.hidden[None, :, rows].to(q.dtype)
             output = functional.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, scale=self.scale)
         return output.transpose(1, 2)
 
     def combine(self, x: Tensor, normed: Tensor, attended: Tensor, masks: LayerMasks | None) -> Tensor:
-        """The stream ``x`` with what attention and the MLP add, ``(batch, queries, width)``.
+        """Return the stream ``x`` plus the outputs of attention and MLP, ``(batch, queries, width)``.
 
         Args:
             x: The stream, ``(batch, queries, width)``.
-            normed: The same, normalised.
-            attended: What attention gives, ``(batch, queries, heads, d)``.
-            masks: Factors of dropout; None for none.
+            normed: The normalised stream.
+            attended: Outputs of attention, ``(batch, queries, heads, d)``.
+            masks: Dropout factors; None for no dropout.
         """
         total = _added(
             x if self.residual else None, self.out(attended.flatten(-2)), None if masks is None else masks.attention
@@ -218,7 +218,7 @@ class Block(nn.Module):
 
 
 def make_norm(config: LabConfig) -> nn.Module:
-    """The norm before a layer, an MLP or the output."""
+    """Return the norm before a layer, an MLP or the output."""
     if not config.norm:
         return nn.Identity()
     if config.block == "llama":
@@ -232,12 +232,12 @@ def _added(total: Tensor | None, part: Tensor, mask: Tensor | None) -> Tensor:
     return total + part if mask is None else torch.addcmul(total, part, mask)
 
 
-def _turned(planes: Tensor, turn: Tensor | None) -> Tensor:
-    """``(batch, n, which, heads, d)`` with each pair of dimensions turned.
+def _rotated(planes: Tensor, turn: Tensor | None) -> Tensor:
+    """Return ``(batch, n, which, heads, d)`` with each pair of dimensions rotated.
 
     Args:
         planes: Queries, keys or both.
-        turn: Factors as complex numbers, ``(n, 1, heads or 1, d / 2)``, or as cosine and sine, with one more dimension.
+        turn: Complex rotation ``(n, 1, heads or 1, d / 2)``, or its cosine and sine, with one more dimension.
     """
     if turn is None:
         return planes

@@ -1,4 +1,4 @@
-"""Models and unfinished trainings as files: safetensors with the configs in the header, written whole or not at all."""
+"""Models and unfinished trainings as safetensors files with the options in the header, written atomically."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _STATE = "wherewhat training state 1"
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that the rest of a training depends on, besides its configs and data.
+    """State from which a training can be resumed.
 
     Attributes:
-        step: Steps done.
-        threads: Parts that a batch is divided into.
-        identity: What is trained, on what and how; see :mod:`wherewhat.lab.multihop.study`.
+        step: Number of finished steps.
+        threads: Number of parts that a batch is divided into.
+        identity: Model, options and data of the training; see :func:`wherewhat.lab.training.identify`.
         weights: Weights by name.
-        mean: AdamW's mean of each gradient.
-        square: AdamW's mean of its square.
+        mean: AdamW's first moments.
+        square: AdamW's second moments.
     """
 
     step: int
@@ -46,26 +46,26 @@ def save_model(model: LabModel, path: Path, *, identity: Mapping[str, Any] | Non
 
     Args:
         model: The model.
-        path: The file; its folder must be there.
-        identity: What it was trained on and how, to be read again with :func:`read_identity`.
+        path: The file; its folder must exist.
+        identity: Model, options and data of the training, which :func:`read_identity` returns.
     """
     header = {"config": config_values(model.config), "identity": identity}
     _write(path, model.state_dict(), _MODEL, header)
 
 
 def load_model(path: Path, *, device: str = "cpu") -> LabModel:
-    """A model from its file."""
+    """Load a model from a file."""
     tensors, header = _read(path, _MODEL)
     try:
         model = LabModel(build_config(LabConfig, header["config"]))
         model.load_state_dict(tensors)
     except (WherewhatError, RuntimeError, KeyError) as error:
-        raise LoadError(f"{path} does not hold the weights its header promises: write it again") from error
+        raise LoadError(f"{path} does not hold the weights that its header describes: write it again") from error
     return model.to(device)
 
 
 def read_identity(path: Path) -> Mapping[str, Any] | None:
-    """What a model's file says about its training."""
+    """Return model, options and data of the training from a model's file."""
     identity: Mapping[str, Any] | None = _read(path, _MODEL)[1].get("identity")
     return identity
 
@@ -78,7 +78,7 @@ def save_state(state: TrainState, path: Path) -> None:
 
 
 def load_state(path: Path) -> TrainState:
-    """An unfinished training from its file."""
+    """Load an unfinished training from a file."""
     tensors, header = _read(path, _STATE)
     groups: dict[str, dict[str, Tensor]] = {"weights": {}, "mean": {}, "square": {}}
     try:
@@ -87,7 +87,7 @@ def load_state(path: Path) -> TrainState:
             groups[group][name] = value
         return TrainState(int(header["step"]), int(header["threads"]), header["identity"], **groups)
     except (KeyError, ValueError, TypeError) as error:
-        raise LoadError(f"{path} is no complete training state: remove it to train from the start") from error
+        raise LoadError(f"{path} is not a complete training state: remove it to train from the start") from error
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("kind") != kind:
-                raise LoadError(f"{path} is no {kind[:-2]}: it says {metadata.get('kind', 'nothing')!r}")
+                raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {metadata.get('kind', 'nothing')!r}")
             header: dict[str, Any] = json.loads(metadata["header"])
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - no dictionary
     except (OSError, SafetensorError, KeyError, ValueError) as error:

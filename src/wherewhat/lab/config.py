@@ -1,4 +1,4 @@
-"""The options of a laboratory model and of its training; the defaults are the recipe of arXiv 2605.31558."""
+"""Options of a laboratory model and of its training; the defaults are those of arXiv 2605.31558."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from wherewhat.options import check_seed, option
 
 EncodingName = Literal["rope", "p-rope", "partial", "alibi", "learned", "nope", "pope"]
 BlockName = Literal["parallel", "sequential", "llama"]
-"""GPT-J's: attention and MLP side by side; GPT-2's: one after the other; Llama's: so too, RMSNorm and SwiGLU."""
+"""GPT-J: attention and MLP in parallel; GPT-2: in sequence; Llama: in sequence, with RMSNorm and SwiGLU."""
 Biases = Literal["all", "inner", "none"]
 Precision = Literal["highest", "high", "medium"]
-"""As torch names them: float32; TF32 products on a GPU; those, and bfloat16 products on CPUs that have them."""
+"""torch's names: float32; TF32 products on a GPU; also bfloat16 products on CPUs that support them."""
 
 
 @dataclass(frozen=True)
 class LabConfig:
-    """A small GPT-J; ``norm``, ``mlp``, ``residual``, ``scale`` and ``angles`` are for weights written by hand."""
+    """Options of a small GPT-J; ``norm``, ``mlp``, ``residual``, ``scale`` and ``angles`` are for constructions."""
 
-    vocabulary: int = option(136, "number of tokens; the task says how many it has")
+    vocabulary: int = option(136, "number of tokens; determined by the task")
     layers: int = option(12, "number of layers")
     heads: int = option(1, "attention heads of each layer")
-    width: int = option(128, "dimensions of the residual stream, shared out among the heads")
-    encoding: EncodingName = option("rope", "how positions enter: rope, p-rope, partial, alibi, learned, nope or pope")
+    width: int = option(128, "dimensions of the residual stream, divided among the heads")
+    encoding: EncodingName = option("rope", "position encoding: rope, p-rope, partial, alibi, learned, nope or pope")
     base: float = option(10_000.0, "RoPE's base: the frequencies are base^(-2i/d), of PoPE base^(-i/d)")
     rotary_share: float | None = option(
         None, "share of frequencies (p-rope, 0.75) or of dimensions (partial, 0.25) that rotate"
     )
     frequencies: tuple[str, ...] = option(
-        (), "planes that heads may use, as layer.head:planes, such as *.*:0-15 or 2.0:0+4-7; all if not given"
+        (), "planes that heads may use, as layer.head:planes, such as *.*:0-15 or 2.0:0+4-7; all by default"
     )
-    positions: int = option(512, "positions of the learned encoding, and of the table written for Hugging Face")
-    dropout: float = option(0.1, "dropout of embeddings, attention weights and what is added to the residual stream")
+    positions: int = option(512, "positions of the learned encoding, and of exported Hugging Face models")
+    dropout: float = option(0.1, "dropout of embeddings, attention weights, and outputs of attention and MLP")
     seed: int = option(0, "seed of the initial weights")
     norm: bool = option(True, "LayerNorm before each layer and before the output")
     mlp: bool = option(True, "an MLP beside each layer's attention")
-    residual: bool = option(True, "add what a layer gives to its input, in place of handing on that alone")
-    scale: float | None = option(None, "factor on the dot products; 1/√d if not given")
-    angles: tuple[float, ...] = option((), "RoPE's angles per position, for the first planes, in place of base's")
+    residual: bool = option(True, "use residual connections")
+    scale: float | None = option(None, "factor on the dot products; 1/√d by default")
+    angles: tuple[float, ...] = option((), "RoPE's angles per position of the first planes; from base by default")
     block: BlockName = option("parallel", "layers: parallel (GPT-J), sequential (GPT-2) or llama (RMSNorm and SwiGLU)")
     biases: Biases = option(
         "all", "all (GPT-J), inner (norms and MLPs, not the output) or none; llama has no inner ones"
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that make no model."""
+        """Check the options."""
         for name in ("vocabulary", "layers", "heads", "width", "positions"):
             at_least(name, getattr(self, name), 1)
         if self.width % (2 * self.heads):
@@ -82,25 +82,25 @@ class LabConfig:
 
 @dataclass(frozen=True)
 class Training:
-    """What every training of a laboratory model needs to be told; see its subclasses."""
+    """Options of every training of a laboratory model; see its subclasses."""
 
     steps: int = option(6750, "training steps; 6,750 are one epoch of 432,000 sequences")
     batch: int = option(64, "sequences of a step")
     learning_rate: float = option(1e-4, "learning rate after the warm-up")
     warmup: int = option(750, "steps over which the learning rate rises from 0; afterwards it falls to 0")
-    beta1: float = option(0.95, "AdamW's decay of the gradient's mean")
-    beta2: float = option(0.999, "AdamW's decay of the gradient's square")
-    epsilon: float = option(1e-8, "AdamW's term against division by zero")
+    beta1: float = option(0.95, "AdamW's decay rate of the first moment")
+    beta2: float = option(0.999, "AdamW's decay rate of the second moment")
+    epsilon: float = option(1e-8, "AdamW's epsilon")
     weight_decay: float = option(1e-4, "AdamW's weight decay, of all weights")
     data_seed: int = option(0, "seed of the sequences")
     seed: int = option(0, "seed of the order of the sequences and of dropout")
-    save_every: int = option(500, "steps between two states that training can be resumed from")
+    save_every: int = option(500, "steps between saved states, from which training can be resumed")
     threads: int | None = option(
-        None, "CPU threads, each with a part of the batch: decides the order of sums; torch's number if not given"
+        None, "CPU threads, each with a part of the batch, which affects rounding; torch's number by default"
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that train nothing."""
+        """Check the options."""
         for name in ("steps", "batch", "save_every"):
             at_least(name, getattr(self, name), 1)
         at_least("warmup", self.warmup, 0)
@@ -117,17 +117,17 @@ class Training:
 
     @property
     def products(self) -> Precision:
-        """How precise products of float32 matrices are."""
+        """Precision of float32 matrix products."""
         return "highest"
 
     @property
     def cosine(self) -> bool:
-        """Whether the learning rate falls along a cosine, in place of a line."""
+        """Whether the learning rate falls along a cosine instead of linearly."""
         return False
 
     @property
     def half(self) -> bool:
-        """Whether products, though not weights and sums, are bfloat16."""
+        """Whether products are bfloat16; weights and sums are float32."""
         return False
 
     @property
@@ -136,14 +136,14 @@ class Training:
         return False
 
     @property
-    def longest_gradient(self) -> float | None:
-        """Length that the gradient of all weights together is cut down to; None for any."""
+    def clip_norm(self) -> float | None:
+        """Largest norm of the gradient; None for no clipping."""
         return None
 
 
 @dataclass(frozen=True)
 class TrainConfig(Training):
-    """How a laboratory model is trained on a task."""
+    """Options of training on a task."""
 
     sequences: int = option(480_000, "sequences drawn from the task: 90 % for training, 0.5 % and 9.5 % held out")
     record_every: int = option(50, "steps between two records of the model")
@@ -152,18 +152,18 @@ class TrainConfig(Training):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that train nothing."""
+        """Check the options."""
         super().__post_init__()
         for name in ("sequences", "record_every"):
             at_least(name, getattr(self, name), 1)
 
     @property
     def products(self) -> Precision:
-        """How precise products of float32 matrices are."""
+        """Precision of float32 matrix products."""
         return self.precision
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Refuse a value that is too small."""
+    """Check that a value is not too small."""
     if value < least:
         raise ConfigError(f"{name} is {value}: give {least} or more")

@@ -19,18 +19,18 @@ from wherewhat.lab.config import LabConfig
 
 @dataclass(frozen=True)
 class Encoding:
-    """One way to tell a model where its tokens are.
+    """A position encoding.
 
     Attributes:
-        name: Its name among the options.
+        name: Its name in the options.
         summary: One line.
-        inv_freq: Angle per position of a head's first planes, ``(planes,)`` float32, from the head's dimensions, the
-            base and the share that rotates; None if nothing rotates.
-        share: Share that rotates if none is given.
-        slopes: What a key's logit loses per position of distance, ``(heads,)``, from the number of heads.
+        inv_freq: Function of the head's dimensions, the base and the rotated share that returns the angle per position
+            of the head's first planes, ``(planes,)`` float32; None without rotation.
+        share: Rotated share by default.
+        slopes: Function of the number of heads that returns ALiBi's slopes ``(heads,)``: the decrease of a logit per
+            position of distance.
         learned: Whether a learned vector is added to each token's embedding.
-        polar: Whether each dimension of q and k is the length of a plane of its own, as :mod:`.pope` says, and not one
-            half of a plane.
+        polar: Whether each dimension of q and k is the magnitude of one plane (PoPE, arXiv 2509.10534).
     """
 
     name: str
@@ -43,7 +43,7 @@ class Encoding:
 
 
 def _slopes(heads: int) -> Tensor:
-    """``2^(-8i/heads)`` for i from 1; where heads are no power of 2, every other one of twice as many fills up."""
+    """Return ``2^(-8i/heads)`` for i from 1; for other than powers of 2, add every second slope of twice as many."""
 
     def powers(count: int) -> list[float]:
         return [2 ** (-8 * i / count) for i in range(1, count + 1)]
@@ -52,19 +52,19 @@ def _slopes(heads: int) -> Tensor:
     return torch.tensor((powers(whole) + powers(2 * whole)[::2])[:heads])
 
 
-ALIBI = Encoding("alibi", "logits fall linearly with the distance", slopes=_slopes)
+ALIBI = Encoding("alibi", "logits decrease linearly with the distance", slopes=_slopes)
 
 
 _FORM = re.compile(r"(\*|\d+)\.(\*|\d+):((?:\d+(?:-\d+)?)(?:\+\d+(?:-\d+)?)*)?")
 
 
 def allowed_planes(entries: Sequence[str], *, layers: int, heads: int, planes: int) -> Tensor | None:
-    """True for each plane that a head may use, ``(layers, heads, planes)``; None if nothing is forbidden.
+    """Return True for each plane that a head may use, ``(layers, heads, planes)``; None if all may be used.
 
     Args:
         entries: Entries ``layer.head:planes``. ``*`` stands for every layer or head; planes are numbers and ranges with
             both ends, joined by ``+``, counted from 0, the fastest. A later entry replaces an earlier one for the same
-            head; heads without one may use all.
+            head; heads without an entry may use all.
         layers: Number of layers.
         heads: Heads of each layer.
         planes: Planes of each head: half its dimensions, rotated or not.
@@ -100,15 +100,15 @@ def _index(text: str, count: int, what: str, entry: str) -> slice:
 LEARNED = Encoding("learned", "a learned vector for each position", learned=True)
 
 
-NOPE = Encoding("nope", "nothing but the causal mask")
+NOPE = Encoding("nope", "no encoding, only the causal mask")
 
 
 def geometric(d: int, base: float) -> Tensor:
-    """Angles per position ``base^(-2i/d)``, ``(d / 2,)`` float32, rounded as GPT-J rounds them."""
+    """Return angles per position ``base^(-2i/d)``, ``(d / 2,)`` float32, rounded as in GPT-J."""
     return 1.0 / (base ** (torch.arange(0, d, 2) / d))
 
 
-ROPE = Encoding("rope", "all planes of q and k turn with the position", lambda d, base, share: geometric(d, base))
+ROPE = Encoding("rope", "all planes of q and k rotate with the position", lambda d, base, share: geometric(d, base))
 
 
 def _without_lowest(d: int, base: float, share: float) -> Tensor:
@@ -131,12 +131,12 @@ PARTIAL = Encoding("partial", "RoPE on the first dimensions of a head alone", _f
 
 
 def polar(x: Tensor, turn: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Queries or keys as planes, the two dimensions of each side by side, ``(batch, n, heads, 2 d)``.
+    """Return queries or keys as planes with interleaved dimensions, ``(batch, n, heads, 2 d)``.
 
     Args:
         x: Queries or keys as projected, ``(batch, n, heads, d)``.
         turn: Cosine and sine of each plane's angle, ``(n, heads or 1, d, 2)``; both 0 where a plane may not be used.
-        phase: What is added to the angles, ``(heads, d)``; None for nothing.
+        phase: Phases added to the angles, ``(heads, d)``; None for none.
     """
     cos, sin = turn.unbind(-1)
     if phase is not None:
@@ -151,24 +151,24 @@ def _every_dimension(d: int, base: float, share: float) -> Tensor:
     return 1.0 / (base ** (torch.arange(d) / d))
 
 
-POPE = Encoding("pope", "dimensions are lengths, positions alone turn them", _every_dimension, polar=True)
+POPE = Encoding(
+    "pope", "dimensions are magnitudes, rotation depends on the position only", _every_dimension, polar=True
+)
 
 
 ENCODINGS = {encoding.name: encoding for encoding in (ROPE, P_ROPE, PARTIAL, ALIBI, LEARNED, NOPE, POPE)}
 """All encodings by name."""
 
-__all__ = ["ENCODINGS", "Encoding", "allowed_planes"]
-
 
 @dataclass(frozen=True)
-class Place:
-    """What one layer's attention needs to know about positions.
+class PositionTables:
+    """Precomputed tensors of one layer that depend on positions.
 
     Attributes:
-        turn: Factor of each plane of q and k as a complex number, ``(n, 1, heads or 1, planes)``: it turns the plane,
-            or is 0 where the head may not use it. None if it would change nothing.
-        slopes: What a key's logit loses per position of distance, ``(heads,)``; None if nothing.
-        positions: Where the tokens are, ``(n,)``.
+        turn: Complex factor of each plane of q and k, ``(n, 1, heads or 1, planes)``: a rotation, or 0 where the head
+            may not use the plane. None if there is neither rotation nor restriction.
+        slopes: ALiBi's slopes, ``(heads,)``; None without ALiBi.
+        positions: Positions of the tokens, ``(n,)``.
         dtype: Dtype of the logits.
     """
 
@@ -179,26 +179,26 @@ class Place:
 
     @cached_property
     def real_turn(self) -> Tensor | None:
-        """The factors as cosine and sine, ``(n, 1, heads or 1, planes, 2)``."""
+        """``turn`` as cosine and sine, ``(n, 1, heads or 1, planes, 2)``."""
         return None if self.turn is None else torch.view_as_real(self.turn)
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """What is added to the logits, ``(heads, n, n)``; None if nothing is."""
+        """Bias on the logits, ``(heads, n, n)``; None if there is none."""
         if self.slopes is None:
             return None
         return self.slopes[:, None, None] * (self.positions[None] - self.positions[:, None])
 
     @cached_property
     def hidden(self) -> Tensor:
-        """-inf where a key comes after the query, the bias elsewhere, ``(heads or 1, n, n)``."""
+        """Causal mask plus bias: -inf where a key comes after the query, ``(heads or 1, n, n)``."""
         n = len(self.positions)
         hidden = torch.full((n, n), -torch.inf, device=self.positions.device, dtype=self.dtype).triu_(1)[None]
         return hidden if self.bias is None else hidden + self.bias
 
 
 def find_rotation(config: LabConfig) -> Rotation | None:
-    """How queries and keys are rotated; None if they are not."""
+    """Return the rotation of queries and keys; None if there is none."""
     encoding = ENCODINGS[config.encoding]
     if encoding.inv_freq is None:
         return None
@@ -208,8 +208,10 @@ def find_rotation(config: LabConfig) -> Rotation | None:
     return Rotation("interleaved", 0, encoding.inv_freq(config.head_width, config.base, share), 1.0)
 
 
-def make_places(config: LabConfig, positions: Tensor, *, device: torch.device, dtype: torch.dtype) -> list[Place]:
-    """One entry per layer, for tokens at ``positions`` ``(n,)``."""
+def make_position_tables(
+    config: LabConfig, positions: Tensor, *, device: torch.device, dtype: torch.dtype
+) -> list[PositionTables]:
+    """Return one entry per layer, for tokens at ``positions`` ``(n,)``."""
     positions = positions.cpu()
     encoding = ENCODINGS[config.encoding]
     planes = config.head_width if encoding.polar else config.head_width // 2
@@ -225,6 +227,6 @@ def make_places(config: LabConfig, positions: Tensor, *, device: torch.device, d
         turns = [turn if allowed is None else turn * allowed[layer].to(device) for layer in range(config.layers)]
     slopes = None if encoding.slopes is None else encoding.slopes(config.heads).to(device, dtype)
     where = positions.to(device)
-    first = Place(turns[0], slopes, where, dtype)
-    # Layers that need the same share one place, so that its bias is made once.
-    return [first if turn is turns[0] else Place(turn, slopes, where, dtype) for turn in turns]
+    first = PositionTables(turns[0], slopes, where, dtype)
+    # Layers with equal tables share one object, so that its bias is computed once.
+    return [first if turn is turns[0] else PositionTables(turn, slopes, where, dtype) for turn in turns]

@@ -1,7 +1,7 @@
-"""Training steps on a GPU: a whole step, data and optimiser included, recorded once and replayed.
+"""Training steps on a GPU: a whole step, data and optimiser included, as a CUDA graph.
 
-One by one, the thousand small kernels of a step take far longer to launch than to run. A CUDA graph launches all of
-them at once; everything that differs from step to step lives on the device: a counter, the order of the sequences, the
+Launching the thousand small kernels of a step one by one takes far longer than running them. A CUDA graph launches all
+of them at once. Everything that differs from step to step is on the device: a counter, the order of the sequences, the
 learning rates, and the seed of dropout, which the host sets.
 """
 
@@ -18,32 +18,32 @@ from wherewhat.lab.config import Training
 from wherewhat.lab.model import LabModel, fused
 from wherewhat.lab.steps import (
     batch_order,
+    clip_gradients,
     derived_seed,
     learning_rates,
     make_optimizer,
     products,
     read_length,
     read_moments,
-    shorten,
     start_moments,
     summed_loss,
 )
 
 _WARM_UP = 3
-"""Steps run before recording, whose effects are undone: libraries choose kernels and take memory in their first."""
+"""Steps run before the graph is captured, and then undone: libraries select kernels and allocate memory in them."""
 
 
 class GpuSteps:
-    """Steps on a GPU.
+    """Training steps on a GPU.
 
     Args:
         model: The model to train, in place, on the GPU.
         tokens: Training sequences, ``(count, n)``.
-        answers: Their answers, ``(count,)``; None if every token is the answer to those before it.
-        config: How to train.
-        state: Where to go on; None to begin.
-        graph: Replay a recorded graph; otherwise launch every kernel, which gives the same numbers slowly.
-        order: Which sequences every step uses, ``(steps, batch)``, if not in the order of ``batch_order``.
+        answers: Their answers, ``(count,)``; None to predict every next token.
+        config: Options of the training.
+        state: State to resume from; None to start.
+        graph: Replay a CUDA graph; otherwise launch every kernel, which gives the same results more slowly.
+        order: Sequences of every step, ``(steps, batch)``; those of ``batch_order`` by default.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class GpuSteps:
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._generator = torch.Generator(device)
         n = read_length(tokens, answers)
-        self._places = model.places(n)  # the graph reads them; the model forgets them when it sees another length
+        self._tables = model.position_tables(n)  # kept for the graph: the model's cache holds one length only
         self._drawer = (
             MaskDrawer(model.config, batch=config.batch, n=n, device=device) if model.config.dropout else None
         )
         self.losses = torch.zeros(config.steps, device=device)
-        self._graph = self._recorded() if graph else None
+        self._graph = self._capture() if graph else None
         self._counter.fill_(0 if state is None else state.step)
         self.losses.zero_()
 
     def run(self, step: int) -> None:
-        """Do one step; the counter on the device says which."""
+        """Run one step, whose index is the counter on the device."""
         self._generator.manual_seed(derived_seed(self._config.seed, "dropout", step))
         if self._graph is None:
             self._advance()
@@ -97,13 +97,13 @@ class GpuSteps:
             loss = loss / self._config.batch
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
-        shorten(self._parameters, self._config)
+        clip_gradients(self._parameters, self._config)
         self._optimizer.step()
         self.losses.index_copy_(0, self._counter, loss.detach()[None])
         self._counter.add_(1)
 
-    def _recorded(self) -> torch.cuda.CUDAGraph:
-        """The graph of one step; weights and moments are as before."""
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Return the graph of one step; weights and moments are restored afterwards."""
         moments = (value for state in self._optimizer.state.values() for value in state.values())
         changing = [*(p.detach() for p in self._model.parameters()), *moments]
         before = [value.clone() for value in changing]
@@ -123,14 +123,14 @@ class GpuSteps:
         return graph
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """AdamW's means of gradients and of their squares, by the weights' names."""
+        """Return AdamW's first and second moments, by the weights' names."""
         return read_moments(zip(self._names, self._model.parameters(), strict=True), [self._optimizer.state])
 
     def record(self, function: Callable[[], None]) -> None:
-        """Call a function that looks at the model."""
+        """Call a function that reads the model."""
         function()
 
     def close(self) -> None:
-        """Give the graph's memory back."""
+        """Free the graph's memory."""
         self._graph = None
         self._optimizer.zero_grad(set_to_none=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils import deterministic
 
-from wherewhat.lab.encodings import Place
+from wherewhat.lab.encodings import PositionTables
 
-_FILLING: Any = deterministic  # its class is changed at import, so that its one switch is unknown to type checkers
+_FILLING: Any = deterministic  # its class is changed at import, so type checkers do not know its attribute
 _HALF = (torch.bfloat16, torch.float16)
 _EXACT = 256
 """Integers up to this are exact in bfloat16."""
@@ -22,33 +22,33 @@ _STEP = 8
 
 
 def is_half(x: Tensor) -> bool:
-    """Whether products with ``x`` are of half precision, by its dtype or by autocast."""
+    """Return whether products with ``x`` are in half precision, by its dtype or by autocast."""
     return x.dtype in _HALF or torch.is_autocast_enabled(x.device.type)
 
 
 def fits_flash(q: Tensor, k: Tensor) -> bool:
-    """Whether the kernel can be used: half precision, on a GPU, as many queries as keys."""
+    """Return whether the kernel can be used: half precision, on a GPU, as many queries as keys."""
     return q.is_cuda and q.dtype in _HALF and q.shape[2] == k.shape[2]
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, place: Place, *, scale: float) -> Tensor:
-    """What attention gives, ``(batch, heads, n, d_v)``.
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, tables: PositionTables, *, scale: float) -> Tensor:
+    """Return the output of causal attention, ``(batch, heads, n, d_v)``.
 
     Args:
         q: Queries after rotation, ``(batch, heads, n, d)``.
         k: Keys after rotation, the same shape.
         v: Values, ``(batch, heads, n, d_v)``.
-        place: What positions do.
+        tables: Position tables of the layer.
         scale: Factor on the dot products.
     """
-    output: Tensor = _Flash.apply(*widen(q, k, v, place, scale=scale), scale)  # type: ignore[no-untyped-call]
+    output: Tensor = _Flash.apply(*widen(q, k, v, tables, scale=scale), scale)  # type: ignore[no-untyped-call]
     return output[..., : v.shape[-1]]
 
 
-def widen(q: Tensor, k: Tensor, v: Tensor, place: Place, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one width, with ALiBi's bias among the dimensions of q and k."""
-    if place.slopes is not None:
-        of_queries, of_keys = _bias_columns(place, scale, q.dtype)
+def widen(q: Tensor, k: Tensor, v: Tensor, tables: PositionTables, *, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of one width, with ALiBi's bias as further dimensions of q and k."""
+    if tables.slopes is not None:
+        of_queries, of_keys = _bias_columns(tables, scale, q.dtype)
         q = torch.cat([q, of_queries.expand(*q.shape[:3], -1)], -1)
         k = torch.cat([k, of_keys.expand(*k.shape[:3], -1)], -1)
     width = -(-max(q.shape[-1], v.shape[-1]) // _STEP) * _STEP
@@ -56,21 +56,22 @@ def widen(q: Tensor, k: Tensor, v: Tensor, place: Place, *, scale: float) -> tup
     return q, k, v
 
 
-def _bias_columns(place: Place, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Dimensions to append to queries, ``(heads, 1, 4)``, and to keys, ``(n, 4)``, whose product is ALiBi's bias."""
-    assert place.slopes is not None
-    slopes = place.slopes / scale
+def _bias_columns(tables: PositionTables, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return columns to append to queries, ``(heads, 1, 4)``, and keys, ``(n, 4)``, whose product is ALiBi's bias."""
+    assert tables.slopes is not None
+    slopes = tables.slopes / scale
     rounded = slopes.to(dtype)
     left = (slopes - rounded).to(dtype)
-    rest = place.positions % _EXACT
-    keys = torch.stack([place.positions - rest, rest], -1).to(dtype)
+    rest = tables.positions % _EXACT
+    keys = torch.stack([tables.positions - rest, rest], -1).to(dtype)
     return torch.stack([rounded, rounded, left, left], -1)[:, None], keys.repeat(1, 2)
 
 
 class _Flash(torch.autograd.Function):
-    """The kernel by its own name, so that only its backward pass is asked to be deterministic.
+    """The flash attention kernel with a deterministic backward pass.
 
-    Asked of everything, torch would refuse matrix products unless the environment was prepared before its start.
+    With deterministic algorithms enabled globally, torch refuses matrix products unless an environment variable was set
+    before the process started.
     """
 
     @staticmethod
@@ -94,7 +95,7 @@ class _Flash(torch.autograd.Function):
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Kernels that add in the same order every time, without filling new memory first."""
+    """Use kernels with a fixed order of summation, without filling uninitialised memory."""
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filling = _FILLING.fill_uninitialized_memory
@@ -108,7 +109,7 @@ def _repeatable() -> Iterator[None]:
 
 
 def look_up(tokens: Tensor, vectors: Tensor) -> Tensor:
-    """Vectors ``(batch, n, width)`` of ``tokens`` ``(batch, n)`` from a table ``(vocabulary, width)``."""
+    """Return vectors ``(batch, n, width)`` of ``tokens`` ``(batch, n)`` from a table ``(vocabulary, width)``."""
     found: Tensor = _LookUp.apply(tokens, vectors)  # type: ignore[no-untyped-call]
     return found
 

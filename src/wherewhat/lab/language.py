@@ -25,24 +25,24 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class LanguageConfig(Training):
-    """How a laboratory model is trained on text."""
+    """Options of training on text."""
 
     steps: int = option(5000, "training steps")
     batch: int = option(128, "sequences of a step")
     learning_rate: float = option(1e-3, "learning rate after the warm-up")
     warmup: int = option(200, "steps over which the learning rate rises from 0; afterwards it falls to 0 as a cosine")
-    beta1: float = option(0.9, "AdamW's decay of the gradient's mean")
-    beta2: float = option(0.95, "AdamW's decay of the gradient's square")
+    beta1: float = option(0.9, "AdamW's decay rate of the first moment")
+    beta2: float = option(0.95, "AdamW's decay rate of the second moment")
     weight_decay: float = option(0.1, "AdamW's weight decay, of all weights")
     data_seed: int = option(0, "seed of the order of the text")
-    seed: int = option(0, "seed of what training itself draws; nothing so far")
-    context: int = option(512, "tokens that a sequence gives the model")
-    clip: float | None = option(1.0, "length that the gradient is cut down to; none for any")
+    seed: int = option(0, "seed of the training; without dropout it has no effect")
+    context: int = option(512, "input tokens of a sequence")
+    clip: float | None = option(1.0, "largest norm of the gradient; none for no clipping")
     precision: Literal["bfloat16", "float32"] = option("bfloat16", "products; weights and sums are float32")
-    compile: bool = option(True, "fuse small kernels by torch.compile, on a GPU")
+    compile: bool = option(True, "fuse small kernels with torch.compile, on a GPU")
 
     def __post_init__(self) -> None:
-        """Refuse values that train nothing."""
+        """Check the options."""
         super().__post_init__()
         at_least("context", self.context, 1)
         if self.clip is not None and not 0 < self.clip < float("inf"):
@@ -50,12 +50,12 @@ class LanguageConfig(Training):
 
     @property
     def cosine(self) -> bool:
-        """Whether the learning rate falls along a cosine, in place of a line."""
+        """Whether the learning rate falls along a cosine instead of linearly."""
         return True
 
     @property
     def half(self) -> bool:
-        """Whether products, though not weights and sums, are bfloat16."""
+        """Whether products are bfloat16; weights and sums are float32."""
         return self.precision == "bfloat16"
 
     @property
@@ -64,19 +64,19 @@ class LanguageConfig(Training):
         return self.compile
 
     @property
-    def longest_gradient(self) -> float | None:
-        """Length that the gradient of all weights together is cut down to; None for any."""
+    def clip_norm(self) -> float | None:
+        """Largest norm of the gradient; None for no clipping."""
         return self.clip
 
 
 def batch_starts(config: LanguageConfig, length: int) -> Tensor:
-    """First token of every sequence of every step, ``(steps, batch)``; the same for all models with one ``data_seed``.
+    """Return the first token of every sequence of every step, ``(steps, batch)``; it depends on ``data_seed`` only.
 
-    The text is cut into pieces as long as the context. Each epoch reads all of them, in an order of its own and cut at
-    places of its own, so that a sequence begins anywhere.
+    The text is cut into pieces as long as the context. Each epoch reads all pieces, with a random order and a random
+    offset of the cuts, so that sequences start at any position.
 
     Args:
-        config: How to train.
+        config: Options of the training.
         length: Tokens of the text.
     """
     spare = length - 1 - config.context
@@ -94,15 +94,15 @@ def batch_starts(config: LanguageConfig, length: int) -> Tensor:
 
 
 def recording_steps(steps: int, count: int = 40) -> list[int]:
-    """About ``count`` numbers of steps, logarithmically spaced, 0 and ``steps`` among them; all if they are fewer.
+    """Return about ``count`` logarithmically spaced steps, including 0 and ``steps``; all steps if there are fewer.
 
-    The first steps are all there, as spaces cannot be smaller than one step.
+    All of the first steps are included, since the spacing is at least one step.
     """
     if count < 2 or steps < 1:
         raise ConfigError(f"{count} records of {steps} steps: give 2 records or more, of 1 step or more")
     found: set[int] = set()
     points = count - 1
-    while len(found) < min(count, steps + 1):  # points that fall on the same step are one: take more of them
+    while len(found) < min(count, steps + 1):  # rounding merges points, so that more are needed
         spaced = torch.logspace(0, math.log10(steps), points, dtype=torch.float64)
         found = {0, steps, *spaced.round().long().tolist()}
         points += 1
@@ -120,29 +120,29 @@ def train_language(
     progress: Progress | None = None,
     device: str = "cpu",
 ) -> LabModel:
-    """Train a model to tell each next byte of a text.
+    """Train a model to predict each next byte of a text.
 
-    On one machine the weights are the same bit for bit whenever options are, also if the process was killed in between
-    and started again with the same directory. On a CPU the number of threads must be the same too, and on a GPU this
-    holds for bfloat16: float32's attention may be summed up in another order from run to run.
+    On one machine the same options give bitwise identical weights, also if the process was killed and resumed with the
+    same directory. On a CPU this requires the same number of threads. On a GPU it holds for bfloat16; the order of
+    summation in float32 attention may differ from run to run.
 
     Args:
-        model_config: The model. Its vocabulary is that of bytes, and it is trained without dropout, whatever it says.
-        config: How to train.
+        model_config: The model; its vocabulary is set to that of bytes and its dropout to 0.
+        config: Options of the training.
         text: The text, ``(length,)`` uint8.
         record: Called with the steps done and the model, whose weights are float32, without gradients: before the
-            first step, after those of ``record_at``, and at the end. After a resumption it may be called again for a
-            step it has seen, with the same weights.
+            first step, after those of ``record_at``, and at the end. A resumed training may call it again for an
+            earlier step, with the same weights.
         record_at: Numbers of steps, such as those of :func:`recording_steps`.
-        directory: Folder for the state and, at the end, the model; what it holds of the same training is gone on with.
-            None to keep nothing.
-        progress: Who is told how far it is.
+        directory: Folder for the state and, at the end, the model. A training that it holds is resumed. None to keep
+            nothing.
+        progress: Progress callback.
         device: cpu, cuda or cuda:N.
 
     Returns:
         The trained model, on the device.
     """
-    place = find_device(device)
+    on = find_device(device)
     if text.ndim != 1 or text.dtype != torch.uint8:
         raise ConfigError(
             f"text is {text.dtype} of shape {tuple(text.shape)}: give its bytes, uint8 of shape (length,)"
@@ -152,7 +152,7 @@ def train_language(
     return run_training(
         model_config,
         config,
-        windows(text.to(place), config.context),
+        windows(text.to(on), config.context),
         None,
         identity=identify(model_config, config, text=digest(text.cpu())),
         recorded=frozenset(record_at),
@@ -160,10 +160,10 @@ def train_language(
         record=record,
         directory=directory,
         progress=progress,
-        device=place,
+        device=on,
     )
 
 
 def windows(text: Tensor, context: int) -> Tensor:
-    """Every sequence there is, ``(length - context, context + 1)``, with the token after it: a view, not a copy."""
+    """Return all sequences with the token after each, ``(length - context, context + 1)``, as a view."""
     return text.unfold(0, context + 1, 1)

@@ -13,31 +13,31 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.errors import ConfigError
 from wherewhat.lab.block import Block, Heads, Masks, make_norm
 from wherewhat.lab.config import LabConfig
-from wherewhat.lab.encodings import ENCODINGS, Place, find_rotation, make_places
+from wherewhat.lab.encodings import ENCODINGS, PositionTables, find_rotation, make_position_tables
 from wherewhat.lab.kernels import is_half, look_up
 
 Edit = Callable[[int, Tensor], Tensor | None]
-"""Given a layer's index and a tensor, something to take its place, or None to leave it."""
+"""Function of a layer's index and a tensor that returns a replacement of the tensor, or None."""
 
-Look = Callable[[LayerAttention], Tensor | None]
-"""Given a layer's attention, an output ``(batch, n, heads, d)`` to take its output's place, or None to leave it."""
+EditAttention = Callable[[LayerAttention], Tensor | None]
+"""Function of a layer's attention that returns a replacement of its output ``(batch, n, heads, d)``, or None."""
 
 _SPREAD = 0.02
 """Standard deviation of GPT-J's initial weights."""
 
 
 class LabModel(nn.Module):
-    """GPT-J from scratch, or a relative: interleaved RoPE or another encoding, an output with weights of its own.
+    """A small transformer: GPT-J by default, with a choice of position encoding, block and biases.
 
-    There is no mode: dropout happens if a pass is given masks, and not otherwise.
+    There is no training mode: dropout is applied if and only if a pass is given masks.
 
     Attributes:
-        config: What it was made from.
+        config: Its options.
         embedding: Vectors of tokens, ``(vocabulary, width)``.
         positions: Vectors of positions, ``(positions, width)``; None unless the encoding is learned.
         blocks: The layers.
         norm: The norm before the output.
-        head: The output, with a bias if ``biases`` is all.
+        head: The output projection, not tied to the embedding; with a bias if ``biases`` is all.
     """
 
     def __init__(self, config: LabConfig) -> None:
@@ -50,8 +50,8 @@ class LabModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.width, config.vocabulary, bias=config.biases == "all")
-        self._places: tuple[tuple[int, torch.device, torch.dtype], list[Place]] | None = None
-        self.places(1)  # so that wrong options are told now
+        self._tables: tuple[tuple[int, torch.device, torch.dtype], list[PositionTables]] | None = None
+        self.position_tables(1)  # raises an error for invalid options
         self._initialise()
 
     @torch.no_grad()
@@ -74,34 +74,39 @@ class LabModel(nn.Module):
         edit: Edit | None = None,
         edit_stream: Edit | None = None,
         positions: Tensor | None = None,
-        look: Look | None = None,
+        edit_attention: EditAttention | None = None,
     ) -> Tensor:
-        """Logits of the last token ``(batch, vocabulary)``, or of all tokens ``(batch, n, vocabulary)``.
+        """Return logits of the last token ``(batch, vocabulary)``, or of all tokens ``(batch, n, vocabulary)``.
 
         Args:
             tokens: Token ids, ``(batch, n)``.
-            all_tokens: Logits of all tokens.
-            masks: Factors of dropout, for training on the last token; none without.
-            edit: Given a layer and what its attention gives before the output projection, ``(batch, n, heads, d)``,
-                may return something in its place.
+            all_tokens: Return logits of all tokens.
+            masks: Dropout factors, for training on the last token; None for no dropout.
+            edit: Function of a layer's index and its attention outputs before the output projection,
+                ``(batch, n, heads, d)``, that may return a replacement.
             edit_stream: The same for the residual stream ``(batch, n, width)`` that enters a layer; after the last
                 layer it is called once more, with the number of layers.
-            positions: Where the tokens are, ``(n,)``; 0, 1, 2 and so on if not given. Who comes first is seen by who
-                comes later, wherever they are.
-            look: Given every layer's attention in turn, may return an output in the place of its own, before ``edit``.
+            positions: Positions of the tokens, ``(n,)``; 0, 1, 2 and so on by default. The causal mask follows the
+                order of the tokens, not their positions.
+            edit_attention: Function of every layer's attention that may return a replacement of its output; called
+                before ``edit``.
         """
         x = self.embed(tokens, positions)
         if masks is not None:
             x = x * masks.embedding
-        places = self.places(tokens.shape[1], positions)
-        whole = all_tokens or not (edit is None and edit_stream is None and look is None)
+        tables = self.position_tables(tokens.shape[1], positions)
+        whole = all_tokens or not (edit is None and edit_stream is None and edit_attention is None)
         for index, block in enumerate(self.blocks):
             if edit_stream is not None:
                 x = _edited(x, edit_stream, index)
-            # Nothing reads the other tokens of the last layer; who looks or edits sees them all the same.
+            # Nothing reads the other tokens of the last layer; edits get them nevertheless.
             last = index == len(self.blocks) - 1 and not whole
-            within = None if edit is None and look is None else self._within(index, places[index], edit, look)
-            x = block(x, places[index], masks=None if masks is None else masks.layers[index], last=last, edit=within)
+            within = (
+                None
+                if edit is None and edit_attention is None
+                else self._within(index, tables[index], edit, edit_attention)
+            )
+            x = block(x, tables[index], masks=None if masks is None else masks.layers[index], last=last, edit=within)
         if edit_stream is not None:
             x = _edited(x, edit_stream, len(self.blocks))
         if not all_tokens:
@@ -110,19 +115,19 @@ class LabModel(nn.Module):
         return logits
 
     def _within(
-        self, index: int, place: Place, edit: Edit | None, look: Look | None
+        self, index: int, tables: PositionTables, edit: Edit | None, edit_attention: EditAttention | None
     ) -> Callable[[Heads, Tensor], Tensor]:
-        """What is called with a layer's heads and output, and gives the output that is handed on."""
+        """Return the edit of one layer that applies ``edit_attention`` and then ``edit``."""
 
         def within(heads: Heads, output: Tensor) -> Tensor:
-            if look is not None:
-                replaced = look(self._describe(index, place, heads, output))
+            if edit_attention is not None:
+                replaced = edit_attention(self._describe(index, tables, heads, output))
                 output = output if replaced is None else replaced
             return output if edit is None else _edited(output, edit, index)
 
         return within
 
-    def _describe(self, index: int, place: Place, heads: Heads, output: Tensor) -> LayerAttention:
+    def _describe(self, index: int, tables: PositionTables, heads: Heads, output: Tensor) -> LayerAttention:
         block = self.blocks[index]
         assert isinstance(block, Block)
         return LayerAttention(
@@ -133,20 +138,20 @@ class LabModel(nn.Module):
             value=heads[2],
             output=output,
             scale=block.scale,
-            mask=Mask(causal=True, added=() if place.bias is None else (place.bias,), device=output.device),
+            mask=Mask(causal=True, added=() if tables.bias is None else (tables.bias,), device=output.device),
             rotation=self.rotation,
-            positions=place.positions,
+            positions=tables.positions,
         )
 
     @torch.no_grad()
     def attention(self, tokens: Tensor) -> list[LayerAttention]:
-        """Every layer's attention over ``tokens`` ``(batch, n)``, as the model used it, on tensors of its own."""
+        """Return every layer's attention over ``tokens`` ``(batch, n)``."""
         found: list[LayerAttention] = []
-        self(tokens, look=found.append)
+        self(tokens, edit_attention=found.append)
         return found
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The residual stream that enters the first layer, ``(batch, n, width)``."""
+        """Return the residual stream that enters the first layer, ``(batch, n, width)``."""
         repeatable = self.embedding.is_cuda and is_half(self.embedding) and torch.is_grad_enabled()
         x = (look_up if repeatable else functional.embedding)(tokens, self.embedding)
         if self.positions is None:
@@ -156,21 +161,24 @@ class LabModel(nn.Module):
             raise ConfigError(f"{n} tokens do not fit a learned encoding of {len(self.positions)} positions")
         return x + (self.positions[:n] if positions is None else self.positions[positions.to(x.device, torch.int64)])
 
-    def places(self, n: int, positions: Tensor | None = None) -> list[Place]:
-        """What positions do in each layer, for ``n`` tokens; made once for passes of the same length.
+    def position_tables(self, n: int, positions: Tensor | None = None) -> list[PositionTables]:
+        """Return each layer's position tables for ``n`` tokens, cached for the last length.
 
         Args:
             n: Number of tokens.
-            positions: Where they are, ``(n,)``, if not at 0, 1, 2 and so on: then nothing is kept.
+            positions: Positions ``(n,)`` other than 0, 1, 2 and so on; their tables are not cached.
         """
         device, dtype = self.embedding.device, self.embedding.dtype
         if positions is not None:
             if positions.shape != (n,):
                 raise ConfigError(f"positions of shape {tuple(positions.shape)} do not fit {n} tokens: give ({n},)")
-            return make_places(self.config, positions, device=device, dtype=dtype)
-        if self._places is None or self._places[0] != (n, device, dtype):
-            self._places = (n, device, dtype), make_places(self.config, torch.arange(n), device=device, dtype=dtype)
-        return self._places[1]
+            return make_position_tables(self.config, positions, device=device, dtype=dtype)
+        if self._tables is None or self._tables[0] != (n, device, dtype):
+            self._tables = (
+                (n, device, dtype),
+                make_position_tables(self.config, torch.arange(n), device=device, dtype=dtype),
+            )
+        return self._tables[1]
 
 
 def _edited(x: Tensor, edit: Edit, index: int) -> Tensor:
@@ -180,13 +188,13 @@ def _edited(x: Tensor, edit: Edit, index: int) -> Tensor:
 
 @contextmanager
 def fused(model: LabModel, wanted: bool = True) -> Iterator[None]:
-    """Run what comes before and after each layer's attention compiled; attention is left to its own kernel.
+    """Compile what comes before and after each layer's attention, which keeps its own kernel, inside the context.
 
-    Only for the time of the context, so that passes of other shapes do not compile theirs.
+    Outside the context passes of other shapes run without compilation.
 
     Args:
         model: The model.
-        wanted: Whether to; if not, nothing changes.
+        wanted: False to compile nothing.
     """
     blocks = [block for block in model.blocks if isinstance(block, Block)] if wanted else []
     for block in blocks:

@@ -19,9 +19,9 @@ from wherewhat.lab.model import LabModel
 
 
 def learning_rates(config: Training) -> Tensor:
-    """Learning rate of every step, ``(steps,)`` float64: up from 0 over the warm-up, down to 0 at the end.
+    """Return the learning rate of every step, ``(steps,)`` float64.
 
-    It rises linearly, and falls linearly or, if the config says so, along a cosine.
+    It rises linearly from 0 during the warm-up, then falls to 0 linearly or, by option, along a cosine.
     """
     step = torch.arange(config.steps, dtype=torch.float64)
     rising = step / max(1, config.warmup)
@@ -32,7 +32,7 @@ def learning_rates(config: Training) -> Tensor:
 
 
 def batch_order(config: Training, count: int) -> Tensor:
-    """Which of ``count`` sequences every step uses, ``(steps, batch)``: one permutation of all after the other."""
+    """Return the sequences of every step, ``(steps, batch)``: one permutation of all ``count`` after the other."""
     needed = config.steps * config.batch
     epochs = [
         torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(config.seed, "order", epoch)))
@@ -42,42 +42,42 @@ def batch_order(config: Training, count: int) -> Tensor:
 
 
 def derived_seed(seed: int, *path: str | int) -> int:
-    """A seed of its own for each use, the same on every machine."""
+    """Return a seed for one use, derived from ``seed`` by hashing, the same on every machine."""
     text = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 class Steps(Protocol):
-    """Somebody who trains a model step by step."""
+    """Interface of the training steps on one kind of device."""
 
     @property
     def losses(self) -> Tensor:
-        """Loss of every step, ``(steps,)``; those not done are 0."""
+        """Loss of every step, ``(steps,)``; 0 for steps that have not run."""
 
     def run(self, step: int) -> None:
-        """Do one step."""
+        """Run one step."""
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """AdamW's means of gradients and of their squares, by the weights' names."""
+        """Return AdamW's first and second moments, by the weights' names."""
 
     def record(self, function: Callable[[], None]) -> None:
-        """Call a function that looks at the model."""
+        """Call a function that reads the model."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Free threads and memory."""
 
 
 class CpuSteps:
-    """Steps on a CPU.
+    """Training steps on a CPU.
 
     Args:
         model: The model to train, in place.
         tokens: Training sequences, ``(count, n)``.
-        answers: Their answers, ``(count,)``; None if every token is the answer to those before it.
-        config: How to train.
-        threads: Number of parts of a batch, and of threads.
-        state: Where to go on; None to begin.
-        order: Which sequences every step uses, ``(steps, batch)``, if not in the order of ``batch_order``.
+        answers: Their answers, ``(count,)``; None to predict every next token.
+        config: Options of the training.
+        threads: Number of threads, each of which gets a part of the batch.
+        state: State to resume from; None to start.
+        order: Sequences of every step, ``(steps, batch)``; those of ``batch_order`` by default.
     """
 
     def __init__(
@@ -108,23 +108,23 @@ class CpuSteps:
         ]
         for optimizer, share in zip(self._optimizers, self._shares, strict=True):
             start_moments(optimizer, [self._names[i] for i in share], state)
-        model.places(n)
+        model.position_tables(n)
         self._before = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, step: int) -> None:
-        """Do one step."""
+        """Run one step."""
         parts = range(len(self._order))
         with products(self._config.products):
             found = list(self._pool.map(lambda part: self._gradients(step, part), parts))
         self.losses[step] = sum(loss for loss, _ in found)
         list(self._pool.map(lambda part: self._sum(part, [grads for _, grads in found]), parts))
-        shorten(self._parameters, self._config)
+        clip_gradients(self._parameters, self._config)
         list(self._pool.map(lambda part: self._update(step, part), parts))
 
     def _gradients(self, step: int, part: int) -> tuple[float, tuple[Tensor, ...]]:
-        """What one part of the batch adds to the loss, and to the gradient of every weight."""
+        """Return the contribution of one part of the batch to the loss and to the gradient of every weight."""
         rows = self._order[part][step]
         masks = None
         if self._drawers:
@@ -135,7 +135,7 @@ class CpuSteps:
         return float(loss.detach()), torch.autograd.grad(loss, self._parameters)
 
     def _sum(self, part: int, grads: list[tuple[Tensor, ...]]) -> None:
-        """Sum up the gradients of some weights."""
+        """Sum the gradients of one share of the weights."""
         for index in self._shares[part]:
             first, *others = (found[index] for found in grads)
             for other in others:
@@ -143,18 +143,18 @@ class CpuSteps:
             self._parameters[index].grad = first
 
     def _update(self, step: int, part: int) -> None:
-        """Change some weights."""
+        """Update one share of the weights."""
         for group in self._optimizers[part].param_groups:
             group["lr"] = self._rates[step]
         self._optimizers[part].step()
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """AdamW's means of gradients and of their squares, by the weights' names."""
+        """Return AdamW's first and second moments, by the weights' names."""
         states = [optimizer.state for optimizer in self._optimizers]
         return read_moments(zip(self._names, self._parameters, strict=True), states)
 
     def record(self, function: Callable[[], None]) -> None:
-        """Call a function that looks at the model, with as many of torch's own threads as there were before."""
+        """Call a function that reads the model, with torch's original number of threads."""
         torch.set_num_threads(self._before)
         try:
             function()
@@ -162,14 +162,14 @@ class CpuSteps:
             torch.set_num_threads(1)
 
     def close(self) -> None:
-        """End the threads and give torch back its own."""
+        """End the threads and restore torch's number of threads."""
         self._pool.shutdown()
         torch.set_num_threads(self._before)
 
 
 @contextmanager
 def products(precision: Precision) -> Iterator[None]:
-    """Matrix products of float32 tensors as precise as asked for, in all threads."""
+    """Set the precision of float32 matrix products in all threads inside the context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -179,21 +179,21 @@ def products(precision: Precision) -> Iterator[None]:
 
 
 def read_length(tokens: Tensor, answers: Tensor | None) -> int:
-    """Tokens that the model is given of each sequence: the last is but an answer if there are no other answers."""
+    """Return the number of input tokens of each sequence: without answers, its last token is a target only."""
     return tokens.shape[1] - (answers is None)
 
 
 def summed_loss(
     model: LabModel, tokens: Tensor, answers: Tensor | None, config: Training, masks: Masks | None
 ) -> Tensor:
-    """The loss of each sequence, the mean over its answers, summed over sequences.
+    """Return the loss summed over sequences; that of a sequence is the mean over its answers.
 
     Args:
         model: The model.
         tokens: Sequences, ``(batch, n)``.
-        answers: The answer at each one's last token, ``(batch,)``; None if each next token is one.
-        config: How to train.
-        masks: Factors of dropout; None for none.
+        answers: Answers at the last tokens, ``(batch,)``; None to predict every next token.
+        config: Options of the training.
+        masks: Dropout factors; None for no dropout.
     """
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=config.half, cache_enabled=False):
         if answers is not None:
@@ -203,14 +203,14 @@ def summed_loss(
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) * len(tokens)
 
 
-def shorten(parameters: list[torch.nn.Parameter], config: Training) -> None:
-    """Cut gradients down to the longest that all together may be, if there is one."""
-    if config.longest_gradient is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, config.longest_gradient)
+def clip_gradients(parameters: list[torch.nn.Parameter], config: Training) -> None:
+    """Clip the norm of all gradients together, if the training has a limit."""
+    if config.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm)
 
 
 def make_optimizer(parameters: list[torch.nn.Parameter], config: Training, rate: float | Tensor) -> torch.optim.AdamW:
-    """AdamW in one fused kernel; on a GPU one that a graph can hold."""
+    """Return a fused AdamW; on a GPU one that a CUDA graph can capture."""
     return torch.optim.AdamW(
         parameters,
         lr=rate,
@@ -223,7 +223,7 @@ def make_optimizer(parameters: list[torch.nn.Parameter], config: Training, rate:
 
 
 def start_moments(optimizer: torch.optim.AdamW, names: list[str], state: TrainState | None) -> None:
-    """Give AdamW its moments: zeros, or those of an earlier step."""
+    """Set AdamW's moments to zeros, or to those of a saved state."""
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         on_gpu = parameter.device if parameter.is_cuda else "cpu"
@@ -238,7 +238,7 @@ def start_moments(optimizer: torch.optim.AdamW, names: list[str], state: TrainSt
 
 
 def read_moments(named: Iterable[tuple[str, Tensor]], states: list[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """AdamW's moments by name, from the states of one or more optimizers."""
+    """Return AdamW's moments by name, from the states of one or more optimizers."""
     mean, square = {}, {}
     for name, parameter in named:
         found = next(state[parameter] for state in states if parameter in state)
@@ -247,7 +247,7 @@ def read_moments(named: Iterable[tuple[str, Tensor]], states: list[Any]) -> tupl
 
 
 def _balanced(sizes: list[int], parts: int) -> list[list[int]]:
-    """Indices of ``sizes`` shared out so that the parts' sums are about the same."""
+    """Divide the indices of ``sizes`` into parts with about equal sums."""
     shares: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -1,4 +1,4 @@
-"""A laboratory model as measurements see it: every measurement of a language model runs on it unchanged."""
+"""Adapter that lets every measurement of language models run on a laboratory model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Editor = Callable[[LayerAttention], Tensor | None]
 
 
 class LabSubject:
-    """The ``Subject`` of :mod:`wherewhat.measures.measurement` on a laboratory model.
+    """Implementation of ``wherewhat.measures.measurement.Subject`` for a laboratory model.
 
-    There is nothing to prove: the model itself hands out the tensors its attention is made of.
+    No verification of the capture is needed: the model itself provides the tensors of its attention.
 
     Args:
-        model: The model, wherever it is.
-        trained_length: Tokens of the texts it was trained on.
+        model: The model, on any device.
+        trained_length: Number of tokens of its training sequences.
     """
 
     def __init__(self, model: LabModel, *, trained_length: int) -> None:
@@ -39,31 +39,27 @@ class LabSubject:
         logits: bool = False,
         positions: Tensor | None = None,
     ) -> Tensor | None:
-        """Run on ``ids`` ``(batch, n)``, hand each layer to ``reducer``, return logits if asked for.
+        """Run on ``ids`` ``(batch, n)`` and call ``reducer`` with each layer.
 
         Args:
             ids: Tokens.
-            reducer: Called with each layer.
-            logits: Whether logits ``(batch, n, vocabulary)`` are wanted.
-            positions: Where the tokens stand, ``(n,)``; who sees whom stays as it is.
+            reducer: Called with each layer's attention.
+            logits: Return logits ``(batch, n, vocabulary)``.
+            positions: Positions of the tokens, ``(n,)``; the causal mask does not depend on them.
         """
-
-        def look(attention: LayerAttention) -> None:
-            reducer(attention)
-
-        found = self._forward(ids, look, positions=positions, all_tokens=logits)
+        found = self._forward(ids, lambda attention: reducer(attention), positions=positions, all_tokens=logits)
         return found if logits else None
 
     def edited(self, ids: Tensor, editor: Editor, *, positions: Tensor | None = None) -> Tensor:
-        """Logits ``(batch, n, vocabulary)`` with layers' attention outputs replaced by what ``editor`` returns."""
+        """Return logits ``(batch, n, vocabulary)`` with attention outputs replaced by the results of ``editor``."""
         return self._forward(ids, editor, positions=positions)
 
     @contextmanager
     def reordered(self, orders: Mapping[int, Tensor]) -> Iterator[None]:
-        """While open, hidden states that enter a layer are put in another order: place i takes that of ``order[i]``."""
+        """Permute the hidden states that enter layers inside the context: token i gets the state of ``order[i]``."""
         for layer in orders:
             if not 0 <= layer < self.model.config.layers:
-                raise ConfigError(f"there is no layer {layer}: choose of 0 to {self.model.config.layers - 1}")
+                raise ConfigError(f"there is no layer {layer}: choose from 0 to {self.model.config.layers - 1}")
         before, self._orders = self._orders, orders
         try:
             yield
@@ -71,22 +67,22 @@ class LabSubject:
             self._orders = before
 
     def trained_length(self) -> int:
-        """Tokens of the texts it was trained on."""
+        """Return the number of tokens of the training sequences."""
         return self._trained_length
 
     def key_mixing(self) -> Mapping[int, float]:
-        """0 for every layer: each token makes its own key."""
+        """Return 0 for every layer: each key depends on the hidden state of its own token only."""
         return dict.fromkeys(range(self.model.config.layers), 0.0)
 
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
-        """The layers of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+        """Return the layers of a pass over ``ids`` ``(1, n)``, which can be run again on changed inputs."""
         return _blocks(self, ids)
 
     @torch.no_grad()
     def _forward(
         self,
         ids: Tensor,
-        look: Editor,
+        editor: Editor,
         *,
         positions: Tensor | None = None,
         all_tokens: bool = True,
@@ -102,14 +98,14 @@ class LabSubject:
             ids.to(device),
             all_tokens=all_tokens,
             positions=None if positions is None else positions.to(device),
-            look=look,
+            edit_attention=editor,
             edit_stream=stream or (reorder if orders else None),
         )
         return logits
 
 
 class _LabBlocks(Blocks):
-    """Layers of a laboratory model on other inputs: the whole model runs again with one layer's input replaced."""
+    """Layers of a laboratory model on changed inputs: the whole model runs again with one layer's input replaced."""
 
     def __init__(self, subject: LabSubject, ids: Tensor) -> None:
         self._subject, self._ids = subject, ids
@@ -127,11 +123,11 @@ class _LabBlocks(Blocks):
         return list(self._streams)
 
     def hidden(self, layer: int) -> Tensor:
-        """The residual stream that entered a layer, ``(1, n, width)``."""
+        """Return the residual stream that entered a layer, ``(1, n, width)``."""
         return self._streams[layer]
 
     def run(self, layer: int, hidden: Tensor) -> LayerAttention:
-        """Attention of a layer on another stream ``(1, n, width)``."""
+        """Return the attention of a layer on another stream ``(1, n, width)``."""
         found: dict[int, LayerAttention] = {}
         self._subject._forward(
             self._ids,

@@ -24,12 +24,12 @@ from wherewhat.options import config_values
 from wherewhat.progress import Progress, Silent
 
 
-class Board:
-    """Writes scalars into a folder; does nothing without a folder or without TensorBoard.
+class TensorBoardWriter:
+    """Write scalars for TensorBoard; does nothing without a folder or without TensorBoard.
 
     Args:
-        folder: Where to; None for nowhere.
-        first: Steps done already: what was written for later ones by a process that died is hidden.
+        folder: Folder of the event files; None to write nothing.
+        first: Number of finished steps; earlier events of later steps are hidden.
     """
 
     def __init__(self, folder: Path | None, *, first: int) -> None:
@@ -43,49 +43,49 @@ class Board:
         self._writer = SummaryWriter(str(folder), purge_step=first + 1)
 
     def add(self, step: int, **values: float) -> None:
-        """Write values of a step by name."""
+        """Write the values of a step by name."""
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 Record = Callable[[int, LabModel], None]
-"""Told the number of steps done, with the model as it is then."""
+"""Function called with the number of finished steps and the model."""
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
 
-_HARMLESS = ("record_every", "save_every")
-"""Options that change nothing about the weights."""
+_NO_EFFECT = ("record_every", "save_every")
+"""Options that have no effect on the weights."""
 
 
 def find_device(device: str) -> torch.device:
-    """The device of a training."""
-    place = resolve_device(device)
-    if place.type not in ("cpu", "cuda"):
+    """Return the device of a training."""
+    found = resolve_device(device)
+    if found.type not in ("cpu", "cuda"):
         raise ConfigError(f"laboratory models are not trained on {device}: use cpu or cuda")
-    return place
+    return found
 
 
 def identify(model_config: LabConfig, config: Training, **data: str) -> dict[str, Any]:
-    """What is trained, on what and how, as plain values: two trainings with the same give the same weights.
+    """Return model, options and data of a training as plain values, which determine the weights.
 
     Args:
         model_config: The model.
-        config: How it is trained.
-        data: Digests of what it is trained on, by what that is called.
+        config: Options of the training.
+        data: Digests of the training data by name.
     """
-    options = {name: value for name, value in config_values(config).items() if name not in _HARMLESS}
+    options = {name: value for name, value in config_values(config).items() if name not in _NO_EFFECT}
     return {"model": config_values(model_config), "training": options, **data}
 
 
 def digest(*tensors: Tensor) -> str:
-    """A hash of tensors, shapes included."""
+    """Return a hash of tensors and their shapes."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         found.update(str(tuple(tensor.shape)).encode())
@@ -111,16 +111,16 @@ def run_training(
 
     Args:
         model_config: The model.
-        config: How to train.
+        config: Options of the training.
         tokens: Training sequences, ``(count, n)``.
-        answers: Their answers, ``(count,)``; None if every token is the answer to those before it.
-        identity: What :func:`identify` says.
+        answers: Their answers, ``(count,)``; None to predict every next token.
+        identity: Result of :func:`identify`.
         recorded: Steps after which ``record`` is called, besides the last.
-        order: Which sequences every step uses, ``(steps, batch)``, if not in the order of ``batch_order``.
+        order: Sequences of every step, ``(steps, batch)``; those of ``batch_order`` by default.
         record: Called before the first step, after the steps of ``recorded`` and at the end, without gradients.
         directory: Folder for the state and, at the end, the model; None to keep nothing.
-        progress: Who is told how far it is.
-        device: What :func:`find_device` says.
+        progress: Progress callback.
+        device: Result of :func:`find_device`.
 
     Returns:
         The trained model, on the device.
@@ -137,7 +137,7 @@ def run_training(
         if (directory / STATE_FILE).exists():
             state = load_state(directory / STATE_FILE)
             _check_same(state.identity, identity, directory)
-            progress.say(f"going on after step {state.step:,} of {config.steps:,}")
+            progress.say(f"resuming after step {state.step:,} of {config.steps:,}")
     model = LabModel(model_config)
     if state is not None:
         model.load_state_dict(dict(state.weights))
@@ -172,39 +172,39 @@ def _run(
     progress: Progress,
     state: TrainState | None,
 ) -> None:
-    """All steps that are left, with records, states and curves in between."""
-    first = told = 0 if state is None else state.step
+    """Run the remaining steps, with records, states and TensorBoard curves."""
+    first = logged = 0 if state is None else state.step
     rates = learning_rates(config).tolist()
-    board = Board(None if directory is None else directory / "tensorboard", first=first)
+    writer = TensorBoardWriter(None if directory is None else directory / "tensorboard", first=first)
 
-    def show(done: int) -> None:
+    def call_record(done: int) -> None:
         if record is not None:
             with torch.no_grad():
                 steps.record(lambda: record(done, model))
 
     try:
         if state is None:
-            show(0)
+            call_record(0)
         for step in progress.track(range(first, config.steps), "training"):
             steps.run(step)
             done = step + 1
             if done in recorded or done == config.steps:
-                loss = float(steps.losses[told:done].mean())
-                told = done
+                loss = float(steps.losses[logged:done].mean())
+                logged = done
                 if not math.isfinite(loss):
                     raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
-                board.add(done, loss=loss, learning_rate=rates[step])
-                show(done)
+                writer.add(done, loss=loss, learning_rate=rates[step])
+                call_record(done)
             if directory is not None and done % config.save_every == 0 and done < config.steps:
                 mean, square = steps.moments()
                 found = TrainState(done, threads, identity, model.state_dict(), mean, square)
                 save_state(found, directory / STATE_FILE)
     finally:
-        board.close()
+        writer.close()
 
 
 def _count_threads(config: Training, state: TrainState | None) -> int:
-    """Parts of a batch; a resumed training keeps their number, which decides the order of sums."""
+    """Return the number of parts of a batch; a resumed training keeps it, since it affects rounding."""
     if state is not None:
         return state.threads
     wanted = torch.get_num_threads() if config.threads is None else config.threads
@@ -212,7 +212,7 @@ def _count_threads(config: Training, state: TrainState | None) -> int:
 
 
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], directory: Path) -> None:
-    """Refuse to go on with another training than the one asked for."""
+    """Check that a folder holds the requested training and not another one."""
     for part, wanted in here.items():
         found = there.get(part)
         if found == wanted:

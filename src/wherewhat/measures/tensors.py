@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.statistics import interval
+from wherewhat.measures.statistics import interval, share_bounds
 
 
 def over_documents(values: Tensor) -> Tensor:
@@ -29,6 +30,19 @@ def over_documents(values: Tensor) -> Tensor:
         about = interval(known) if len(known) > 1 else None
         found.append((torch.nan, torch.nan) if about is None else (about.low, about.high))
     return torch.tensor(found, dtype=torch.float64).view(-1, 2)
+
+
+def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:
+    """Return Wilson's 95 % intervals of shares, ``(..., 2)`` float64; NaN where the count is zero.
+
+    Args:
+        hits: Number of hits, any shape.
+        counts: Number of trials, broadcastable to the same shape.
+    """
+    n = counts.double().expand(hits.shape)
+    pairs = zip((hits.double() / n).flatten().tolist(), n.flatten().tolist(), strict=True)
+    bounds = [share_bounds(share, count) if count else (math.nan, math.nan) for share, count in pairs]
+    return torch.tensor(bounds, dtype=torch.float64).view(*hits.shape, 2)
 
 
 def correlation(x: Tensor, y: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face layout, and PEFT adapter folders on top of them."""
+"""Model folders in Hugging Face layout, and folders of PEFT adapters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import LoadError, one_line
-from wherewhat.hashes import sha256_file, sha256_json
+from wherewhat.hashes import ascii_json_sha256, model_file_sha256
 from wherewhat.imports import require
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""Configuration file of an adapter."""
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""Weights file of an adapter."""
+
+_MODEL_WEIGHTS, _MODEL_INDEX = "model.safetensors", "model.safetensors.index.json"
+_MERGED = ("LORA", "LOHA", "LOKR", "IA3")
+_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
+# Settings that locate the base model are not part of an adapter's identity.
+_BASE = ("base_model_name_or_path", "revision")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "vocab.bpe", "bpe.codes", "spiece.model",
@@ -18,15 +29,9 @@ _TOKENIZERS = (
 )  # fmt: skip
 
 
-def holds_weights(folder: Path) -> bool:
-    """Whether a folder has the weights of a whole model."""
-    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
-
-
 def weight_files(folder: Path, spec: str) -> list[Path]:
-    """The safetensors files of a model folder, each checked to be whole."""
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
+    """Return the safetensors files of a model folder, each checked for completeness."""
+    index, single = folder / _MODEL_INDEX, folder / _MODEL_WEIGHTS
     # transformers prefers the single file where both exist.
     if single.is_file():
         files = [single]
@@ -35,14 +40,8 @@ def weight_files(folder: Path, spec: str) -> list[Path]:
     else:
         raise _without_weights(folder, spec)
     for file in files:
-        check_whole(file)
+        _check_complete(file)
     return files
-
-
-def check_tokenizer_files(folder: Path, spec: str) -> None:
-    """Refuse a folder without tokenizer files, for which transformers may build an empty tokenizer."""
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
-        raise LoadError(f"{spec!r} has no tokenizer in {str(folder)!r}: add tokenizer.json beside the weights")
 
 
 def _shards(index: Path, spec: str) -> list[Path]:
@@ -71,10 +70,10 @@ def _without_weights(folder: Path, spec: str) -> LoadError:
     return LoadError(f"{spec!r} has no weights in {str(folder)!r}: model.safetensors is missing")
 
 
-def check_whole(file: Path) -> None:
-    """Compare a safetensors header with the file's size; the data itself is not read.
+def _check_complete(file: Path) -> None:
+    """Compare a safetensors header with the file's size, without reading the tensors.
 
-    Layout: 8 bytes length of the header, the header as JSON, then all tensors without gaps.
+    Layout: length of the header in 8 bytes, the header as JSON, then all tensors without gaps.
     """
     try:
         size = file.stat().st_size
@@ -92,56 +91,58 @@ def check_whole(file: Path) -> None:
         raise LoadError(f"weights file {str(file)!r} is truncated or corrupted ({reason}): get it again") from None
 
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-_MERGED = ("LORA", "LOHA", "LOKR", "IA3")
-_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
-# Where the base model lies is no part of what the adapter is.
-_PLACE = ("base_model_name_or_path", "revision")
+def check_tokenizer_files(folder: Path, spec: str) -> None:
+    """Refuse a folder without tokenizer files, for which transformers may build an empty tokenizer."""
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+        raise LoadError(f"{spec!r} has no tokenizer in {str(folder)!r}: add tokenizer.json beside the weights")
 
 
 def is_adapter(folder: Path, spec: str) -> bool:
-    """Whether a folder holds an adapter."""
-    if not (folder / CONFIG).is_file():
+    """Return whether a folder contains an adapter."""
+    if not (folder / ADAPTER_CONFIG).is_file():
         return False
-    if holds_weights(folder):
-        raise LoadError(f"{spec!r} holds both a model and an adapter ({CONFIG}): put the adapter into its own folder")
+    if any((folder / name).is_file() for name in (_MODEL_WEIGHTS, _MODEL_INDEX)):
+        raise LoadError(
+            f"{spec!r} holds both a model and an adapter ({ADAPTER_CONFIG}): put the adapter into its own folder"
+        )
     return True
 
 
 def adapter_base(folder: Path, spec: str) -> tuple[str, str | None]:
-    """Name and revision of the model that an adapter changes."""
+    """Return the name and revision of an adapter's base model."""
     raw = _read(folder, spec)
     kind = raw.get("peft_type")
     if kind in _PROMPTS:
         raise LoadError(
-            f"{spec!r} is a {kind} adapter, which adds virtual tokens or keys that have no place in the text: only "
+            f"{spec!r} is a {kind} adapter, which adds virtual tokens or keys without a position in the text: only "
             f"adapters of weights can be loaded ({', '.join(_MERGED)})"
         )
     if kind not in _MERGED:
         raise LoadError(f"{spec!r} is an adapter of type {kind!r}: only {', '.join(_MERGED)} can be loaded")
-    base, revision = (raw.get(name) for name in _PLACE)
+    base, revision = (raw.get(name) for name in _BASE)
     if not isinstance(base, str) or not base:
-        raise LoadError(f"{CONFIG} of {spec!r} names no base model: write its id or path into base_model_name_or_path")
+        raise LoadError(
+            f"{ADAPTER_CONFIG} of {spec!r} names no base model: write its id or path into base_model_name_or_path"
+        )
     return base, revision if isinstance(revision, str) else None
 
 
-def adapter_identity(folder: Path, spec: str, *, memo: Path) -> dict[str, str]:
-    """What identifies an adapter: its weights, and its configuration without the place of the base model."""
-    weights = folder / WEIGHTS
+def adapter_identity(folder: Path, spec: str, *, cache: Path) -> dict[str, str]:
+    """Return hashes of an adapter's weights and of its configuration without the location of the base model."""
+    weights = folder / ADAPTER_WEIGHTS
     if not weights.is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         why = "only pickled weights (adapter_model.bin), which can run code when read" if pickled else "no weights"
-        raise LoadError(f"the adapter {spec!r} has {why}: {WEIGHTS} is missing")
-    check_whole(weights)
-    config = {name: value for name, value in _read(folder, spec).items() if name not in _PLACE}
-    return {CONFIG: sha256_json(config), WEIGHTS: sha256_file(weights, memo=memo)}
+        raise LoadError(f"the adapter {spec!r} has {why}: {ADAPTER_WEIGHTS} is missing")
+    _check_complete(weights)
+    config = {name: value for name, value in _read(folder, spec).items() if name not in _BASE}
+    return {ADAPTER_CONFIG: ascii_json_sha256(config), ADAPTER_WEIGHTS: model_file_sha256(weights, cache=cache)}
 
 
 def apply_adapter(model: Any, folder: Path, spec: str) -> Any:
-    """Return the model with an adapter merged into its weights.
+    """Return the model with an adapter merged into its weights, or beside them if they are quantised.
 
-    Quantised weights would be rounded by that: there the adapter stays beside them.
+    Merging would round quantised weights.
     """
     peft = require("peft", why="an adapter folder", install="'wherewhat[peft]'")
     config = peft.PeftConfig.from_pretrained(str(folder))
@@ -159,9 +160,9 @@ def apply_adapter(model: Any, folder: Path, spec: str) -> Any:
 
 def _read(folder: Path, spec: str) -> dict[str, Any]:
     try:
-        raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        raw = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LoadError(f"{CONFIG} of {spec!r} cannot be read: {one_line(error)}") from None
+        raise LoadError(f"{ADAPTER_CONFIG} of {spec!r} cannot be read: {one_line(error)}") from None
     if not isinstance(raw, dict):
-        raise LoadError(f"{CONFIG} of {spec!r} is no table of settings: get it again")
+        raise LoadError(f"{ADAPTER_CONFIG} of {spec!r} is no table of settings: get it again")
     return raw

@@ -1,4 +1,4 @@
-"""A loaded model: its name, device, dtype and tokenizer."""
+"""A loaded model with its tokenizer, and the names of devices and dtypes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+DTYPES = {dtype: getattr(torch, dtype) for dtype in ("float32", "bfloat16", "float16", "float64")}
+"""Supported dtypes by name."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A causal language model and its tokenizer.
 
     Attributes:
         model: In evaluation mode, without gradients.
-        tokenizer: Its tokenizer. Use `encode`, which adds what the model expects and nothing more.
-        spec: What the user typed.
+        tokenizer: Its tokenizer. Use `encode`, which adds only the tokens that the model expects.
+        spec: The model as the user named it.
         name: Short display name.
-        weights: Trained weights, or which twin this is.
-        seed: Seed of the twin; without effect on trained weights.
-        dtype: Number format of the weights.
+        weights: Trained weights, or the type of control model.
+        seed: Seed of a control model; without effect on trained weights.
+        dtype: Dtype of the weights.
         device: Device, or devices joined by "+".
         revision: Commit of a hub model, else None.
-        weights_hash: Identity of the source files, twin and seed; the same on every machine.
-        tokenizer_hash: Identity of the tokenizer.
-        prefix: Ids of the tokens put in front of every text.
+        weights_hash: Hash of the source files, type of weights and seed; the same on every machine.
+        tokenizer_hash: Hash of the tokenizer.
+        prefix: Ids of the tokens in front of every text.
     """
 
     model: PreTrainedModel
@@ -51,28 +55,28 @@ class LoadedModel:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether texts start with a token (mostly BOS) that the model or its file asks for."""
+        """Whether every text starts with a token, usually BOS, that the model expects."""
         return bool(self.prefix)
 
     @checked()
     def encode(self, text: str, *, tokens: int | None = None, allow_beyond: bool = False) -> torch.Tensor:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Args:
             text: The text.
-            tokens: Exact number of ids to return, the prefix included; all of the text if None.
-            allow_beyond: Also go beyond the positions the model was made for, where it can compute them.
+            tokens: Exact number of ids to return, the prefix included; None for the whole text.
+            allow_beyond: Allow more tokens than the model was designed for, if it can compute them.
 
         Returns:
-            Tensor `(n,)` of int64 on the CPU: BOS where the model asks for it, then the text, no end token.
+            Tensor `(n,)` of int64 on the CPU: BOS if the model expects it, then the text, without an end token.
         """
         if tokens is not None and tokens <= len(self.prefix):
-            raise ConfigError(f"tokens={tokens} leaves no room for text: ask for at least {len(self.prefix) + 1}")
-        # A request that no text could meet is refused before a long text is tokenised.
+            raise ConfigError(f"tokens={tokens} leaves no token for the text: ask for at least {len(self.prefix) + 1}")
+        # Checked before a long text is tokenised.
         self.check_length(tokens or 0, allow_beyond=allow_beyond)
         try:
             body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        except (TypeError, UnicodeError) as error:  # of half a character, such as a lone surrogate
+        except (TypeError, UnicodeError) as error:  # lone surrogates
             raise TextError(f"the tokenizer cannot read the text: {one_line(error)}") from None
         if not body:
             raise TextError("the text is empty: it has no tokens")
@@ -89,7 +93,7 @@ class LoadedModel:
 
     @checked()
     def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
-        """Refuse more tokens than the model has positions for."""
+        """Refuse more tokens than the model has positions, unless ``allow_beyond`` is set and it can compute them."""
         limit, hard = max_positions(self.model)
         if limit is None or count <= limit or (allow_beyond and not hard):
             return
@@ -97,23 +101,16 @@ class LoadedModel:
         raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")
 
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
-
-
 def resolve_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name."""
+    """Return the torch dtype of a name."""
     if name not in DTYPES:
         raise ConfigError(f"unknown dtype {name!r}: choose one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    dtype: torch.dtype = DTYPES[name]
+    return dtype
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device of a name; "auto" is the first CUDA device, or the CPU where there is none."""
+    """Return the torch device of a name; "auto" is the first CUDA device, or the CPU if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -137,7 +134,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def check_device_map(device_map: Any, device: str) -> None:
-    """Refuse a device map that cannot be followed."""
+    """Refuse a device map that is given with a device or without accelerate."""
     if device_map is None:
         return
     if device != "auto":
@@ -146,12 +143,12 @@ def check_device_map(device_map: Any, device: str) -> None:
 
 
 def describe_device(model: torch.nn.Module) -> str:
-    """The device, or the devices joined by "+", that hold a model's parameters."""
+    """Return the device, or the devices joined by "+", of a model's parameters."""
     seen = dict.fromkeys(str(parameter.device) for parameter in model.parameters())
     return "+".join(name if name != "meta" else "offloaded" for name in seen)
 
 
 def describe_dtype(model: torch.nn.Module) -> str:
-    """Number format of a model's weights; quantised checkpoints keep their own, whatever was asked for."""
+    """Return the dtype of a model's weights, which for quantised checkpoints may differ from the requested one."""
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return str(dtype).removeprefix("torch.")

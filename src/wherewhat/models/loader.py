@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError
 
 from wherewhat.errors import LoadError, one_line
-from wherewhat.hashes import sha256_file, sha256_json, sha256_tokenizer
+from wherewhat.hashes import ascii_json_sha256, model_file_sha256
 from wherewhat.imports import quiet
-from wherewhat.models.controls import random_twin, shuffle_query_key
+from wherewhat.models.controls import random_control, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_tokenizer_files, weight_files
-from wherewhat.models.gguf import converted
+from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
     LoadedModel,
     check_device_map,
@@ -25,40 +25,10 @@ from wherewhat.models.loaded import (
     resolve_dtype,
 )
 from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
-from wherewhat.models.suitability import check_finite, check_loaded, out_of_reach, read_config, stored_tensors
+from wherewhat.models.suitability import check_finite, check_loaded, is_readable, read_config, stored_tensors
 from wherewhat.options import check_seed, checked
 
 _PROBE = "a"
-
-
-def load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
-    """The tokenizer of a model folder, checked to produce tokens."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
-        )
-        works = bool(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
-    except Exception as error:  # noqa: BLE001 - the Rust tokenizers raise bare Exception
-        reason = one_line(error)
-        raise LoadError(f"the tokenizer of {spec!r} cannot be read: {reason}") from None
-    if not works:
-        raise LoadError(f"the tokenizer of {spec!r} is empty: {_PROBE!r} gives no tokens")
-    return tokenizer
-
-
-def text_prefix(tokenizer: Any) -> tuple[int, ...]:
-    """The ids a tokenizer puts in front of a text of its own accord; what it appends is left out.
-
-    Mostly BOS or nothing; GLM has two tokens.
-    """
-    body = list(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
-    full = list(tokenizer(_PROBE, add_special_tokens=True)["input_ids"])
-    for start in range(len(full) - len(body) + 1):
-        if full[start : start + len(body)] == body:
-            return tuple(full[:start])
-    return ()
 
 
 @checked(spec=not_loaded, device=torch_name, dtype=torch_name)
@@ -81,78 +51,64 @@ def load(
 
     Args:
         spec: `smollm2` (the embedded default), a Hugging Face id, a folder (of a model, or of a PEFT adapter that
-            names its base model) or a `.gguf` file. A path that exists wins over a hub id. Only a hub id can cause a
-            download.
-        weights: "trained", "random" (freshly initialised from the config; of an adapter, its base model's) or
-            "shuffled" (trained, adapter included, with the entries of each query and key projection permuted).
-        seed: Seed of the twins.
-        device: "auto" (CUDA where there is one, else CPU), "cpu", "cuda" or "cuda:N".
+            names its base model) or a `.gguf` file. An existing path takes precedence over a hub id. Only a hub id can
+            cause a download.
+        weights: "trained", "random" (initialised from the config, for adapters that of the base model) or "shuffled"
+            (trained, adapter included, with the entries of each query and key projection permuted).
+        seed: Seed of control models.
+        device: "auto" (CUDA if available, else CPU), "cpu", "cuda" or "cuda:N".
         dtype: "float32", "bfloat16", "float16" or "float64".
         device_map: Passed to accelerate, e.g. "auto" for models larger than one GPU.
         offline: Never open a connection.
-        trust_remote_code: Let a model's own Python code run.
+        trust_remote_code: Allow Python code of the model's repository to run.
         revision: Branch, tag or commit of a hub id.
-        attn_implementation: Passed to transformers; its own choice if None.
-        cache_dir: Where converted GGUF files are kept; $WHEREWHAT_CACHE or the user's cache if None.
-        progress: Called with one line before a step that can take long.
+        attn_implementation: Passed to transformers; None for its default.
+        cache_dir: Folder of converted GGUF files; None for $WHEREWHAT_CACHE or the user's cache.
+        progress: Called with one line before a slow step.
     """
     check_seed(seed)
     target_dtype = resolve_dtype(dtype)
     check_device_map(device_map, device)
     target = resolve_device(device) if device_map is None else None
     source = resolve(
-        spec,
-        offline=offline,
-        revision=revision,
-        with_weights=weights != "random",
-        with_code=trust_remote_code,
+        spec, offline=offline, revision=revision, with_weights=weights != "random", with_code=trust_remote_code
     )
     cache = cache_root(cache_dir)
     folder, identity, bos = _files(source, weights, cache, progress, with_code=trust_remote_code)
     if source.adapter is not None and weights != "random":
-        identity |= adapter_identity(source.adapter, source.spec, memo=cache / "digests")
-    # The files are here by now: only foreign Python code could still need the network.
+        identity |= adapter_identity(source.adapter, source.spec, cache=cache / "digests")
+    # All files are local now: only remote code could still need the network.
     local_only = offline or not trust_remote_code
     with quiet(), torch.random.fork_rng(devices=[]):
         config = read_config(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         check_tokenizer_files(folder, source.spec)
-        tokenizer = load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
+        tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        place: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
+        placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
         if device_map is not None:
-            place["device_map"] = device_map
+            placement["device_map"] = device_map
         try:
             if weights == "random":
-                model = _random(config, seed, options, place)
+                model = _random(config, seed, options, placement)
             else:
                 options["local_files_only"] = local_only
-                model = _trained(folder, source.spec, config, options, place)
+                model = _trained(folder, source.spec, config, options, placement)
                 if source.adapter is not None:
                     model = apply_adapter(model, source.adapter, source.spec)
             if weights == "shuffled":
                 shuffle_query_key(model, seed=seed)
             if target is not None:
                 model.to(target)
-        except LoadError:
-            raise
-        except (
-            RuntimeError,
-            OSError,
-            ValueError,
-            ImportError,
-            KeyError,
-            TypeError,
-            SafetensorError,
-        ) as error:
+        except (RuntimeError, OSError, ValueError, ImportError, KeyError, TypeError, SafetensorError) as error:
             raise LoadError(f"{source.spec!r} could not be loaded: {one_line(error, most=300)}") from error
         check_finite(model.state_dict().items(), source.spec, dtype)
-        if weights != "random" and any(map(out_of_reach, model.parameters())):
-            # accelerate moved some layers, or they are quantised: look at them where they came from.
+        if weights != "random" and not all(map(is_readable, model.parameters())):
+            # Offloaded or quantised weights are checked in the files.
             check_finite(stored_tensors(weight_files(folder, source.spec)), source.spec, "stored")
     model.eval()
     model.requires_grad_(False)
-    prefix = text_prefix(tokenizer) if source.gguf is None else (() if bos is None else (bos,))
-    twin = {"weights": weights, "seed": None if weights == "trained" else seed}
+    prefix = _text_prefix(tokenizer) if source.gguf is None else (() if bos is None else (bos,))
+    identified = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -163,8 +119,8 @@ def load(
         dtype=describe_dtype(model),
         device=describe_device(model),
         revision=source.revision,
-        weights_hash=sha256_json({"files": identity, **twin}),
-        tokenizer_hash=sha256_tokenizer(tokenizer, prefix),
+        weights_hash=ascii_json_sha256(identified),
+        tokenizer_hash=_tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
     )
 
@@ -172,9 +128,9 @@ def load(
 def _files(
     source: Source, weights: Weights, cache: Path, progress: Callable[[str], None] | None, *, with_code: bool
 ) -> tuple[Path, dict[str, str], int | None]:
-    """The folder to load from, what identifies its weights and the code it brings, and a GGUF file's BOS id."""
+    """Return the folder to load from, the hashes of its weights and code, and the BOS id of a GGUF file."""
     if source.gguf is not None:
-        conversion = converted(source.gguf, cache, sha256=source.sha256, progress=progress)
+        conversion = cached_conversion(source.gguf, cache, sha256=source.sha256, progress=progress)
         return conversion.folder, {"gguf": conversion.sha256}, conversion.bos
     folder = source.folder
     assert folder is not None
@@ -184,13 +140,13 @@ def _files(
     files = weight_files(folder, source.spec) if weights != "random" else []
     code = sorted(folder.rglob("*.py")) if with_code else []
     identity = {
-        file.relative_to(folder).as_posix(): sha256_file(file, memo=cache / "digests")
+        file.relative_to(folder).as_posix(): model_file_sha256(file, cache=cache / "digests")
         for file in [config, *files, *code]
     }
     return folder, identity, None
 
 
-def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], place: dict[str, Any]) -> Any:
+def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], placement: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -198,20 +154,54 @@ def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], plac
         config=config,
         use_safetensors=True,
         output_loading_info=True,
-        # Reported and then refused by name, instead of a table on stderr and a pointer to it.
+        # Refused below by name, instead of by a table on stderr.
         ignore_mismatched_sizes=True,
         **options,
-        **place,
+        **placement,
     )
     check_loaded(report, spec)
     return model
 
 
-def _random(config: Any, seed: int, options: dict[str, Any], place: dict[str, Any]) -> Any:
-    if hasattr(config, "quantization_config"):  # of the stored weights, which are not used
+def _random(config: Any, seed: int, options: dict[str, Any], placement: dict[str, Any]) -> Any:
+    if hasattr(config, "quantization_config"):  # describes the stored weights, which are not used
         del config.quantization_config
-    model = random_twin(config, seed=seed, attn_implementation=place["attn_implementation"], **options)
-    if place["dtype"] == torch.float32 and "device_map" not in place:
+    model = random_control(config, seed=seed, attn_implementation=placement["attn_implementation"], **options)
+    if placement["dtype"] == torch.float32 and "device_map" not in placement:
         return model
-    # Through the loader, which knows what stays in float32 (rotary frequencies) and how to spread layers.
-    return type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **place)
+    # By the loader of transformers, which keeps rotary frequencies in float32 and distributes layers.
+    return type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **placement)
+
+
+def _load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
+    """Return the tokenizer of a model folder, checked to produce tokens."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
+        )
+        works = bool(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # noqa: BLE001 - the Rust tokenizers raise bare Exception
+        raise LoadError(f"the tokenizer of {spec!r} cannot be read: {one_line(error)}") from None
+    if not works:
+        raise LoadError(f"the tokenizer of {spec!r} is empty: {_PROBE!r} gives no tokens")
+    return tokenizer
+
+
+def _text_prefix(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that a tokenizer puts in front of a text: usually BOS or nothing, two tokens for GLM."""
+    body = list(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
+    full = list(tokenizer(_PROBE, add_special_tokens=True)["input_ids"])
+    for start in range(len(full) - len(body) + 1):
+        if full[start : start + len(body)] == body:
+            return tuple(full[:start])
+    return ()
+
+
+def _tokenizer_hash(tokenizer: Any, prefix: tuple[int, ...]) -> str:
+    """Return the hash of a tokenizer's prefix and rules, or of its vocabulary if its rules cannot be serialised."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None and hasattr(backend, "to_str") else ""
+    vocabulary = sorted(tokenizer.get_vocab().items()) if not rules else None
+    return ascii_json_sha256({"rules": rules, "vocabulary": vocabulary, "prefix": list(prefix)})

@@ -1,4 +1,4 @@
-"""How many positions a model has, and whether that is a wall or a habit."""
+"""Number of positions of a model: a hard limit or the trained length."""
 
 from __future__ import annotations
 
@@ -8,55 +8,48 @@ import torch
 
 from wherewhat.errors import ConfigError
 
-# Attribute names under which causal models keep one row per position. A table of rows is a wall:
-# position n of a table with n rows is an index error, whatever the model was trained on.
+# Attributes in which causal models store one row per position. Such a table is a hard limit: position n of a table
+# with n rows is an index error.
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
-_CONFIG_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "max_sequence_length",
-    "n_ctx",
-    "seq_length",
-)
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
 
 
 def max_positions(model: Any) -> tuple[int | None, bool]:
-    """The largest number of tokens a model takes.
+    """Return the largest number of tokens of a model.
 
     Args:
         model: A causal language model of transformers.
 
     Returns:
-        `(limit, hard)`. `limit` is None where nothing limits it (ALiBi). `hard` is True where a longer
-        text cannot be computed at all: learned positions (GPT-2, OPT), GPT-J's and CodeGen's table of
-        sines, MPT's table of biases. Otherwise the limit is what the model was made for (RoPE).
+        `(limit, hard)`. `limit` is None if there is none (ALiBi). `hard` is True if a longer text cannot be computed:
+        learned positions (GPT-2, OPT), the sine table of GPT-J and CodeGen, the bias table of MPT. Otherwise the limit
+        is the length the model was designed for (RoPE).
     """
     config = _text_config(model)
-    stated = _stated(config)
+    stated = _stated_length(config)
     kind = getattr(config, "model_type", None)
     if kind == "mpt":
         return stated, True
     if kind == "bloom" or getattr(config, "alibi", False):
         return None, False
-    rows = _table_rows(model)
-    if rows is None:
+    tables = [rows for name, module in model.named_modules() if (rows := _table_rows(name, module)) is not None]
+    if not tables:
         return stated, False
-    return (rows if stated is None else min(rows, stated)), True
+    return min(tables if stated is None else [*tables, stated]), True
 
 
 def hard_limit(model: Any) -> int | None:
-    """Number of tokens beyond which a model cannot be computed at all; None if it can be at any length."""
+    """Return the number of tokens beyond which a model cannot be computed; None if there is no such limit."""
     limit, hard = max_positions(model)
     return limit if hard else None
 
 
 def trained_length(model: Any) -> int:
-    """Number of tokens the model's configuration says it was trained on, and no more than it has positions for."""
-    found = hard_limit(model) or _stated(_text_config(model))
+    """Return the training length in the model's configuration, limited by its number of positions."""
+    found = hard_limit(model) or _stated_length(_text_config(model))
     if found is None:
         raise ConfigError(
-            f"{type(model).__name__} does not say how long it was trained: give the method's window, or trained and "
+            f"{type(model).__name__} does not state its training length: give the method's window, or its trained and "
             "factor"
         )
     return found
@@ -67,32 +60,27 @@ def _text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _stated(config: Any) -> int | None:
-    for name in _CONFIG_NAMES:
+def _stated_length(config: Any) -> int | None:
+    for name in _LENGTHS:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
             return value
     return None
 
 
-def _table_rows(model: torch.nn.Module) -> int | None:
-    """Usable rows of the smallest position table, or None where there is none."""
-    rows = [count for name, module in model.named_modules() if (count := _rows(name, module)) is not None]
-    return min(rows) if rows else None
-
-
-def _rows(name: str, module: torch.nn.Module) -> int | None:
+def _table_rows(name: str, module: torch.nn.Module) -> int | None:
+    """Return the number of usable rows of a module's position table; None if it has no table."""
     if any(part in name for part in ("vision", "audio", "image", "visual")):
         return None
     if isinstance(module, torch.nn.Embedding) and name.rsplit(".", 1)[-1] in _TABLES:
         rows = int(module.num_embeddings)
         if isinstance(offset := getattr(module, "offset", None), int):
-            return rows - offset  # OPT and BART count from a row beyond the first
-        # RoBERTa's kind counts from the row after the padding row.
+            return rows - offset  # OPT and BART do not use the first rows
+        # Models like RoBERTa start after the padding row.
         return rows if module.padding_idx is None else rows - module.padding_idx - 1
     for table in _TABLES:
         buffer = getattr(module, table, None)
-        # GPT-J and CodeGen keep (positions, rotary size), CTRL (positions, hidden size), as plain tensors.
+        # GPT-J and CodeGen store (positions, rotary size), CTRL (positions, hidden size), as plain tensors.
         if isinstance(buffer, torch.Tensor) and buffer.ndim == 2:
             return int(buffer.shape[0])
     return None

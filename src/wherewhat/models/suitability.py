@@ -1,4 +1,4 @@
-"""Which models can be measured at all: causal, with softmax attention, and read completely."""
+"""Check that a model can be measured: causal, with softmax attention, and loaded completely."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from safetensors import safe_open
 
 from wherewhat.errors import LoadError, one_line
 
-# Causal by name, but no layer computes a softmax over positions.
+# Causal language models in which no layer computes a softmax over positions.
 _NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
-# Encoders that transformers can also run as decoders, but that are not in its masked-LM table.
+# Encoders that transformers can also run as decoders, and that are missing from its masked-LM table.
 _ENCODERS = frozenset({"bert-generation", "reformer"})
 
 
 def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
-    """The transformers config of a model folder, for a model that can be measured.
+    """Return the transformers config of a model folder, if the model can be measured.
 
     Args:
         folder: Folder in Hugging Face layout.
-        spec: What the user typed, for messages.
-        trust_remote_code: Whether the folder's own Python code may run.
-        local_only: Whether code may only come from this machine.
+        spec: Model name for error messages.
+        trust_remote_code: Whether Python code of the folder may run.
+        local_only: Whether files may only be read from this machine.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -42,7 +42,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
     if kind not in CONFIG_MAPPING and not trust_remote_code:
         if raw.get("auto_map"):
             raise LoadError(
-                f"{spec!r} (model type {kind!r}) runs Python code of its own: if you trust it, allow it with "
+                f"{spec!r} (model type {kind!r}) has its own Python code: if you trust it, allow it with "
                 f"trust_remote_code=True (--trust-remote-code)"
             )
         raise LoadError(f"model type {kind!r} of {spec!r} is not known to the installed transformers: upgrade it")
@@ -50,9 +50,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
         config = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
         )
-    except LoadError:
-        raise
-    except Exception as error:  # noqa: BLE001 - config classes, and remote code, raise anything
+    except Exception as error:  # noqa: BLE001 - config classes and remote code may raise any exception
         raise LoadError(f"config.json of {spec!r} is not a valid {kind!r} config: {one_line(error)}") from None
     check_config(config, spec)
     return config
@@ -79,16 +77,14 @@ def check_config(config: Any, spec: str) -> None:
 
 
 def check_loaded(report: dict[str, Any], spec: str) -> None:
-    """Refuse a model of which transformers made up some weights: it only logs that it did.
+    """Refuse a model with weights that transformers initialised at random, which it only logs.
 
     Args:
-        report: What `from_pretrained(..., output_loading_info=True)` returned.
-        spec: What the user typed, for messages.
+        report: The loading report of `from_pretrained(..., output_loading_info=True)`.
+        spec: Model name for error messages.
     """
-    for key, verb in (
-        ("missing_keys", "has no weights for"),
-        ("mismatched_keys", "has weights of another shape for"),
-    ):
+    problems = {"missing_keys": "has no weights for", "mismatched_keys": "has weights of another shape for"}
+    for key, verb in problems.items():
         names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key, ()))
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -96,11 +92,11 @@ def check_loaded(report: dict[str, Any], spec: str) -> None:
 
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], spec: str, dtype: str) -> None:
-    """Refuse NaN and infinity in weights; those that are :func:`out_of_reach` are passed over."""
+    """Refuse NaN and infinity in weights; those that are not :func:`is_readable` are skipped."""
     for name, tensor in tensors:
-        if not tensor.is_floating_point() or out_of_reach(tensor):
+        if not tensor.is_floating_point() or not is_readable(tensor):
             continue
-        # A finite sum proves finite terms and is ten times faster; only the rest is looked at closely.
+        # A finite sum implies finite terms and is ten times faster; only other tensors are searched.
         values = tensor if tensor.element_size() > 1 else tensor.float()
         if bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all()):
             continue
@@ -108,13 +104,13 @@ def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], spec: str, dtype: 
         raise LoadError(f"{spec!r} has {what} values in weight {name} (as {dtype}): the checkpoint is unusable")
 
 
-def out_of_reach(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers cannot be read: offloaded, or of a quantised format made of several tensors."""
-    return tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's values can be read: neither offloaded nor in a quantised format of several tensors."""
+    return not tensor.is_meta and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 def stored_tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of some safetensors files, one at a time, as stored."""
+    """Yield every tensor of some safetensors files with its name."""
     for file in files:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a dict

@@ -12,7 +12,7 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.hashes import config_hash, run_folder_name
-from wherewhat.lab.multihop.learning import find_studies, learning
+from wherewhat.imports import plugins
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
@@ -59,7 +59,7 @@ def make_report(
     # Refuses numbers that make no sense before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
     check_plotly()
-    studies = find_studies(multihop, out=out)
+    learning = _learning_curves(multihop, out=out)
     given = given_text(text, documents=documents, out=out)
     made = []
     for number, model in enumerate(listed, 1):
@@ -70,13 +70,24 @@ def make_report(
     names = _told_apart(listed, [seen for seen, _ in made])
     data: dict[str, Any] = {
         "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
-        "learning": [learning(study) for study in studies],
+        "learning": learning,
         "command": _command(listed, given, documents=len(given.documents), tokens=tokens, multihop=multihop),
     }
     hashes = [run.directory.config_hash for _, runs in made for _, run in runs.finished]
-    key = config_hash({"runs": list(hashes), "studies": [study.path.name for study in studies]})
+    key = config_hash({"runs": list(hashes), "studies": [one["name"] for one in learning]})
     profiled = [Profiled(name, headline(runs), runs.left_out) for name, (_, runs) in zip(names, made, strict=True)]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
+
+
+def _learning_curves(multihop: Sequence[Path], *, out: Path) -> list[dict[str, Any]]:
+    """Return data of multi-hop trainings from the entry point ``learning`` of the group ``wherewhat.report``."""
+    find = plugins("wherewhat.report").get("learning")
+    if find is None:
+        if multihop:
+            raise ConfigError(f"--multihop {multihop[0]}: the laboratory is not installed; install wherewhat again")
+        return []
+    curves: list[dict[str, Any]] = find(multihop, out=out)
+    return curves
 
 
 def _measured(

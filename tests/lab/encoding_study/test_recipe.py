@@ -8,15 +8,16 @@ import pytest
 
 from helpers.lab import RECIPE, VALUES, write_recipe
 from wherewhat.errors import ConfigError
-from wherewhat.lab.encoding_study.recipe import ENCODINGS, Recipe, parse_only, read_recipe
+from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, parse_only, read_recipe
 from wherewhat.lab.model import LabModel
+from wherewhat.options import build_recipe
 
 SHIPPED = Path(__file__).parents[3] / "recipes" / "encodings.toml"
 
 
 def test_the_shipped_recipe_is_the_default():
     shipped = read_recipe(SHIPPED)
-    standard = Recipe()
+    standard = EncodingRecipe()
     assert shipped.values() == standard.values()
     assert (shipped.encodings, shipped.seeds) == (standard.encodings, standard.seeds)
     assert shipped.text == SHIPPED.parent / "enwik8.gz"
@@ -54,12 +55,12 @@ def test_some_models():
     [
         ({"encoding": ["rope"]}, "did you mean 'encodings'"),
         ({"encodings": ["ropes"]}, "did you mean 'rope'"),
-        ({"encodings": []}, "one or more names"),
+        ({"encodings": []}, "one or more"),
         ({"seeds": [0, 0]}, "each once"),
-        ({"seeds": [True]}, "whole numbers"),
+        ({"seeds": [True]}, "tuple of whole numbers"),
         ({"seeds": [-1]}, "a seed of the recipe is -1"),
         ({"watch": {"seed": 2**63}}, f"seed is {2**63}"),
-        ({"text": 3}, "not the name of a file"),
+        ({"text": 3}, "text=3 is not a"),
         ({"held_out": "a"}, "held_out='a'"),
         ({"model": {"layer": 2}}, "did you mean 'layers'"),
         ({"model": {"encoding": "rope"}}, "does not belong"),
@@ -75,7 +76,7 @@ def test_some_models():
 )
 def test_wrong_recipes_are_told(wrong, message):
     with pytest.raises(ConfigError, match=message) as error:
-        Recipe.of({**VALUES, **wrong})
+        build_recipe(EncodingRecipe, {**VALUES, **wrong})
     assert "\n" not in str(error.value)
 
 

@@ -12,8 +12,8 @@ import torch
 from helpers.lab import RECIPE
 from wherewhat.lab.encoding_study.corpus import read_corpus
 from wherewhat.lab.encoding_study.recipe import ENCODINGS
-from wherewhat.lab.encoding_study.records import Recorder
-from wherewhat.lab.encoding_study.scores import AXES, HeldOut, by_head, fold, score, unfold
+from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold
+from wherewhat.lab.encoding_study.study import encoding_recorder
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.attention.weights import effective_rank
@@ -35,7 +35,7 @@ WATCH = replace(RECIPE.watch, plane_documents=2)
 
 @pytest.fixture(scope="module")
 def held_out():
-    return HeldOut.of(read_corpus(None, held_out=0.2), CONTEXT, WATCH)
+    return HeldOutText.of(read_corpus(None, held_out=0.2), CONTEXT, WATCH)
 
 
 def make(encoding):
@@ -130,12 +130,12 @@ def test_folded_layers_keep_their_logits_and_outputs(encoding, held_out):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_step_zero_is_the_random_control(encoding, held_out, tmp_path):
     model = LabModel(RECIPE.model_for(encoding, 3))
-    recorder = Recorder(held_out, WATCH, path=tmp_path / "records.safetensors")
+    recorder = encoding_recorder(held_out, WATCH, path=tmp_path / "records.safetensors")
     recorder(0, model)
     fresh = LabModel(RECIPE.model_for(encoding, 3))
     control = score(LabSubject(fresh, trained_length=CONTEXT), held_out, WATCH)
     for name, value in control.items():
-        assert torch.equal(recorder.records.values[name][0], value)
+        assert torch.equal(recorder.records[name][0], value)
     assert float(control["loss"].mean()) == pytest.approx(math.log(256), abs=0.1)
     before = recorder.seconds
     recorder(0, model)

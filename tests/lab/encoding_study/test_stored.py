@@ -39,5 +39,5 @@ def test_it_is_small_and_whole(runs):
 
 
 def test_recording_took_little_of_the_training(runs):
-    training, recording = (sum(run.provenance[f"seconds_{part}"] for run in runs) for part in ("training", "recording"))
+    training, recording = (sum(run.details[f"seconds_{part}"] for run in runs) for part in ("training", "recording"))
     assert recording <= 0.15 * training

@@ -17,12 +17,12 @@ import torch
 from helpers.lab import RECIPE, write_recipe
 from wherewhat.errors import StoreError, TextError
 from wherewhat.lab.encoding_study.__main__ import main
-from wherewhat.lab.encoding_study.records import Records
-from wherewhat.lab.encoding_study.study import AFTER_FILE, RECORDS_FILE, open_runs, run_study
+from wherewhat.lab.encoding_study.study import open_runs, run_study
 from wherewhat.lab.encoding_study.summary import summarise_run
+from wherewhat.lab.records import RECORDS_FILE, Records
 
 NOPE = replace(RECIPE, encodings=("nope",))
-SAME = ("config.json", RECORDS_FILE, AFTER_FILE)
+SAME = ("config.json", "profiles.safetensors")
 
 
 def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
@@ -32,12 +32,17 @@ def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
     runs = open_runs(out)
     assert [run.encoding for run in runs] == ["rope", "alibi", "learned"]
     for run in runs:
-        assert {file.name for file in run.path.iterdir()} == {*SAME, "provenance.json"}
-        assert {"seconds_training", "seconds_recording", "seconds_after"} <= set(run.provenance)
+        assert {file.name for file in run.path.iterdir()} - {".lock"} == {
+            *SAME,
+            "provenance.json",
+            "complete.json",
+            "parts",
+        }
+        assert {"seconds_training", "seconds_recording", "seconds_after"} <= set(run.details)
         records = run.records()
         assert records.steps[0] == 0
         assert records.steps[-1] == RECIPE.training.steps
-        assert float(records.values["loss"][-1].mean()) < float(records.values["loss"][0].mean())
+        assert float(records["loss"][-1].mean()) < float(records["loss"][0].mean())
         after = run.after()
         strength = after["loss_by_strength"].values
         assert torch.equal(strength[0, :, 0], torch.tensor([0.0, 1.0]))
@@ -89,12 +94,12 @@ def test_killed_and_resumed_ends_with_the_same_bytes(tmp_path, capsys):
                 break
             time.sleep(0.005)
     assert process.returncode == -signal.SIGKILL
-    assert not list(killed.glob("*/provenance.json"))
+    assert not list(killed.glob("*/complete.json"))
     assert main([*given, str(killed)]) == main([*given, str(whole)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     (one,), (other,) = open_runs(killed), open_runs(whole)
     assert one.path.name == other.path.name
-    assert one.provenance["resumed_after_step"] is not None
+    assert one.details["resumed_after_step"] is not None
     for name in SAME:
         assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
 
@@ -116,7 +121,7 @@ def test_the_report(encoding_study, cli):
     out, _ = encoding_study
     shown = cli("encodings", "report", out)
     assert shown.code == 0, shown.err
-    for word in ("half of the change", "how models end", "rank correlation", "learned"):
+    for word in ("half of the change", "results at the end of training", "rank correlation", "learned"):
         assert word in shown.out
     page = (out / "report.html").read_text("utf-8")
     assert "{{" not in page.partition("<script")[0]
@@ -135,7 +140,7 @@ def test_the_report(encoding_study, cli):
         for row in records
         if (row["encoding"], row["metric"], row["step"], row["layer"], row["head"]) == ("rope", "r", 20, 1, 0)
     )
-    assert wanted["value"] == pytest.approx(float(run.records().values["r"][-1, 1, 0]))
+    assert wanted["value"] == pytest.approx(float(run.records()["r"][-1, 1, 0]))
     curves = pq.read_table(out / "curves.parquet").to_pylist()
     assert {row["curve"] for row in curves if row["encoding"] == "alibi"} == set(open_runs(out)[1].after())
 

@@ -24,7 +24,7 @@ def test_training_leaves_directories_that_other_commands_read(cli, trained):
     assert "test accuracy" in shown.out
     assert "2 seeds" in shown.out
     for run in runs:
-        assert {"config.json", "model.safetensors", "dynamics.safetensors", "test.json"} <= {
+        assert {"config.json", "model.safetensors", "profiles.safetensors", "complete.json"} <= {
             f.name for f in run.iterdir()
         }
     again = cli("multihop", "train", "number", "--seeds", "0,1", *SMALL)

@@ -13,20 +13,22 @@ from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError, StoreError
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
-from wherewhat.lab.intervals import wilson
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import accuracy_by_length, measure_accuracy, rows_in_parts, solved_by
-from wherewhat.lab.multihop.dynamics import Dynamics, Recorder, make_record
+from wherewhat.lab.multihop.accuracy import accuracy_by_length, measure_accuracy, solved_by, split_rows
 from wherewhat.lab.multihop.purity import align, find_learning, find_purity
+from wherewhat.lab.multihop.records import AXES, multihop_recorder, noise_level, overall_accuracy, record_scores
 from wherewhat.lab.multihop.scores import hold_out, score_model
 from wherewhat.lab.multihop.study import train
+from wherewhat.lab.records import Records
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.tensors import share_intervals
 from wherewhat.runs import results as summary
+from wherewhat.runs.profiles import Profile
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)
 SMALL = LabConfig(vocabulary=TASK.vocabulary, layers=2, heads=2, width=16, positions=16)
@@ -144,7 +146,7 @@ def test_threads_change_nothing(held_out):
 
 @pytest.mark.parametrize(("count", "n"), [(0, 17), (1, 17), (500, 17), (7, 100_000), (481, 17)])
 def test_parts_cover_all_rows_once(count, n):
-    parts = rows_in_parts(count, n, torch.device("cpu"))
+    parts = split_rows(count, n, torch.device("cpu"))
     assert [row for part in parts for row in range(count)[part]] == list(range(count))
     assert all(part.stop - part.start <= max(1, 2**12 // n) for part in parts)
 
@@ -157,11 +159,11 @@ def test_constructions_are_pure():
         (letter, retrieval_transformer(letter, theta=0.0, layers=2), "symbolic"),
     ):
         held_out = hold_out(task.sample(40, seed=0), scored=20, tested=40)
-        recorder = Recorder(held_out)
+        recorder = multihop_recorder(held_out)
         recorder(0, model)
-        purity = find_purity(recorder.dynamics)
+        purity = find_purity(recorder.records)
         assert purity.pure(kind, 0.05)[:1] == [(0, 0)]
-        assert float(recorder.dynamics.overall[0]) == 1.0
+        assert float(overall_accuracy(recorder.records)[0]) == 1.0
 
 
 def test_hold_out_takes_equal_shares():
@@ -190,36 +192,36 @@ def test_short_sequences_are_refused():
 
 def test_recorder_keeps_and_resumes(tmp_path, held_out):
     path, models = tmp_path / "dynamics.safetensors", [make(replace(SMALL, seed=seed)) for seed in range(3)]
-    recorder = Recorder(held_out, path=path, identity="a")
-    with pytest.raises(StoreError, match="nothing has been recorded"):
-        _ = recorder.dynamics
+    recorder = multihop_recorder(held_out, path=path, identity="a")
+    assert len(recorder.records) == 0
     recorder(0, models[0])
     recorder(100, models[2])
-    again = Recorder(held_out, path=path, identity="a")
+    again = multihop_recorder(held_out, path=path, identity="a")
     again(100, models[0])  # there already: not recorded again
     again(50, models[1])
-    found = Dynamics.read(path)
+    found = Records.read(path)
     assert found.steps.tolist() == [0, 50, 100]
     for index, model in enumerate(models):
         scores = score_model(model, held_out)
-        assert torch.equal(found.s_pos[index], scores.s_pos.mean(-1).float())
-        assert torch.equal(found.use[index], scores.use.float())
-        assert torch.equal(found.accuracy[index], scores.accuracy.shares.float())
-    for name in vars(found):
-        assert torch.equal(getattr(found, name).nan_to_num(9), getattr(again.dynamics, name).nan_to_num(9)), name
-    assert float(found.r_noise) == pytest.approx(
+        assert torch.equal(found["s_pos"][index], scores.s_pos.mean(-1).float())
+        assert torch.equal(found["use"][index], scores.use.float())
+        assert torch.equal(found["accuracy"][index], scores.accuracy.shares.float())
+    assert {*found.values, *found.constants} == {*AXES, "hops", "counts", "about"}
+    for name in (*found.values, *found.constants):
+        assert torch.equal(found[name].nan_to_num(9), again.records[name].nan_to_num(9)), name
+    assert noise_level(found) == pytest.approx(
         fit_layer(alone(models[0].attention(TASK.sample(1, seed=0).tokens)[0], 0)).noise_floor
     )
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(ConfigError, match="another training"):
-        Recorder(held_out, path=path, identity="b")
+        multihop_recorder(held_out, path=path, identity="b")
     with pytest.raises(ConfigError, match="another training"):
-        Recorder(hold_out(TASK.sample(60, seed=4), scored=9, tested=30), path=path, identity="a")
+        multihop_recorder(hold_out(TASK.sample(60, seed=4), scored=9, tested=30), path=path, identity="a")
     with pytest.raises(ConfigError, match="does not continue"):
         again(150, make(replace(SMALL, heads=1)))
     path.write_bytes(b"nothing")
     with pytest.raises(StoreError, match="cannot read"):
-        Recorder(held_out, path=path, identity="a")
+        multihop_recorder(held_out, path=path, identity="a")
 
 
 def test_training_with_records_killed_and_resumed(tmp_path, held_out):
@@ -230,7 +232,7 @@ def test_training_with_records_killed_and_resumed(tmp_path, held_out):
         pass
 
     def run(folder, kill_at=None):
-        recorder = Recorder(held_out, path=folder / "dynamics.safetensors")
+        recorder = multihop_recorder(held_out, path=folder / "dynamics.safetensors")
 
         def record(step, model):
             recorder(step, model)
@@ -247,17 +249,16 @@ def test_training_with_records_killed_and_resumed(tmp_path, held_out):
         run(parts, kill_at=30)
     run(parts)
     assert (whole / "dynamics.safetensors").read_bytes() == (parts / "dynamics.safetensors").read_bytes()
-    assert Dynamics.read(whole / "dynamics.safetensors").steps.tolist() == [0, 10, 20, 30, 40]
+    assert Records.read(whole / "dynamics.safetensors").steps.tolist() == [0, 10, 20, 30, 40]
 
 
 def test_records_of_a_whole_training_are_small(tmp_path):
     task = NumberTask()
     held_out = hold_out(task.sample(16, seed=0), scored=4, tested=8)
     model = LabModel(LabConfig(vocabulary=task.vocabulary))
-    record = make_record(0, score_model(model, held_out), held_out, identity=0)
-    names = [name for name in vars(record) if name not in ("hops", "counts", "about")]
-    many = replace(record, **{name: getattr(record, name).repeat_interleave(136, 0) for name in names})
-    many.write(tmp_path / "dynamics")
+    scores = record_scores(score_model(model, held_out))
+    many = {name: value[None].repeat_interleave(136, 0) for name, value in scores.items()}
+    Records(torch.arange(136), many, AXES).write(tmp_path / "dynamics")
     assert (tmp_path / "dynamics").stat().st_size < 600_000
 
 
@@ -267,20 +268,22 @@ def curves(labels, accuracy, *, counts=(100, 100), every=50):
     scores = torch.tensor([[high[name] for name in row] for row in labels])[:, None]  # (records, 1, heads, 2)
     records = len(labels)
     nothing = torch.zeros(records, 1, len(labels[0]))
-    return Dynamics(
-        steps=every * torch.arange(records),
-        accuracy=torch.tensor(accuracy),
-        loss=torch.zeros(records, len(counts)),
-        s_pos=scores[..., 0],
-        s_sym=scores[..., 1],
+    values = {
+        "accuracy": torch.tensor(accuracy),
+        "loss": torch.zeros(records, len(counts)),
+        "s_pos": scores[..., 0],
+        "s_sym": scores[..., 1],
         **dict.fromkeys(("s_pos_spread", "s_sym_spread", "entropy", "mean_frequency", "r", "r_pooled"), nothing),
-        s_pos_path=scores[..., 1],
-        s_sym_path=scores[..., 0],
-        use=nothing[..., None],
-        hops=torch.arange(1, len(counts) + 1),
-        counts=torch.tensor(counts),
-        about=torch.tensor([0, 4, 17]),
-    )
+        "s_pos_path": scores[..., 1],
+        "s_sym_path": scores[..., 0],
+        "use": nothing[..., None],
+    }
+    constants = {
+        "hops": Profile(torch.arange(1, len(counts) + 1), ("hop",)),
+        "counts": Profile(torch.tensor(counts), ("hop",)),
+        "about": Profile(torch.tensor([0, 4, 17]), ("number",)),
+    }
+    return Records(every * torch.arange(records), values, AXES, constants)
 
 
 LABELLED = [
@@ -334,16 +337,7 @@ def test_order_of_learning():
     learning = find_learning(curves(LABELLED, RISING))
     assert learning.passed.tolist() == [[50, 150], [100, 150], [200, -1]]
     assert learning.overall.tolist() == [100, 200, 200]
-    assert learning.order(0.5) == ((1,), (2,))
-    assert learning.in_order(0.9)
-    assert learning.spread(0.5) == 100
-    assert not learning.in_order(0.99)
-    assert learning.spread(0.99) is None
-    assert learning.order(0.99) == ((1,),)
-    together = find_learning(curves(LABELLED, [(0.0, 0.0)] * 3 + [(0.95, 0.95)] * 2))
-    assert together.order(0.9) == ((1, 2),)
-    assert not together.in_order(0.9)
-    assert together.spread(0.9) == 0
+    assert learning.at(0.9) == {1: 100, 2: 150}
     with pytest.raises(ConfigError, match=r"not for 0\.7"):
         learning.at(0.7)
     with pytest.raises(ConfigError, match="level is 0"):
@@ -378,26 +372,21 @@ def test_alignment_over_runs():
 def test_wilson_is_the_other_one():
     for hits, count in ((0, 12), (3, 7), (12, 12), (1, 1)):
         expected = summary.wilson([1.0] * hits + [0.0] * (count - hits))
-        assert wilson(torch.tensor(hits), torch.tensor(count)).tolist() == pytest.approx([expected.low, expected.high])
-    assert bool(wilson(torch.tensor(0), torch.tensor(0)).isnan().all())
+        assert share_intervals(torch.tensor(hits), torch.tensor(count)).tolist() == [expected.low, expected.high]
+    assert bool(share_intervals(torch.tensor(0), torch.tensor(0)).isnan().all())
 
 
 def test_accuracy_by_length():
     model = make(spread=0.2)
-    heard = []
-    found = accuracy_by_length(
-        model, TASK, lengths=(9, 12, 40), count=61, seed=7, tell=lambda n, accuracy: heard.append((n, accuracy.overall))
-    )
+    found = accuracy_by_length(model, TASK, lengths=(9, 12, 40), count=61, seed=7)
     assert found.counts.sum(-1).tolist() == [61] * 3
     for index, n in enumerate((9, 12, 40)):
         sequences = TASK.sample(61, seed=7, extra=n - 9)
         with torch.no_grad():
             right = model(sequences.tokens).argmax(-1) == sequences.answers
         assert float(found.overall[index]) == pytest.approx(float(right.double().mean()))
-        assert heard[index] == (n, pytest.approx(float(found.overall[index])))
         for column, hops in enumerate(found.hops):
             assert int(found.hits[index, column]) == int(right[sequences.hops == hops].sum())
-    assert found.intervals.shape == (3, 3, 2)
     assert bool((found.overall_intervals[:, 0] <= found.overall).all())
     perfect = index_transformer(TASK, theta=0.866, layers=3, longest=60)
     assert accuracy_by_length(perfect, TASK, lengths=(9, 60), count=30).overall.tolist() == [1.0, 1.0]

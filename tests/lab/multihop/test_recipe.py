@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.multihop.study import Recipe
+from wherewhat.lab.multihop.study import MultihopRecipe
+from wherewhat.options import build_recipe
 
 
 @pytest.mark.parametrize(
@@ -14,14 +15,14 @@ from wherewhat.lab.multihop.study import Recipe
         ({"seeds": 3}, "seeds=3"),
         ({"lengths": 17}, "lengths=17"),
         ({"seeds": "01"}, "seeds='01'"),
-        ({"seeds": []}, "whole numbers"),
+        ({"seeds": []}, "seeds is empty"),
         ({"seeds": [True]}, "whole numbers"),
-        ({"tasks": "number"}, "tasks is a list"),
-        ({"options": 1}, "options is a table"),
+        ({"tasks": "number"}, "tasks='number' is not a tuple of strings"),
+        ({"options": 1}, "options=1 is not names with values"),
         ({"task_options": {"number": 3}}, "table of tables"),
         ({"task": ["number"]}, "has no 'task'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, match):
     with pytest.raises(ConfigError, match=match):
-        Recipe.of(wrong)
+        build_recipe(MultihopRecipe, wrong)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError
+from wherewhat.lab.tasks import TASKS, find_task
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
-from wherewhat.lab.tasks.registry import TASKS, find_task
 from wherewhat.lab.tasks.task import fingerprints
 
 SETTINGS = [
@@ -88,8 +88,8 @@ def test_hops_answers_and_places_are_balanced_within_one(task, count):
         answers, places = chosen.answers.tolist(), chosen.path[:, h].tolist()
         for values, different in (
             (answers, task.answers),
-            (places, task.places),
-            (list(zip(answers, places, strict=True)), task.answers * task.places),
+            (places, task.slots),
+            (list(zip(answers, places, strict=True)), task.answers * task.slots),
         ):
             assert len(set(values)) == min(share, different)
             assert not values or spread(values) <= 1
@@ -97,7 +97,7 @@ def test_hops_answers_and_places_are_balanced_within_one(task, count):
 
 @pytest.mark.parametrize("task", DEFAULTS, ids=str)
 def test_whole_shares_are_exactly_equal(task):
-    count = 2 * task.max_hops * task.answers * task.places
+    count = 2 * task.max_hops * task.answers * task.slots
     sequences = task.sample(count, seed=4)
     goals = sequences.path.gather(1, sequences.hops[:, None])[:, 0].tolist()
     cells = collections.Counter(zip(sequences.hops.tolist(), sequences.answers.tolist(), goals, strict=True))

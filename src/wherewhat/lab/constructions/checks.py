@@ -1,4 +1,4 @@
-"""Whether a model is right: on all inputs there are, or on many at random."""
+"""Check a model on all inputs of a task, or on many random ones."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.task import Task, seeded
+from wherewhat.lab.tasks.task import SequenceTask, seeded
 from wherewhat.progress import Progress, Silent
 
 _BATCH = 2048
 LONGEST = 2**12
-"""Tokens of an input whose attention weights fill a batch: longer ones take more memory."""
+"""Tokens of an input whose attention weights fill a batch on their own; longer inputs take more memory."""
 
 _ENTRIES = LONGEST**2
-"""Attention weights of a batch, at most: a float64 model's are 128 MiB."""
+"""Largest number of attention weights of a batch: 128 MiB in float64."""
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        inputs: Inputs that were checked.
-        wrong: Inputs on which the model's largest logit is not the answer's.
-        by_length: Inputs and wrong ones, by number of tokens.
-        margin: The smallest difference of the answer's logit and the largest other.
-        examples: Some inputs that went wrong, as token ids.
+        inputs: Number of inputs.
+        wrong: Number of inputs on which the model's largest logit is not the answer's.
+        by_length: Numbers of inputs and of wrong ones, by number of tokens.
+        margin: The smallest difference between the answer's logit and the largest other.
+        examples: Some inputs with wrong answers, as token ids.
     """
 
     inputs: int
@@ -42,16 +42,16 @@ class Check:
     examples: tuple[tuple[int, ...], ...]
 
 
-def check_exhaustively(model: LabModel, task: Task, *, limit: int = 2_000_000) -> Check:
+def check_exhaustively(model: LabModel, task: SequenceTask, *, limit: int = 2_000_000) -> Check:
     """Check a model on every sequence of the task's length that the task's solver leads to an answer.
 
-    These are more than the task draws: any tokens in any order, if the query leads to one answer in no more hops than
-    the task has.
+    These include sequences that the task does not draw: any tokens in any order, if the query leads to one answer
+    within the task's number of hops.
 
     Args:
         model: The model.
         task: A task with a small vocabulary and short windows.
-        limit: Largest number of sequences to look at.
+        limit: Largest number of sequences.
     """
     queries = task.vocabulary - task.answers
     count = queries * task.vocabulary ** (task.length - 1)
@@ -65,22 +65,22 @@ def check_exhaustively(model: LabModel, task: Task, *, limit: int = 2_000_000) -
 
 def check_randomly(
     model: LabModel,
-    task: Task,
+    task: SequenceTask,
     *,
     count: int = 100_000,
     longest: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Check:
-    """Check a model on random inputs of the task, in equal shares of up to nine lengths from the task's to ``longest``.
+    """Check a model on random inputs, in equal shares of up to nine lengths from the task's to ``longest``.
 
     Args:
         model: The model.
         task: The task.
-        count: How many inputs.
-        longest: Largest number of tokens, n0; that of the task if not given.
-        seed: Another seed, other inputs.
-        progress: Who is told how far it is.
+        count: Number of inputs.
+        longest: Largest number of tokens, n0; that of the task by default.
+        seed: Seed of the inputs.
+        progress: Progress callback.
     """
     longest = task.length if longest is None else longest
     if longest < task.length:
@@ -97,13 +97,13 @@ def check_randomly(
                 sequences = task.sample(share, seed=each, extra=extra)
                 yield from _parts(sequences.tokens, sequences.answers)
 
-    parts = sum(-(-share // _together(task.length + extra)) for extra, share in zip(extras, shares, strict=True))
+    parts = sum(-(-share // _batch_size(task.length + extra)) for extra, share in zip(extras, shares, strict=True))
     tracked = (progress or Silent()).track(range(parts), f"{count:,} inputs of up to {longest:,} tokens")
     return _check(model, (part for _, part in zip(tracked, drawn(), strict=True)))
 
 
-def _solved(task: Task, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """All sequences that have an answer, with it."""
+def _solved(task: SequenceTask, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield all sequences that have an answer, with their answers."""
     powers = task.vocabulary ** torch.arange(task.length - 1)
     for start in range(0, count, _BATCH):
         number = torch.arange(start, min(count, start + _BATCH))
@@ -124,13 +124,13 @@ def _solved(task: Task, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _parts(tokens: Tensor, answers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """As many at a time as memory holds."""
-    size = _together(tokens.shape[1])
+    """Split sequences into batches of bounded memory."""
+    size = _batch_size(tokens.shape[1])
     return zip(torch.split(tokens, size), torch.split(answers, size), strict=True)
 
 
-def _together(length: int) -> int:
-    """How many inputs of a length are run at once."""
+def _batch_size(length: int) -> int:
+    """Return the number of inputs of a length in one batch."""
     return min(_BATCH, max(1, _ENTRIES // length**2))
 
 

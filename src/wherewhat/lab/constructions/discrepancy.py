@@ -1,9 +1,9 @@
-"""Discrepancy: how far the largest logit of a query stands above the second largest, by length of the input.
+"""Discrepancy: the difference of the largest and the second largest logit of a query, by length of the input.
 
-Softmax sees differences alone, so a head that must single out one key of n needs a difference that does not vanish
-with n. For the constructions of arXiv 2605.31558 it is known exactly (``docs/constructions.md`` derives it); for any
-other head it is measured. Logits of constructions are those of queries and keys of length 1, before any scale. An input
-has n tokens, the last of which is the query: distances go from 0 to n - 1.
+Softmax depends on differences only, so a head that attends to one key of n needs a difference that does not vanish with
+n. For the constructions of arXiv 2605.31558 it is known exactly (``docs/constructions.md`` derives it); for any other
+head it is measured. Logits of constructions are those of queries and keys of length 1, without a scale. An input has n
+tokens, the last of which is the query: distances go from 0 to n - 1.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
 
 Input = Literal["best", "worst"]
-"""Whether the input is one with the largest or one with the smallest discrepancy."""
+"""The input with the largest or with the smallest discrepancy."""
 
 
 def index_discrepancy(n: int, theta: float, *, at: Input = "best") -> float:
-    """Discrepancy of the Index construction, ``min over 1 ≤ t ≤ T of 1 - cos tθ``.
+    """Return the discrepancy of the Index construction, ``min over 1 ≤ t ≤ T of 1 - cos tθ``.
 
     The key at distance d has the logit ``cos((d - m)θ)`` for the integer m. Keys reach m positions to the right of the
     one pointed at and n - 1 - m to the left, and cosines are even, so T is ``max(m, n - 1 - m)``: ``⌈(n - 1) / 2⌉`` at
@@ -32,7 +32,7 @@ def index_discrepancy(n: int, theta: float, *, at: Input = "best") -> float:
     Args:
         n: Tokens of the input.
         theta: Angle per position.
-        at: The largest over inputs, or the smallest.
+        at: The largest or the smallest over inputs.
     """
     _check(n, theta)
     reach = n // 2 if at == "best" else n - 1
@@ -40,7 +40,7 @@ def index_discrepancy(n: int, theta: float, *, at: Input = "best") -> float:
 
 
 def index_bound(n: int, theta: float, *, at: Input = "worst") -> float:
-    """Upper bound of :func:`index_discrepancy`, ``min{1 - cos θ, 2π² / (T + 1)²}``.
+    """Return an upper bound of :func:`index_discrepancy`, ``min{1 - cos θ, 2π² / (T + 1)²}``.
 
     By Dirichlet's theorem some t ≤ T has tθ within ``2π / (T + 1)`` of a multiple of 2π, and ``1 - cos x ≤ x² / 2``. At
     the worst input this is the theorem's ``min{1 - cos θ, 2π² / n²}``.
@@ -51,17 +51,17 @@ def index_bound(n: int, theta: float, *, at: Input = "worst") -> float:
 
 
 def retrieval_discrepancy(n: int, theta: float, omega: float, *, at: Input = "best") -> float:
-    """Discrepancy of the Retrieval construction: the right key's logit less the largest other.
+    """Return the discrepancy of the Retrieval construction: the correct key's logit minus the largest other.
 
-    The key at distance d whose letter is a steps after the one asked for has the logit ``cos(dθ + aω)``. One key, at a
-    distance D from 1 to n - 1, has a = 0; at any other distance, the query's own 0 among them, a is anything else. The
+    The key at distance d whose letter is a steps after the queried one has the logit ``cos(dθ + aω)``. One key, at a
+    distance D from 1 to n - 1, has a = 0; at any other distance, including the query's own 0, a is anything else. The
     best input takes the farthest letter everywhere, the worst the nearest.
 
     Args:
         n: Tokens of the input, 2 or more.
         theta: Angle per position; 0 for none.
         omega: Angle between neighbouring letters, 2π over their number.
-        at: The largest over inputs, or the smallest; below 0 where the head is wrong on that input.
+        at: The largest or the smallest over inputs; below 0 where the head is wrong on that input.
     """
     _check(n, theta, zero=True)
     letters = count_letters(omega)
@@ -71,13 +71,13 @@ def retrieval_discrepancy(n: int, theta: float, omega: float, *, at: Input = "be
     lost = lost.amax(1) if at == "best" else lost.amin(1)
     smallest, where = lost.topk(2, largest=False)
     other = torch.full_like(distances, float(smallest[0]))
-    other[where[0]] = smallest[1]  # the right key is not among the others
+    other[where[0]] = smallest[1]  # the correct key is not among the others
     gap = (other - _one_minus_cos(distances))[1:]
     return float(gap.max() if at == "best" else gap.min())
 
 
 def retrieval_bound(n: int, theta: float, omega: float) -> float:
-    """The theorem's bound of the discrepancy of Retrieval, ``1 - cos(ω - nθ)``; it is about nθ ≤ ω.
+    """Return the theorem's bound of the discrepancy of Retrieval, ``1 - cos(ω - nθ)``, for nθ ≤ ω.
 
     It holds at the worst input for distances up to n, which are inputs of n + 1 tokens.
     """
@@ -86,7 +86,7 @@ def retrieval_bound(n: int, theta: float, omega: float) -> float:
 
 
 def count_letters(omega: float) -> int:
-    """The number of letters that are an angle ``omega`` apart."""
+    """Return the number of letters with an angle ``omega`` between neighbours."""
     letters = round(2 * math.pi / omega) if 0 < omega <= 2 * math.pi else 0
     if letters < 2 or not math.isclose(letters * omega, 2 * math.pi, rel_tol=1e-9):
         raise ConfigError(f"omega is {omega}: give 2π over the number of letters, which is 2 or more")
@@ -95,44 +95,24 @@ def count_letters(omega: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Discrepancy:
-    """How far the last query's largest logit stands above the second largest.
+    """Difference of the last query's largest and second largest logit.
 
     Attributes:
         values: Per head and input, ``(heads, inputs)`` float64.
-        margins: The right key's logit less the largest other, ``(heads, inputs)`` float64: below 0 where another key
-            has the largest. None if no right keys were given.
+        margins: The correct key's logit minus the largest other, ``(heads, inputs)`` float64: below 0 where another key
+            has the largest. None if no correct keys were given.
     """
 
     values: Tensor
     margins: Tensor | None = None
 
-    @property
-    def most(self) -> Tensor:
-        """The largest over inputs, ``(heads,)``."""
-        return self.values.amax(-1)
-
-    @property
-    def median(self) -> Tensor:
-        """The median over inputs, ``(heads,)``: of an even number, the mean of the middle two."""
-        return self.values.quantile(0.5, dim=-1)
-
-    @property
-    def least(self) -> Tensor:
-        """The smallest over inputs, ``(heads,)``."""
-        return self.values.amin(-1)
-
-    @property
-    def right_share(self) -> Tensor | None:
-        """Share of inputs on which the right key has the largest logit, ``(heads,)``."""
-        return None if self.margins is None else (self.margins > 0).double().mean(-1)
-
 
 def measured_discrepancy(attention: LayerAttention, *, right: Tensor | None = None) -> Discrepancy:
-    """Discrepancy of the last query of every input, for every head, in logits as softmax gets them (scale included).
+    """Return the discrepancy of the last query of every input, for every head, in logits with their scale.
 
     Args:
         attention: One layer of a pass over inputs of one length.
-        right: Positions of the keys that should have the largest logits, ``(inputs,)``, if known.
+        right: Positions of the keys that should have the largest logits, ``(inputs,)``.
     """
     row = slice(attention.n - 1, attention.n)
     visible = attention.visible(row)

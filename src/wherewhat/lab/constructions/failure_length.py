@@ -1,16 +1,17 @@
-"""The length at which a head fails: where softmax leaves its right key half of the mass or less.
+"""The length at which a head fails: where the attention weight of its correct key is one half or less.
 
 A head's logits are ``scale · Re Σ_f z_f e^{iθ_f d}``, with z_f the product of query and conjugate key in plane f,
-before rotation, and d their distance. The right key, ahead of key j by g_j, has the mass ``1 / (1 + Σ_j exp(-g_j))``;
-it is above 1/2 while ``Σ_j exp(-g_j) < 1``. The smallest g is the discrepancy times the scale: above log(n - 1) it is
-enough, below 0 it is not, and in between all keys decide, which is why all are summed. Longer inputs add keys in front,
-at distances n and more, whose contents are like others that the head has seen: so frequencies and magnitudes tell the
-length.
+before rotation, and d their distance. The correct key, whose logit exceeds that of key j by g_j, has the weight
+``1 / (1 + Σ_j exp(-g_j))``, which is above 1/2 while ``Σ_j exp(-g_j) < 1``. The smallest g is the discrepancy times the
+scale: above log(n - 1) it is sufficient, below 0 it is not, and in between it depends on all keys, so all are summed.
+Longer inputs add keys in front, at distances n and more, whose contents are assumed to be like those of observed keys:
+so frequencies and magnitudes predict the length.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.tasks.task import SequenceTask
 from wherewhat.measures.planes.layout import Planes
 
 _ENTRIES = 2**23
@@ -33,19 +36,19 @@ def predicted_failure_length(
     longest: int = 5000,
     share: float = 0.5,
 ) -> int | None:
-    """The smallest number of tokens at which the right key has ``share`` of the mass or less; None up to ``longest``.
+    """Return the smallest number of tokens at which the correct key has at most ``share`` of the weight, or None.
 
-    Every distance but the right key's has a key whose content is each of ``others`` equally often. An Index head has
-    one kind of content, that of the right key itself; Retrieval has other letters.
+    Every distance but the correct key's has a key whose content is each of ``others`` equally often. An Index head has
+    one kind of content, that of the correct key itself; Retrieval has other letters.
 
     Args:
-        right: Products of query and conjugate right key per plane, before rotation, ``(planes,)`` complex.
+        right: Products of query and conjugate correct key per plane, before rotation, ``(planes,)`` complex.
         others: The same for contents of other keys, ``(contents, planes)`` complex.
         angles: Angle per position of each plane, ``(planes,)``.
-        distance: Distance of the right key.
+        distance: Distance of the correct key.
         scale: Factor on the sum over planes.
-        longest: Largest number of tokens to look at.
-        share: Share of the mass.
+        longest: Largest number of tokens to consider.
+        share: Attention weight.
     """
     if right.ndim != 1 or others.shape != (len(others), *right.shape) or angles.shape != right.shape or not len(others):
         raise ConfigError(
@@ -60,7 +63,7 @@ def predicted_failure_length(
     mass = (scale * (others.to(turns) @ turns.T).real - at_right).exp().mean(0)
     mass[distance] = 0
     over = (mass.cumsum(0) >= _limit(share)).nonzero()
-    # Fewer tokens than reach the right key are no input.
+    # An input has at least as many tokens as reach the correct key.
     return max(int(over[0]) + 1, distance + 1) if len(over) else None
 
 
@@ -70,7 +73,7 @@ class FailureLengths:
 
     Attributes:
         lengths: Number of tokens per head and input, ``(heads, inputs)`` float64; infinite where none was found.
-        longest: Largest number of tokens that was looked at.
+        longest: Largest number of tokens that was considered.
     """
 
     lengths: Tensor
@@ -82,7 +85,7 @@ class FailureLengths:
         return self.lengths.median(-1).values
 
     def surviving(self, n: int) -> Tensor:
-        """Share of inputs on which each head is predicted not to have failed at ``n`` tokens, ``(heads,)``."""
+        """Return the share of inputs on which each head is predicted to work at ``n`` tokens, ``(heads,)``."""
         return (self.lengths > n).double().mean(-1)
 
 
@@ -95,18 +98,18 @@ def head_failure_lengths(
     longest: int = 5000,
     share: float = 0.5,
 ) -> FailureLengths:
-    """Predict for every head and input at which length the last query's right key is left with ``share`` of the mass.
+    """Predict for every head and input the length at which the last query's correct key has weight ``share`` or less.
 
-    The input's own keys count as they are; each key that a longer input has in front counts as the mean over the keys
-    at ``like`` but the right one, moved to its distance.
+    The input's own keys are used directly; each key that a longer input adds in front is represented by the mean over
+    the keys at ``like`` except the correct one, moved to its distance.
 
     Args:
         attention: One layer of a pass over inputs of one length.
-        right: Positions of the keys that should get the mass, ``(inputs,)``.
-        like: Positions of the input whose keys are like those of added tokens; a few dozen tell more than a few, so
-            give inputs that have some added already.
-        longest: Largest number of tokens to look at.
-        share: Share of the mass.
+        right: Positions of the correct keys, ``(inputs,)``.
+        like: Positions of the input whose keys represent those of added tokens; a few dozen give better predictions, so
+            use inputs that already have some added tokens.
+        longest: Largest number of tokens to consider.
+        share: Attention weight.
     """
     _check(share, longest)
     n, row = attention.n, slice(attention.n - 1, attention.n)
@@ -138,7 +141,7 @@ def head_failure_lengths(
     for head in range(attention.heads):
         q = planes.to_complex(planes.arrange(attention.rot_q[:, head, -1]))
         k = planes.to_complex(planes.arrange(attention.rot_k[:, head // groups][:, moved.to(scores.device)]))
-        # Turned back by the distance that they have, so that any other can be put in its place.
+        # Rotated back by their own distance, so that any other can be applied.
         z = q[:, None] * k.conj() * _turns(angles, -from_here)
         for start in range(0, inputs, step):
             some = slice(start, start + step)
@@ -151,14 +154,75 @@ def head_failure_lengths(
     return FailureLengths(lengths, longest)
 
 
+_ADDED = 48
+"""Tokens added in front of the inputs, as samples of the contents of added tokens."""
+
+_HOP_SHARE = 0.8
+"""Share of inputs on which a hop head must have its largest weight on the correct key."""
+
+
+@dataclass(frozen=True)
+class HopHead:
+    """A head that makes the first hop, and its predicted failure.
+
+    Attributes:
+        layer: Its layer.
+        head: Its index in the layer.
+        right: Share of inputs on which its largest weight is on the target of the hop.
+        median: Predicted length at which it fails on half of the inputs; infinite beyond the considered lengths.
+        surviving: Predicted share of inputs on which the target still has half of the weight, ``(lengths,)``.
+    """
+
+    layer: int
+    head: int
+    right: float
+    median: float
+    surviving: Tensor
+
+
+@torch.no_grad()
+def predict_hop_heads(
+    model: LabModel, task: SequenceTask, lengths: Sequence[int], *, count: int = 96, seed: int = 2
+) -> list[HopHead]:
+    """Return the heads that make the first hop on one-hop inputs, with the lengths at which they are predicted to fail.
+
+    The prediction is made from inputs a few dozen tokens longer than the training sequences: further keys in front are
+    assumed to be like those of the added tokens, moved to their distance.
+
+    Args:
+        model: A trained model with rotation.
+        task: Its task.
+        lengths: Lengths to predict the surviving share at.
+        count: Number of inputs.
+        seed: Seed of the inputs.
+    """
+    sequences = task.sample(count, seed=seed, hops=1, extra=_ADDED)
+    right = sequences.path[:, 1]
+    device = model.embedding.device
+    found = []
+    for attention in model.attention(sequences.tokens.to(device)):
+        weights = attention.pattern(slice(attention.n - 1, attention.n))[:, :, 0]  # (inputs, heads, keys)
+        hits = (weights.argmax(-1).cpu() == right[:, None]).double().mean(0)
+        if not bool((hits >= _HOP_SHARE).any()):
+            continue
+        # Added tokens precede the target window, like all further ones.
+        failures = head_failure_lengths(attention, right, like=slice(0, _ADDED), longest=max(*lengths, attention.n))
+        for head in (hits >= _HOP_SHARE).nonzero()[:, 0].tolist():
+            surviving = torch.stack([failures.surviving(n)[head] for n in lengths])
+            found.append(
+                HopHead(attention.layer, head, float(hits[head]), float(failures.median[head]), surviving.cpu())
+            )
+    return found
+
+
 def _turns(angles: Tensor, distances: Tensor) -> Tensor:
-    """``e^{iθd}``, ``(distances, planes)`` complex128."""
+    """Return ``e^{iθd}``, ``(distances, planes)`` complex128."""
     turn = distances[:, None] * angles
     return torch.polar(torch.ones_like(turn), turn)
 
 
 def _limit(share: float) -> float:
-    """What other keys together may weigh, in units of the right one."""
+    """Return the largest total weight of other keys, relative to that of the correct one."""
     return (1 - share) / share
 
 

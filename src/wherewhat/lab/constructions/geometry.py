@@ -1,7 +1,7 @@
-"""Keys and queries of a head as points in the plane that it uses most.
+"""Keys and queries of a head as points in the plane with the largest logit contributions.
 
-In an Index head keys are bundled in one direction and queries fanned out by number; in a Retrieval head both are fanned
-out by letter (arXiv 2605.31558). Points are taken before rotation, where position has not entered yet.
+In an Index head keys share one direction and the direction of queries depends on the number; in a Retrieval head both
+depend on the letter (arXiv 2605.31558). Points are taken before rotation, where they do not depend on position.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from wherewhat.lab.constructions.transformers import pair_letters
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
-from wherewhat.lab.tasks.task import Task
+from wherewhat.lab.tasks.task import SequenceTask
 
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Points of one label each, as directions.
+    """Mean directions of points by label.
 
     Attributes:
         labels: The labels, ``(labels,)`` int64.
         means: Mean direction of each label's points, of length 1, ``(labels, 2)``.
-        resultants: How far they agree, ``(labels,)``: 1 if all have the same direction, 0 if they cancel.
+        resultants: Resultant lengths, ``(labels,)``: 1 if all have the same direction, 0 if they cancel.
         counts: Number of points, ``(labels,)``.
     """
 
@@ -45,8 +45,8 @@ class PlaneGeometry:
         layer: Index of the layer.
         head: Index of the head.
         plane: Index of the plane.
-        angle: The angle it turns by per position.
-        share: Its share of the head's use of planes: of the sum of the largest contributions to logits.
+        angle: Its angle of rotation per position.
+        share: Its share of the sum of the planes' largest contributions to logits.
         keys: Points ``(keys, 2)``.
         key_labels: Their labels ``(keys,)``.
         queries: Points ``(queries, 2)``.
@@ -65,31 +65,31 @@ class PlaneGeometry:
 
     @property
     def key_resultant(self) -> float:
-        """Resultant length of the keys' phases: 1 where keys are bundled, near 0 where they go round the circle."""
+        """Resultant length of the keys' phases: 1 for one common direction, near 0 for uniformly distributed ones."""
         return resultant(self.keys)
 
     @property
     def query_spread(self) -> float:
-        """Spread of the directions of queries of different labels, each label counting once: 0 none, 1 all round."""
+        """Circular variance of the labels' mean query directions: 0 for one common direction, 1 for uniform ones."""
         return 1 - resultant(directions_by_label(self.queries, self.query_labels).means)
 
     @property
     def query_tightness(self) -> float:
-        """Mean over labels of the resultant length within a label: 1 where a label says the direction."""
+        """Mean over labels of the resultant length within a label: 1 where the label determines the direction."""
         return float(directions_by_label(self.queries, self.query_labels).resultants.mean())
 
 
 def plane_geometry(
     attention: LayerAttention, *, key_labels: Tensor, query_labels: Tensor, head: int = 0, plane: int | None = None
 ) -> PlaneGeometry:
-    """A head's keys and queries in one plane.
+    """Return a head's keys and queries in one plane.
 
     Args:
         attention: One layer of a pass over inputs of one length.
-        key_labels: What each key is, ``(inputs, n)``; keys below 0 are left out.
+        key_labels: Label of each key, ``(inputs, n)``; keys with labels below 0 are left out.
         query_labels: The same for queries, ``(inputs, n)``.
-        head: Which head.
-        plane: Which plane; the one with the largest use by the last queries if not given.
+        head: Index of the head.
+        plane: Index of the plane; by default the one with the largest contributions to the last queries.
     """
     shape = attention.rot_q.shape[0], attention.n
     if attention.rotation is None:
@@ -122,9 +122,9 @@ def plane_geometry(
 
 
 def head_geometry(
-    model: LabModel, task: Task, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
+    model: LabModel, task: SequenceTask, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
 ) -> PlaneGeometry:
-    """:func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task."""
+    """Return :func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task."""
     if not 0 <= layer < model.config.layers:
         raise MeasureError(f"there is no layer {layer}: the model has {model.config.layers}")
     of_keys, of_queries = task_labels(task, tokens)
@@ -132,8 +132,8 @@ def head_geometry(
     return plane_geometry(attention, key_labels=of_keys, query_labels=of_queries, head=head, plane=plane)
 
 
-def task_labels(task: Task, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels of keys and of queries, in the shape of ``tokens``; -1 for queries that ask for nothing.
+def task_labels(task: SequenceTask, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels of keys and of queries, in the shape of ``tokens``; -1 for tokens without a query.
 
     In number and index tasks an integer's label is the integer, and that of a letter's key is 0. In letter and
     retrieval tasks a key's label is its left letter, a query's its right one, as numbers from 0.
@@ -150,7 +150,7 @@ def task_labels(task: Task, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plane_use(attention: LayerAttention) -> Tensor:
-    """Largest logit contribution of each rotated plane to the last query, mean over inputs, ``(heads, planes)``."""
+    """Return each plane's largest logit contribution at the last query, mean over inputs, ``(heads, planes)``."""
     assert attention.rotation is not None
     pairs = attention.rotation.pairs.to(attention.rot_q.device)
     row = slice(attention.n - 1, attention.n)
@@ -167,17 +167,17 @@ def plane_use(attention: LayerAttention) -> Tensor:
 
 
 def resultant(points: Tensor) -> float:
-    """Length of the mean of the points' directions ``(count, 2)``; points at 0 have none. NaN if there is no point."""
+    """Return the resultant length of the directions of points ``(count, 2)``; zeros are skipped, NaN without points."""
     return float(_unit(points).mean(0).norm())
 
 
 def aligned_resultant(points: Tensor, labels: Tensor, angle: float) -> float:
-    """Resultant length once each point is turned by its label times ``angle``: 1 where labels fan them out by it.
+    """Return the resultant length after rotation of each point by its label times ``angle``.
 
     Args:
         points: ``(count, 2)``.
         labels: ``(count,)``.
-        angle: By how much a label is behind the one before it.
+        angle: Angle between the directions of consecutive labels.
     """
     z = torch.view_as_complex(points.double().contiguous())
     turn = labels.double() * angle
@@ -185,7 +185,7 @@ def aligned_resultant(points: Tensor, labels: Tensor, angle: float) -> float:
 
 
 def directions_by_label(points: Tensor, labels: Tensor) -> Directions:
-    """Mean direction of the points ``(count, 2)`` of each label ``(count,)``."""
+    """Return the mean direction of the points ``(count, 2)`` of each label ``(count,)``."""
     unit = _unit(points)
     known = labels[points.norm(dim=-1) > 0]
     names, index, counts = torch.unique(known, return_inverse=True, return_counts=True)

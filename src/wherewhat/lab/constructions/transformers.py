@@ -13,28 +13,28 @@ from wherewhat.lab.constructions.discrepancy import index_bound, index_discrepan
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask, Pairs
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
-from wherewhat.lab.tasks.task import Task
+from wherewhat.lab.tasks.task import SequenceTask
 
 ROUNDING = 2.0**-23
-"""Models turn their planes by angles, cosines and sines that are rounded to float32, whatever their weights are in."""
+"""Models compute angles, cosines and sines in float32, whatever the dtype of their weights."""
 
 
 def blank_model(
     vocabulary: int, *, layers: int, theta: float, temperature: float, residual: bool, dtype: torch.dtype
 ) -> LabModel:
-    """One head and one angle per layer, no norm, no MLP, no dropout; a token is its one-hot and a bias coordinate.
+    """Return a model with one head and one angle per layer, without norm, MLP and dropout, and with one-hot embeddings.
 
-    Coordinate t of the residual stream belongs to token t, the next one is 1 for every token, and one more is 0 where
-    the width would be odd. Heads hand on what they attend to as it is, and the output reads the tokens' coordinates.
-    Weights of queries, keys and values are 0.
+    Coordinate t of the residual stream belongs to token t, the next one, the bias coordinate, is 1 for every token, and
+    one more is 0 where the width would be odd. Output projections are the identity, and the output reads the tokens'
+    coordinates. Weights of queries, keys and values are 0.
 
     Args:
         vocabulary: Number of tokens.
         layers: Number of layers.
-        theta: Angle per position of the heads' first plane; others do not turn.
+        theta: Angle per position of the heads' first plane; others do not rotate.
         temperature: Logits are divided by it.
-        residual: Whether a layer adds to the stream, or replaces it.
-        dtype: Arithmetic of the weights.
+        residual: Whether a layer adds to the stream or replaces it.
+        dtype: Dtype of the weights.
     """
     if not 0 < temperature < math.inf:
         raise ConfigError(f"temperature is {temperature}: give a positive number")
@@ -67,11 +67,11 @@ def blank_model(
 
 @torch.no_grad()
 def write_layers(model: LabModel, *, queries: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Give every layer the same head.
+    """Set the weights of every layer to the same head.
 
     Args:
         model: A blank model.
-        queries: What each coordinate of the stream adds to the query in the plane that turns, ``(coordinates, 2)``.
+        queries: Contribution of each coordinate of the stream to the query in the rotated plane, ``(coordinates, 2)``.
         keys: The same for the key.
         values: Factor of each coordinate of the stream in the value, ``(coordinates,)``.
     """
@@ -85,51 +85,51 @@ def write_layers(model: LabModel, *, queries: Tensor, keys: Tensor, values: Tens
 
 
 def directions(angles: Tensor) -> Tensor:
-    """Vectors of length 1 at some angles ``(count,)``, ``(count, 2)``."""
+    """Return unit vectors ``(count, 2)`` at angles ``(count,)``."""
     return torch.stack((angles.cos(), angles.sin()), dim=-1)
 
 
-def held_angle(theta: float) -> float:
-    """The angle as a model holds it, rounded to float32."""
+def rounded_angle(theta: float) -> float:
+    """Return the angle rounded to float32, as in a model."""
     return float(torch.tensor(theta, dtype=torch.float32))
 
 
-def check_held(gap: float, *, longest: int, theta: float) -> None:
-    """Refuse a gap between logits that a model's float32 angles do not hold.
+def check_gap(gap: float, *, longest: int, theta: float) -> None:
+    """Check that a gap between logits exceeds the rounding of a model's float32 angles.
 
-    An angle pθ is off by up to half its rounding, so the difference of two is by ``longest · θ · 2⁻²³``. Near the
-    largest logit that moves ``1 - cos x`` by it times ``x = √(2 gap)``. Cosines and sines are off by 2⁻²⁴ each.
+    An angle pθ has an error of up to half its rounding, and the difference of two one of ``longest · θ · 2⁻²³``. Near
+    the largest logit it changes ``1 - cos x`` by that times ``x = √(2 gap)``. Cosines and sines have errors of 2⁻²⁴.
     """
     off = math.sqrt(2 * max(gap, 0.0)) * longest * theta * ROUNDING + 2 * ROUNDING
     if not gap > 2 * off:
         raise ConfigError(
-            f"theta={theta} leaves a gap of no more than {gap:.2g} between logits at length {longest}, and float32 "
-            f"angles hold no less than {2 * off:.2g}: take another angle, or a smaller longest"
+            f"theta={theta} leaves a gap of at most {gap:.2g} between logits at length {longest}, and float32 angles "
+            f"need at least {2 * off:.2g}: choose another angle, or a smaller longest"
         )
 
 
 LEAK = 1e-7
-"""Small enough for positional and symbolic scores to be 0 and 1 within 1e-6."""
+"""Attention weight on wrong keys for which positional and symbolic scores are 0 and 1 within 1e-6."""
 
-_COLDEST = 1e-9
+_LOWEST_TEMPERATURE = 1e-9
 
 
 def softmax_temperature(gap: float, others: int, *, leak: float = LEAK) -> float:
-    """The temperature at which a key whose logit is ``gap`` above ``others`` others has 1 - leak of the mass."""
+    """Return the temperature at which a key with a logit ``gap`` above ``others`` other keys has weight 1 - leak."""
     if not gap > 0:
-        raise ConfigError(f"the gap is {gap}: no temperature singles out a key that is not above the others")
+        raise ConfigError(f"the gap is {gap}: it must be positive for a temperature to exist")
     if others < 1:
-        raise ConfigError(f"{others} other keys: there must be one or more")
+        raise ConfigError(f"others is {others}: there must be one other key or more")
     if not 0 < leak < 0.5:
         raise ConfigError(f"leak is {leak}: give a number above 0 and below 1/2")
     return gap / math.log(others * (1 - leak) / leak)
 
 
 def index_leak(layers: int) -> float:
-    """The leak below which stacked Index layers are right on all inputs of up to so many hops.
+    """Return the largest leak at which stacked Index layers are correct on all inputs with up to ``layers`` hops.
 
     Attention is the same in all layers, a matrix A, and the letters' part of the stream is ``(1 + 2A)^l`` times the
-    letters. With a leak ε the right letter has at least ``(2 (1 - ε))^l`` after as many hops as layers, all wrong ones
+    letters. With a leak ε the correct letter has at least ``(2 (1 - ε))^l`` after l hops in l layers, all wrong ones
     together at most ``3^l - (3 - 2ε)^l``, and the integer 1; fewer hops only help.
     """
     low, high = 0.0, 0.5
@@ -141,30 +141,30 @@ def index_leak(layers: int) -> float:
 
 
 def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: float = LEAK) -> float:
-    """A temperature at which Index layers are right on all inputs of up to ``longest`` tokens.
+    """Return a temperature at which Index layers are correct on all inputs of up to ``longest`` tokens.
 
-    The gap is the discrepancy of the worst input: every token of a sequence asks, the first and the last too.
+    The gap is the discrepancy of the worst input: every token of a sequence is a query.
 
     Args:
         longest: Largest number of tokens, n0.
         theta: Angle per position.
         layers: Number of layers, not less than the number of hops.
-        leak: Mass that may go to wrong keys; no more than :func:`index_leak` is taken.
+        leak: Attention weight allowed on wrong keys; at most :func:`index_leak` is used.
     """
-    theta = held_angle(theta)
-    # The bound takes no time at any length. Where it is too coarse, so is the gap, which is no larger.
-    check_held(index_bound(longest, theta), longest=longest, theta=theta)
+    theta = rounded_angle(theta)
+    # The bound is fast at any length. Where it is too small, so is the gap, which is not larger.
+    check_gap(index_bound(longest, theta), longest=longest, theta=theta)
     gap = index_discrepancy(longest, theta, at="worst")
-    check_held(gap, longest=longest, theta=theta)
+    check_gap(gap, longest=longest, theta=theta)
     return softmax_temperature(gap, longest - 1, leak=min(leak, index_leak(layers)))
 
 
 def retrieval_error(longest: int, theta: float, omega: float, *, layers: int, temperature: float) -> float:
-    """How much of the last token's content can be wrong after stacked Retrieval layers: right if below 1/2.
+    """Return a bound on the wrong share of the last token's content after stacked Retrieval layers.
 
-    After a layer each token holds a mixture of tokens. In the first, the right key's leak is that of its gap. Later, a
-    token that is off the path may hold almost the right content and stand nearer than the one that holds it: what it
-    lacks is then copied along. See ``docs/constructions.md``.
+    The model is correct if it is below 1/2. After a layer each token holds a mixture of tokens. In the first layer the
+    leak follows from the gap. In later ones a token off the path may hold almost the correct content and be nearer than
+    the one that holds it, so that its error is copied. See ``docs/constructions.md``.
     """
     lost = 1 - math.cos((longest - 1) * theta)
     step = 1 - math.cos(omega - (longest - 1) * theta)
@@ -183,18 +183,18 @@ def retrieval_error(longest: int, theta: float, omega: float, *, layers: int, te
 
 
 def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: int = 1, leak: float = LEAK) -> float:
-    """A temperature at which Retrieval layers are right on all inputs of up to ``longest`` tokens.
+    """Return a temperature at which Retrieval layers are correct on all inputs of up to ``longest`` tokens.
 
-    For one layer that of the worst input's discrepancy, for more one with :func:`retrieval_error` below 1/2.
+    For one layer it follows from the worst input's discrepancy, for more from :func:`retrieval_error` below 1/2.
 
     Args:
         longest: Largest number of tokens, n0.
         theta: Angle per position, from 0 to below ω / (2 n0).
         omega: Angle between neighbouring letters.
         layers: Number of layers, not less than the number of hops.
-        leak: Mass of the first layer's queries that may go to wrong keys.
+        leak: Attention weight of the first layer's queries allowed on wrong keys.
     """
-    theta = held_angle(theta)
+    theta = rounded_angle(theta)
     gap = retrieval_discrepancy(longest, theta, omega, at="worst")
     if not gap > 0:
         raise ConfigError(
@@ -204,16 +204,16 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
     temperature = softmax_temperature(gap, longest - 1, leak=leak)
     while retrieval_error(longest, theta, omega, layers=layers, temperature=temperature) >= 0.5:
         temperature /= 2
-        if temperature < _COLDEST:
+        if temperature < _LOWEST_TEMPERATURE:
             raise ConfigError(
-                f"{layers} layers of Retrieval with theta={theta:.6g} are not proved at length {longest}: take a "
+                f"{layers} layers of Retrieval with theta={theta:.6g} are not proved at length {longest}: choose a "
                 "smaller angle, or give a temperature and check it"
             )
     return temperature
 
 
 def index_transformer(
-    task: Task,
+    task: SequenceTask,
     *,
     theta: float,
     layers: int = 1,
@@ -221,29 +221,29 @@ def index_transformer(
     longest: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> LabModel:
-    """Layers that copy the letter an integer points at, one head and one angle each, all the same.
+    """Construct identical layers of one head and one angle that copy the letter an integer points at.
 
-    Every key is v, a unit vector; the query is v for a letter and v turned by -mθ for an integer m; so the logit of
+    Every key is v, a unit vector; the query is v for a letter and v rotated by -mθ for an integer m; so the logit of
     query i and key j is ``cos((i - j - m)θ)``. Values are 2 on letters and 0 elsewhere, added to the stream. Keys and
-    v come from the bias coordinate, and integers add what turns v, so that letters copied to an integer change neither
-    its query nor its key.
+    v come from the bias coordinate, and integers add the difference to v, so that letters copied to an integer change
+    neither its query nor its key.
 
-    Proved (``docs/constructions.md``): all layers attend alike, whatever was copied. With hard attention an integer h
-    hops from its letter holds it from layer h on, ``Σ_{k ≥ h} C(l, k) 2^k`` times after layer l, and no other letter,
-    while its own coordinate stays 1: so l ≥ h layers are right on every input, later layers are Reflexive. With softmax
-    the same holds of the largest coordinate for up to ``longest`` tokens at the default temperature.
+    Proved (``docs/constructions.md``): all layers have the same attention, whatever was copied. With hard attention an
+    integer h hops from its letter holds it from layer h on, ``Σ_{k ≥ h} C(l, k) 2^k`` times after layer l, and no other
+    letter, while its own coordinate stays 1: so l ≥ h layers are correct on every input, later layers are Reflexive.
+    With softmax the same holds of the largest coordinate for up to ``longest`` tokens at the default temperature.
 
     Args:
         task: A number or index task.
         theta: Angle per position; 2π must not be a small multiple of it.
         layers: Number of layers, the largest number of hops it can do.
-        temperature: Logits are divided by it; cold enough for ``longest`` tokens if not given.
-        longest: Largest number of tokens, n0; that of the task if not given.
-        dtype: Arithmetic. What limits n0 is that the model's angles are float32 in either, so float32 is enough
-            wherever a temperature is found; float64 has smaller leaks.
+        temperature: Logits are divided by it; by default low enough for ``longest`` tokens.
+        longest: Largest number of tokens, n0; that of the task by default.
+        dtype: Dtype of the weights. The model's angles are float32 in any case and limit n0, so float32 is enough
+            wherever a temperature exists; float64 has smaller leaks.
     """
     if not isinstance(task, (NumberTask, IndexTask)):
-        raise ConfigError(f"the Index transformer does number and index tasks, not a {type(task).__name__}")
+        raise ConfigError(f"the Index transformer solves number and index tasks, not a {type(task).__name__}")
     if temperature is None:
         temperature = index_temperature(longest or task.length, theta, layers=layers)
     model = blank_model(
@@ -255,7 +255,7 @@ def index_transformer(
     keys = torch.zeros(task.vocabulary + 1, 2, dtype=torch.float64)
     keys[-1] = v
     queries = keys.clone()
-    queries[letters:-1] = directions(-integers * held_angle(theta)) - v
+    queries[letters:-1] = directions(-integers * rounded_angle(theta)) - v
     values = torch.zeros(task.vocabulary)
     values[:letters] = 2
     write_layers(model, queries=queries, keys=keys, values=values)
@@ -263,7 +263,7 @@ def index_transformer(
 
 
 def retrieval_transformer(
-    task: Task,
+    task: SequenceTask,
     *,
     theta: float,
     layers: int = 1,
@@ -271,15 +271,15 @@ def retrieval_transformer(
     longest: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> LabModel:
-    """Layers in which a pair copies the pair whose left letter is its right one, one head and one angle each.
+    """Construct layers of one head and one angle in which a pair copies the pair whose left letter is its right one.
 
     Letter number φ is the direction -φω, ω = 2π over the number of letters. The key is its left letter's; the query is
-    the right letter's of a (letter, letter), the left one's of a (letter, digit). Values are the stream itself, and
-    what attention gives replaces it.
+    the right letter's of a (letter, letter), the left one's of a (letter, digit). Values are the stream itself,
+    which the output of attention replaces.
 
     Proved (``docs/constructions.md``): with hard attention, 0 ≤ θ < ω / (2 n0) and left letters on the path that no
     other pair has, the token a hops into the path holds the pair min(a + l, h) hops into it after l layers; so l ≥ h
-    layers are right on every such input of up to n0 tokens, later layers are Reflexive. With softmax the same holds of
+    layers are correct on every such input of up to n0 tokens, later ones are Reflexive. With softmax the same holds of
     the largest coordinate at the default temperature: of one layer for any such θ, of several where
     :func:`~wherewhat.lab.constructions.transformers.retrieval_error` is below 1/2, which takes a smaller θ.
 
@@ -287,12 +287,12 @@ def retrieval_transformer(
         task: A letter or retrieval task.
         theta: Angle per position, from 0 to below ω / (2 n0).
         layers: Number of layers, the largest number of hops it can do.
-        temperature: Logits are divided by it; cold enough for ``longest`` tokens if not given.
-        longest: Largest number of tokens, n0; that of the task if not given.
-        dtype: Arithmetic; float32 is enough.
+        temperature: Logits are divided by it; by default low enough for ``longest`` tokens.
+        longest: Largest number of tokens, n0; that of the task by default.
+        dtype: Dtype of the weights; float32 is enough.
     """
     if not isinstance(task, (LetterTask, RetrievalTask)):
-        raise ConfigError(f"the Retrieval transformer does letter and retrieval tasks, not a {type(task).__name__}")
+        raise ConfigError(f"the Retrieval transformer solves letter and retrieval tasks, not a {type(task).__name__}")
     omega = letter_angle(task)
     if temperature is None:
         temperature = retrieval_temperature(longest or task.length, theta, omega, layers=layers)
@@ -306,12 +306,12 @@ def retrieval_transformer(
 
 
 def letter_angle(task: LetterTask | RetrievalTask) -> float:
-    """Angle between neighbouring letters, ω."""
+    """Return the angle between neighbouring letters, ω."""
     return 2 * math.pi / task.letters
 
 
 def pair_letters(task: LetterTask | RetrievalTask, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Letters of pairs as numbers from 0, in the shape of ``tokens``: the left one, and the one it asks for."""
+    """Return the letters of pairs as numbers from 0, in the shape of ``tokens``: the left one and the queried one."""
     first_link = Pairs(task.letters, task.digits).first_link
     link = tokens >= first_link
     left = torch.where(link, (tokens - first_link) // task.letters, tokens // task.digits)

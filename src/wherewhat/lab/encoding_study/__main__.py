@@ -1,4 +1,4 @@
-"""``python -m wherewhat.lab.encoding_study``: the study without typer, pyarrow and plotly installed."""
+"""``python -m wherewhat.lab.encoding_study``: run the study without typer, pyarrow and plotly."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from wherewhat.errors import WherewhatError
-from wherewhat.lab.encoding_study.recipe import Recipe, read_recipe
+from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
 from wherewhat.lab.encoding_study.study import run_study
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the study; 0 if it went well, 2 if something about the input was wrong."""
+    """Run the study and return the exit code: 0, or 2 for invalid input."""
     parser = argparse.ArgumentParser("python -m wherewhat.lab.encoding_study", description=__doc__)
     parser.add_argument("--recipe", type=Path)
     parser.add_argument("--text", type=Path)
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         run_study(
-            Recipe() if given.recipe is None else read_recipe(given.recipe),
+            EncodingRecipe() if given.recipe is None else read_recipe(given.recipe),
             out=given.out,
             text=given.text,
             device=given.device,

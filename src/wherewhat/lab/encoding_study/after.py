@@ -1,4 +1,4 @@
-"""Measurements of a trained model: longer texts, perturbed texts, additive logits."""
+"""Measurements after training: longer texts, perturbed texts, additive logits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.runs.profiles import Profile
 
 BUCKETS = 4
-"""Stretches of text that a context is divided into."""
+"""Number of position ranges that a context is divided into."""
 
 
 def applicable(model: LabModel, methods: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the methods that make sense for a model.
+    """Return the length methods that apply to a model.
 
-    Learned positions end with the context, and no rule makes more of them. Rules about distances need rotation.
+    None extends learned positions beyond the context. Methods that change distances need rotation.
     """
     if model.positions is not None:
         return ()
@@ -37,17 +37,17 @@ def applicable(model: LabModel, methods: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods: tuple[str, ...]) -> dict[str, Profile]:
-    """Losses of texts in nats, by text and stretch of a quarter context, under each method that applies.
+    """Return losses in nats, by text and position range of a quarter context, under each method that applies.
 
     Args:
         model: The trained model.
         windows: Texts ``(texts, n)``.
-        context: Length it was trained on.
+        context: Number of tokens of the training sequences.
         methods: Names of length methods.
 
     Returns:
-        ``position``, the middle of each stretch, and ``loss_by_position_<method>``, ``(texts, stretches)``. A model
-        with learned positions has no text but that of its context, untouched.
+        ``position``, the middle of each range, and ``loss_by_position_<method>``, ``(texts, ranges)``. Models with
+        learned positions are measured on texts of their context only, without a method.
     """
     names = applicable(model, methods)
     if model.positions is not None:
@@ -57,14 +57,14 @@ def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods:
     for name in names:
         method = find_method(name)().fitted(trained=context, length=windows.shape[1])
         losses = _losses(subject, windows, method)
-        position, buckets = _stretches(losses, max(1, context // BUCKETS))
+        position, buckets = _ranges(losses, max(1, context // BUCKETS))
         found["position"] = Profile(position, ("stretch",))
         found[f"loss_by_position_{name}"] = Profile(buckets, ("document", "stretch"))
     return found
 
 
 def _losses(subject: Subject, windows: Tensor, method: LengthMethod) -> Tensor:
-    """Loss at every position but the first, ``(texts, n - 1)`` on the CPU."""
+    """Return the loss at every position but the first, ``(texts, n - 1)`` on the CPU."""
 
     def attend(attention: LayerAttention) -> Tensor | None:
         output = method.attend(attention, block_mib=memory_for(attention))
@@ -73,8 +73,8 @@ def _losses(subject: Subject, windows: Tensor, method: LengthMethod) -> Tensor:
     return next_losses(subject.edited(windows, attend), windows).cpu()
 
 
-def _stretches(losses: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Middle position and mean loss of each stretch of ``size`` positions, ``(stretches,)`` and ``(texts, …)``."""
+def _ranges(losses: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return middle position ``(ranges,)`` and mean loss ``(texts, ranges)`` of each range of ``size`` positions."""
     parts = torch.split(losses.double(), size, 1)
     starts = [index * size for index in range(len(parts))]
     middles = [start + 1 + (part.shape[1] - 1) / 2 for start, part in zip(starts, parts, strict=True)]
@@ -82,12 +82,12 @@ def _stretches(losses: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, context: int) -> dict[str, Profile]:
-    """Curves of a trained model, one row per document, all in full float32.
+    """Return the curves of a trained model, one row per document, all in float32.
 
     Returns:
-        ``position`` and ``loss_by_position_<method>`` of :func:`~wherewhat.lab.encoding_study.after.loss_by_position`;
-        ``loss_by_rate_<kind>`` ``(documents, rates, columns)`` with rate, loss, loss on untouched targets, its rise and
-        share of moved bytes; ``loss_by_strength`` ``(documents, strengths, 2)`` with λ and loss; ``cost_without_a`` and
+        ``position`` and ``loss_by_position_<method>`` of :func:`loss_by_position`; ``loss_by_rate_<kind>``
+        ``(documents, rates, columns)`` with rate, loss, loss on unperturbed targets, its increase and share of moved
+        bytes; ``loss_by_strength`` ``(documents, strengths, 2)`` with λ and loss; ``cost_without_a`` and
         ``cost_without_c`` ``(documents,)``.
     """
     with torch.no_grad(), products("highest"):
@@ -103,7 +103,7 @@ def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: i
     options = PerturbConfig(
         kinds=config.kinds, rates=config.rates, seeds=config.draws, axes=False, equivalence=False, seed=config.seed
     )
-    # Jitter moves the last bytes on, and learned positions end with the context.
+    # Jitter increases positions, and learned positions end with the context.
     length = context - options.reach
     windows = corpus.windows(config.perturb_documents, length, seed=config.seed)
     measured = [measure_perturb(subject, spanned(ids), options) for ids in windows]
@@ -122,7 +122,7 @@ def _residual(subject: Subject, corpus: Corpus, config: AfterConfig, context: in
 
 
 def _curves(measured: list[DocumentScores], axes: tuple[str, ...]) -> dict[str, Profile]:
-    """Curves of all documents together, by name."""
+    """Return the curves of all documents stacked, by name."""
     return {
         name: Profile(_stacked([document.curves[name].values for document in measured]), ("document", *axes))
         for name in measured[0].curves

@@ -24,25 +24,25 @@ from wherewhat.lab.encoding_study.summary import (
     relations,
 )
 
-_SPREAD = "Mean over seeds, and below it the least and the most of them, or how many have one."
+_SPREAD = "Mean over seeds, then minimum and maximum, or the number of seeds with a value."
 
 
 def timing_table(runs: Sequence[RunSummary], *, for_good: bool = False) -> Table:
-    """Step at which half of each change was first reached, or reached for good, by encoding."""
+    """Return the step at which half of each change was first reached, or permanently reached, by encoding."""
     titles = {panel.name: panel.title.partition(" (")[0] for panel in PANELS}
     rows = {titles[event]: over_seeds(runs, (lasting_half_of if for_good else half_of)(event)) for event in EVENTS}
-    reached = "reached for good" if for_good else "first reached"
+    reached = "permanently reached" if for_good else "first reached"
     return _by_encoding(
         f"step at which half of the change from step 0 to the end was {reached}",
-        f"{_SPREAD} Straight over log(1 + step) between records; none where a curve ends "
-        "within a quarter of its range of where it began.",
+        f"{_SPREAD} Interpolated linearly in log(1 + step); none where the end of a curve is within a quarter of its "
+        "range from the start.",
         rows,
         "{:,.0f}",
     )
 
 
 def ending_table(runs: Sequence[RunSummary]) -> Table:
-    """How models end, by encoding: loss, additivity, and what they tolerate."""
+    """Return results after training by encoding: loss, additivity and robustness."""
     names = {
         "loss": "loss, nats/byte",
         "r": "r",
@@ -50,16 +50,16 @@ def ending_table(runs: Sequence[RunSummary]) -> Table:
         "additive_cost": "cost of additive logits",
         "positional": "pure positional heads",
         "symbolic": "pure symbolic heads",
-        "rise_words": "rise, words transposed",
-        "rise_adjacent_words": "rise, adjacent words",
-        "rise_position_jitter": "rise, positions jittered",
-        "rise_length": "rise, longer texts",
+        "rise_words": "increase, words transposed",
+        "rise_adjacent_words": "increase, adjacent words",
+        "rise_position_jitter": "increase, positions jittered",
+        "rise_length": "increase, longer texts",
         "rise_length_best": "the same, best method",
     }
     table = _by_encoding(
-        "how models end",
-        f"{_SPREAD} Rises are in nats per byte: on targets that were not touched, with 10 % disturbed; and beyond "
-        "twice the context against the second half of the context.",
+        "results at the end of training",
+        f"{_SPREAD} Increases of the loss are in nats per byte: on unperturbed targets, with 10 % perturbed; and "
+        "beyond twice the context compared to the second half of the context.",
         {title: over_seeds(runs, end_of(name)) for name, title in names.items()},
         "{:.3f}",
     )
@@ -69,15 +69,14 @@ def ending_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def relation_table(runs: Sequence[RunSummary]) -> Table:
-    """Whether additive models tolerate more, over encodings."""
+    """Return rank correlations of additivity and robustness over encodings."""
     found = relations(runs)
     count = max((relation.n for relation in found.values()), default=0)
     table = Table(
         title=f"rank correlation over at most {count} encodings",
         title_justify="left",
-        caption="Spearman's ρ of means over seeds, 95 % bootstrap over encodings, and the share p of all ways to match "
-        "the two orders that correlate as strongly. With so few encodings only a nearly perfect order is more than "
-        "chance.",
+        caption="Spearman's ρ of means over seeds, 95 % bootstrap interval over encodings, and exact permutation p. "
+        "With this few encodings only a nearly perfect order is significant.",
         caption_justify="left",
     )
     table.add_column("")
@@ -97,7 +96,7 @@ def relation_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def _by_encoding(title: str, caption: str, rows: Mapping[str, Mapping[str, list[float]]], form: str) -> Table:
-    """A table with a column for each encoding, from every run's numbers by row and encoding."""
+    """Return a table with a column for each encoding, from every run's values by row and encoding."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column("")
     for encoding in next(iter(rows.values())):
@@ -119,7 +118,7 @@ def _cell(values: list[float], form: str) -> str:
 
 app = typer.Typer(
     name="encodings",
-    help="Train the same small language model under every encoding and see when where and what come apart.",
+    help="Train a small language model with every position encoding and record the three-axis fit during training.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -131,29 +130,29 @@ _DEFAULT_OUT = Path("runs/encodings")
 def run(
     recipe: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A TOML file such as recipes/encodings.toml; its values if none."),
+        typer.Option(metavar="FILE", help="A TOML file such as recipes/encodings.toml, whose values are the defaults."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to train on, plain or .gz, in place of the recipe's.")
+        Path | None, typer.Option(metavar="FILE", help="Text to train on, plain or .gz, instead of the recipe's.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the study.")] = _DEFAULT_OUT,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ENCODING[:SEED]", help="Only this model; repeat for more.")
+        list[str] | None, typer.Option(metavar="ENCODING[:SEED]", help="Only this model; can be repeated.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the trained models too.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the trained models.")] = False,
 ) -> None:
-    """Train and measure all models of a recipe that are not finished yet.
+    """Train and measure all models of a recipe that are not finished.
 
-    Begun before, a model goes on where it stopped; done before, it is left as it is. Without a text it learns the
-    embedded prose, which is small: good for a try.
+    An interrupted model is resumed. Without a text the models are trained on the embedded prose, which is small and
+    suited to a quick test.
     """
     from wherewhat.cli.terminal import TerminalProgress
-    from wherewhat.lab.encoding_study.recipe import Recipe, read_recipe
+    from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
     from wherewhat.lab.encoding_study.study import run_study
 
     run_study(
-        Recipe() if recipe is None else read_recipe(recipe),
+        EncodingRecipe() if recipe is None else read_recipe(recipe),
         out=out,
         text=text,
         device=device,
@@ -168,7 +167,7 @@ def run(
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that 'run' filled.")] = _DEFAULT_OUT,
 ) -> None:
-    """Show what a study found, and write it as one HTML page and two Parquet files into its folder."""
+    """Show the results of a study, and write an HTML page and two Parquet files into its folder."""
     from wherewhat.lab.encoding_study.page import write_page, write_parquet
     from wherewhat.lab.encoding_study.study import open_runs
     from wherewhat.lab.encoding_study.summary import summarise_run

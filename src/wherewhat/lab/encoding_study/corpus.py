@@ -1,4 +1,4 @@
-"""The study's text as bytes: what is trained on, what is held out, and fixed windows of it."""
+"""The study's text as bytes, split into training and held-out text, and fixed windows of the latter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wherewhat.text.documents import embedded_documents
 
 _GZIP = b"\x1f\x8b"
 _COMMON = 1e-4
-"""Share of the text from which on a byte counts as one of its letters."""
+"""Smallest share of the text of a byte that random sequences use."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class Corpus:
 
     def windows(self, count: int, length: int, *, seed: int) -> Tensor:
         """Return held-out windows, ``(count, length)`` int64: a random one in each of ``count`` equal parts."""
-        room = len(self.held_out) - length
-        if room < 0:
+        spare = len(self.held_out) - length
+        if spare < 0:
             raise TextError(
                 f"{len(self.held_out)} held-out bytes are fewer than the {length} of a window: give a longer text, or "
                 "hold out a larger share"
             )
         generator = torch.Generator().manual_seed(derived_seed(seed, "windows", count, length))
         at = (torch.arange(count) + torch.rand(count, generator=generator, dtype=torch.float64)) / count
-        starts = (at * room).long()
+        starts = (at * spare).long()
         return self.held_out[starts[:, None] + torch.arange(length)].long()
 
     def repeats(self, count: int, length: int, *, seed: int) -> Tensor:
-        """Random bytes, each half of a sequence the same as the other, ``(count, length)`` int64.
+        """Return random bytes whose second half repeats the first, ``(count, length)`` int64.
 
-        Every byte that makes up a ten-thousandth of the training text or more is as likely: none that the model hardly
-        knows, and no word.
+        Bytes are drawn uniformly from those with a share of at least 1e-4 of the training text, so that the model knows
+        all of them.
         """
         frequent = torch.bincount(self.training, minlength=VOCABULARY).double() / len(self.training)
         letters = (frequent >= _COMMON).nonzero()[:, 0]
@@ -66,12 +66,12 @@ class Corpus:
 
 
 def read_corpus(path: Path | None, *, held_out: float, most: int = 0) -> Corpus:
-    """A text from a file, plain or compressed by gzip, or the embedded prose.
+    """Read a text from a file, plain or compressed by gzip, or the embedded prose.
 
     Args:
         path: The file; None for the embedded prose.
         held_out: Share at the end that is held out.
-        most: Use only so many of the first bytes; 0 for all.
+        most: Number of bytes to use, from the start; 0 for all.
     """
     if not 0 < held_out < 1:
         raise ConfigError(f"held_out is {held_out}: give a share of the text between 0 and 1")
@@ -89,10 +89,10 @@ def read_corpus(path: Path | None, *, held_out: float, most: int = 0) -> Corpus:
 
 
 def spanned(ids: Tensor) -> Text:
-    """Bytes ``(n,)`` with where their words are: what stands between white space, whole, as in any other text."""
+    """Return bytes ``(n,)`` with the spans of their words, which are separated by white space."""
     content = bytes(ids.tolist())
     found = [match.span() for match in re.finditer(rb"\S+", content)]
-    # Words cut off by the edges of a window are none.
+    # Words that may be cut by the edges of a window are left out.
     words = tuple((start, end) for start, end in found if start > 0 and end < len(content))
     return Text(ids[None], find_spans=lambda: Spans(words))
 

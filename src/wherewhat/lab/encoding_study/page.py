@@ -15,7 +15,6 @@ from torch import Tensor
 
 from wherewhat.extend.methods import METHODS
 from wherewhat.files import write_file
-from wherewhat.lab.encoding_study.records import Table
 from wherewhat.lab.encoding_study.study import EncodingRun
 from wherewhat.lab.encoding_study.summary import (
     ADDITIVITY,
@@ -28,6 +27,7 @@ from wherewhat.lab.encoding_study.summary import (
     lasting_half_of,
     relations,
 )
+from wherewhat.lab.records import Table
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
@@ -41,8 +41,8 @@ Row = tuple[Any, ...]
 def write_parquet(folder: Path, runs: Sequence[EncodingRun]) -> list[Path]:
     """Write both tables into a folder.
 
-    ``records.parquet`` has one row per encoding, seed, step, metric and what it belongs to (layer, head, plane, window,
-    document or repeat); ``curves.parquet`` one per encoding, seed, curve, document and place on the curve.
+    ``records.parquet`` has one row per encoding, seed, step, metric and index (layer, head, plane, window, document or
+    repeat); ``curves.parquet`` one per encoding, seed, curve, document and point of the curve.
     """
     records = [row for run in runs for row in _record_rows(run)]
     curves = [row for run in runs for row in _curve_rows(run)]
@@ -94,9 +94,9 @@ PAGE = "report.html"
 
 
 def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> Path:
-    """Write the page into a folder, whole or not at all, and return its path."""
+    """Write the page into a folder atomically and return its path."""
     html = whole_page(
-        title="wherewhat: every encoding, from the first step",
+        title="wherewhat: position encodings during training",
         body=_asset("page.html"),
         style=_asset("page.css"),
         scripts=[_asset("page.js")],
@@ -108,7 +108,7 @@ def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[Ru
 
 
 def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> dict[str, Any]:
-    """Everything the page shows, as plain JSON."""
+    """Return everything that the page shows, as plain JSON."""
     by_encoding: dict[str, list[RunSummary]] = {}
     for summary in summaries:
         by_encoding.setdefault(summary.encoding, []).append(summary)
@@ -117,11 +117,11 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
         "about": {
             "seeds": seeds,
             "context": runs[0].context,
-            "text": runs[0].provenance.get("text", ""),
-            "parameters": max(int(run.provenance.get("parameters", 0)) for run in runs),
-            "device": runs[0].provenance.get("device", ""),
+            "text": runs[0].details.get("text", ""),
+            "parameters": max(int(run.details.get("parameters", 0)) for run in runs),
+            "device": runs[0].details.get("device", ""),
             "steps": int(summaries[0].steps[-1]),
-            "noise_floor": rounded(float(runs[0].records().values["noise_floor"][0])),
+            "noise_floor": rounded(float(runs[0].records()["noise_floor"][0])),
             "recording": rounded(max(summary.recording_share for summary in summaries)),
         },
         "panels": [{"name": p.name, "title": p.title, "reading": p.reading} for p in PANELS],
@@ -143,13 +143,15 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
             {"x": x, "y": y, "n": one.n, **{k: rounded(getattr(one, k)) for k in ("rho", "low", "high", "p")}}
             for (x, y), one in relations(summaries).items()
         ],
-        "runs": [{"name": run.path.name, "config": run.config, "provenance": run.provenance} for run in runs],
+        "runs": [
+            {"name": run.path.name, "config": run.config, "provenance": run.directory.provenance()} for run in runs
+        ],
     }
 
 
 def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
-    """One encoding: every curve's mean over seeds, with the least and the most of them."""
-    # Seeds that were recorded at other steps could not be drawn on one line.
+    """Return the data of one encoding: mean, minimum and maximum over seeds of every curve."""
+    # Seeds that were recorded at other steps cannot be averaged.
     same = [run for run in runs if torch.equal(run.steps, runs[0].steps)]
     return {
         "name": name,
@@ -158,13 +160,13 @@ def _encoding(name: str, runs: Sequence[RunSummary]) -> dict[str, Any]:
         "half": {event: _spread(list(map(half_of(event), runs))) for event in EVENTS},
         "lasting": {event: _spread(list(map(lasting_half_of(event), runs))) for event in EVENTS},
         "lengths": _lengths([run.after for run in same]),
-        "perturbed": _by_place([run.after for run in same], "loss_by_rate_", column=3),
-        "residual": _by_place([run.after for run in same], "loss_by_strength", column=1).get("", None),
+        "perturbed": _by_x([run.after for run in same], "loss_by_rate_", column=3),
+        "residual": _by_x([run.after for run in same], "loss_by_strength", column=1).get("", None),
     }
 
 
 def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
-    """Loss by position under each method: mean over seeds and documents, with a 95 % interval over documents."""
+    """Return the loss by position under each method: mean over seeds and documents, 95 % interval over documents."""
     names = {name: f"loss_by_position_{name}" for name in METHODS}
     return {
         "position": _list(tables[0]["position"].values),
@@ -176,12 +178,12 @@ def _lengths(tables: Sequence[Table]) -> dict[str, Any]:
     }
 
 
-def _by_place(tables: Sequence[Table], prefix: str, *, column: int) -> dict[str, Any]:
-    """Curves whose first column is where they are taken, by name without the prefix, likewise."""
+def _by_x(tables: Sequence[Table], prefix: str, *, column: int) -> dict[str, Any]:
+    """Return curves whose first column is x, by name without the prefix, with the same mean and interval."""
     found = {}
     for name in tables[0]:
         if name.startswith(prefix):
-            values = torch.stack([table[name].values for table in tables]).nanmean(0)  # (documents, places, columns)
+            values = torch.stack([table[name].values for table in tables]).nanmean(0)  # (documents, points, columns)
             found[name.removeprefix(prefix)] = {"x": _list(values[0, :, 0]), **_interval(values[..., column])}
     return found
 
@@ -192,7 +194,7 @@ def _kinds(summaries: Sequence[RunSummary]) -> list[str]:
 
 
 def _interval(values: Tensor) -> dict[str, Any]:
-    """Mean of ``(documents, places)`` over documents and 95 % around it, by Student's t."""
+    """Return the mean of ``(documents, points)`` over documents and its 95 % interval, by Student's t."""
     from wherewhat.measures.statistics import interval
 
     found = [interval([x for x in column if math.isfinite(x)] or [math.nan]) for column in values.double().mT.tolist()]
@@ -204,7 +206,7 @@ def _interval(values: Tensor) -> dict[str, Any]:
 
 
 def _band(values: Tensor) -> dict[str, Any]:
-    """Mean, least and most over seeds of ``(seeds, records)``."""
+    """Return mean, minimum and maximum over seeds of ``(seeds, records)``."""
     return {"mid": _list(values.mean(0)), "low": _list(values.amin(0)), "high": _list(values.amax(0))}
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.lab.encoding_study.corpus import Corpus
-from wherewhat.lab.encoding_study.recipe import WatchConfig
+from wherewhat.lab.encoding_study.recipe import RecordConfig
 from wherewhat.measures.attention.weights import effective_rank, weight_blocks
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
@@ -25,14 +25,14 @@ from wherewhat.measures.swaps.placement import choose_queries
 
 
 def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:
-    """Layers of a laboratory model as one layer with a batch of 1 and ``layers · texts · heads`` heads.
+    """Return layers of a laboratory model as one layer with a batch of 1 and ``layers · texts · heads`` heads.
 
-    All layers rotate alike, scale alike and see everything before them; a bias belongs to heads and is the same for
-    all texts. Nothing mixes heads in :class:`LayerAttention`, so each keeps its logits, weights and output.
+    All layers have the same rotation, scale and causal mask; a bias depends on the head, not on the text. Since
+    :class:`LayerAttention` does not mix heads, each keeps its logits, weights and output.
 
     Args:
         layers: Layers of one pass.
-        rows: Which of the batch's texts.
+        rows: Texts of the batch.
     """
     first = layers[0]
     count = first.rot_q[rows].shape[0]
@@ -58,17 +58,17 @@ def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAt
 
 
 def unfold(output: Tensor, texts: int) -> Tensor:
-    """Output ``(1, n, texts · heads, d)`` of one folded layer as ``(texts, n, heads, d)``."""
+    """Return the output ``(1, n, texts · heads, d)`` of one folded layer as ``(texts, n, heads, d)``."""
     return torch.unflatten(output[0], 1, (texts, -1)).movedim(1, 0)
 
 
 def by_head(values: Tensor, layers: int, texts: int) -> Tensor:
-    """Values ``(layers · texts · heads, …)`` of a folded stack as ``(layers, texts, heads, …)``."""
+    """Return values ``(layers · texts · heads, …)`` of folded layers as ``(layers, texts, heads, …)``."""
     return torch.unflatten(values, 0, (layers, texts, -1))
 
 
 _BLOCK_MIB = {"cpu": 64, "cuda": 2048}
-"""Memory for attention weights made at a time."""
+"""Memory for one block of attention weights."""
 
 HEAD = ("layer", "head")
 AXES: Mapping[str, tuple[str, ...]] = {
@@ -83,15 +83,15 @@ AXES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("slow_dominance", "q_concentration", "k_concentration"), HEAD),
     "plane_share": ("layer", "plane"),
 }
-"""What each number of a record belongs to; those of planes are only there where something rotates."""
+"""Dimensions of each score of a record; scores of planes exist with rotation only."""
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Fixed bytes a model is looked at on.
+class HeldOutText:
+    """Fixed bytes that a model is scored on.
 
     Attributes:
-        windows: Text, ``(loss_windows, context)``; the first ``documents`` are those heads are looked at on.
+        windows: Text, ``(loss_windows, context)``; heads are scored on the first ``documents``.
         repeats: Random bytes whose second half is the first, ``(repeats, context)``.
     """
 
@@ -99,25 +99,25 @@ class HeldOut:
     repeats: Tensor
 
     @classmethod
-    def of(cls, corpus: Corpus, context: int, config: WatchConfig) -> HeldOut:
-        """Windows and random bytes by the config's seed."""
+    def of(cls, corpus: Corpus, context: int, config: RecordConfig) -> HeldOutText:
+        """Draw windows and random bytes with the config's seed."""
         return cls(
             corpus.windows(config.loss_windows, context, seed=config.seed),
             corpus.repeats(config.repeats, context, seed=config.seed),
         )
 
 
-def score(subject: Subject, held_out: HeldOut, config: WatchConfig) -> dict[str, Tensor]:
-    """A model at one moment, float32 on the CPU, in the shapes of :data:`AXES`.
+def score(subject: Subject, held_out: HeldOutText, config: RecordConfig) -> dict[str, Tensor]:
+    """Return all scores of a model, float32 on the CPU, in the shapes of :data:`AXES`.
 
-    Numbers of heads are means over documents (and queries). ``loss`` is the mean next-byte loss of each window in
-    nats, ``loss_additive`` that of each document when all heads' logits are their additive fit, ``copying`` by how
-    much the loss on the second half of a repeated sequence is below that on the first.
+    Scores of heads are means over documents (and queries). ``loss`` is the mean next-byte loss of each window in
+    nats, ``loss_additive`` that of each document with all heads' logits replaced by their additive fit, ``copying`` the
+    loss on the first half of a repeated sequence minus that on the second.
 
     Args:
         subject: The model.
-        held_out: What to look at it on.
-        config: How much of it.
+        held_out: Bytes to score it on.
+        config: What to record.
     """
     layers: list[LayerAttention] = []
     ids = torch.cat([held_out.windows, held_out.repeats])
@@ -143,12 +143,12 @@ def score(subject: Subject, held_out: HeldOut, config: WatchConfig) -> dict[str,
 
 
 def next_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Loss of every next byte in nats, ``(batch, n - 1)``, from logits ``(batch, n, vocabulary)``."""
+    """Return the loss of every next byte in nats, ``(batch, n - 1)``, from logits ``(batch, n, vocabulary)``."""
     return cross_entropy(logits[:, :-1].float().mT, ids[:, 1:].to(logits.device), reduction="none")
 
 
 def additive_loss(subject: Subject, ids: Tensor) -> Tensor:
-    """Loss of each text of ``ids`` ``(batch, n)`` with all logits replaced by their additive fit, ``(batch,)``."""
+    """Return the loss ``(batch,)`` of texts ``(batch, n)`` with all logits replaced by their additive fit."""
     texts = len(ids)
 
     def edit(attention: LayerAttention) -> Tensor:
@@ -184,7 +184,7 @@ def _previous(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tenso
 
 
 def _ranks(stack: LayerAttention, layers: int, texts: int, used: int) -> dict[str, Tensor]:
-    """Effective rank of queries and keys over the tokens of several texts together."""
+    """Return the effective rank of queries and keys over the tokens of several texts together."""
     tokens = [by_head(x[0], layers, texts)[:, :used] for x in (stack.q, stack.k)]  # (layers, texts, heads, n, d)
     q, k = effective_rank(torch.stack(tokens).movedim(2, 3).flatten(3, 4))
     return {"q_rank": q, "k_rank": k}
@@ -218,5 +218,5 @@ def _induction(layers: list[LayerAttention], repeats: Tensor, first: int) -> dic
 
 
 def memory_for(attention: LayerAttention) -> int:
-    """MiB for one block of attention weights where the layer is."""
+    """Return the MiB for one block of attention weights on the layer's device."""
     return _BLOCK_MIB.get(attention.rot_q.device.type, 64)

@@ -4,75 +4,89 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wherewhat.errors import StoreError
-from wherewhat.files import make_folder, remove, write_file
-from wherewhat.hashes import config_hash, parse_object, readable_json
+from wherewhat.files import remove
 from wherewhat.lab.encoding_study.after import measure_after
 from wherewhat.lab.encoding_study.corpus import Corpus, read_corpus
-from wherewhat.lab.encoding_study.recipe import ENCODINGS, Recipe, parse_only
-from wherewhat.lab.encoding_study.records import Recorder, Records, Table, read_table, wait_for, write_table
-from wherewhat.lab.encoding_study.scores import HeldOut
+from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, RecordConfig, parse_only
+from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, score
 from wherewhat.lab.language import recording_steps, train_language
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.records import (
+    RECORDS,
+    RECORDS_FILE,
+    StudyRun,
+    Table,
+    TrainingRecorder,
+    discard_unrecorded,
+    open_study_run,
+    save_table,
+    study_config,
+    synchronize,
+)
+from wherewhat.lab.steps import products
+from wherewhat.lab.subject import LabSubject
 from wherewhat.lab.training import MODEL_FILE
 from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.progress import Progress, Silent
-from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.layout import COMPLETE
+from wherewhat.runs.provenance import Provenance
 
-CONFIG_FILE = "config.json"
-RECORDS_FILE = "records.safetensors"
-AFTER_FILE = "after.safetensors"
-PROVENANCE_FILE = "provenance.json"
-"""Written last: a directory that holds it is finished."""
+STUDY = "encodings"
+AFTER = "after"
+"""Part of a run directory that holds the measurements after training."""
 
 
-@dataclass(frozen=True)
-class EncodingRun:
-    """A finished model of the study, without its weights.
-
-    Attributes:
-        path: Its directory.
-        config: All that its numbers depend on.
-        provenance: Versions, device and seconds, on which they do not.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    provenance: dict[str, Any]
+class EncodingRun(StudyRun):
+    """A finished model of the study, with its records and measurements."""
 
     @property
     def encoding(self) -> str:
-        """Its encoding."""
+        """Encoding of the model."""
         return str(self.config["encoding"])
 
     @property
     def seed(self) -> int:
-        """Seed of its weights."""
+        """Seed of the weights."""
         return int(self.config["seed"])
 
     @property
     def context(self) -> int:
-        """Bytes of the texts it was trained on."""
+        """Number of bytes of the training sequences."""
         return int(self.config["training"]["context"])
 
-    def records(self) -> Records:
-        """What was recorded while it learned."""
-        return Records.read(self.path / RECORDS_FILE)
-
     def after(self) -> Table:
-        """What was measured afterwards."""
-        return read_table(self.path / AFTER_FILE)
+        """Return the measurements after training."""
+        return self.table(AFTER)
+
+
+def encoding_recorder(held_out: HeldOutText, config: RecordConfig, *, path: Path | None = None) -> TrainingRecorder:
+    """Return a recorder of the scores of :func:`~wherewhat.lab.encoding_study.scores.score`, in float32.
+
+    Args:
+        held_out: Bytes to score the model on.
+        config: What to record.
+        path: File of the records, which is continued if it exists; None keeps them in memory only.
+    """
+
+    def score_model(model: LabModel) -> dict[str, torch.Tensor]:
+        with products("highest"):  # whatever the precision of the training
+            return score(LabSubject(model, trained_length=held_out.windows.shape[1]), held_out, config)
+
+    return TrainingRecorder(score_model, AXES, path=path)
 
 
 @new_process_settings()
 def run_one(
-    recipe: Recipe,
+    recipe: EncodingRecipe,
     corpus: Corpus,
     encoding: str,
     seed: int,
@@ -82,85 +96,102 @@ def run_one(
     keep: bool = False,
     progress: Progress | None = None,
 ) -> EncodingRun:
-    """Train, watch and measure one model.
+    """Train, record and measure one model.
 
-    Done before, it is read; begun before, it goes on where it stopped and ends with the same records.
+    A finished run is read; an interrupted one is resumed and ends with the same records.
 
     Args:
         recipe: The study.
         corpus: Its text.
         encoding: The model's encoding.
         seed: Seed of its weights.
-        out: Folder that holds the directories of all models.
+        out: Folder of run directories.
         device: cpu, cuda or cuda:N.
-        keep: Keep the trained model too.
-        progress: Who is told how far it is.
+        keep: Keep the trained model.
+        progress: Progress callback.
     """
     place = resolve_device(device)
-    config = {"encoding": encoding, "seed": seed, "text": corpus.sha256, "device": place.type, **recipe.values()}
-    path = out / f"{encoding}-seed{seed}-{config_hash(config)[:12]}"
-    if (path / PROVENANCE_FILE).exists() and ((path / MODEL_FILE).exists() or not keep):
-        return open_run(path)
-    training, context = recipe.training_for(seed), recipe.training.context
-    # What is too short for any of it is refused before anything is written.
-    held_out = HeldOut.of(corpus, context, recipe.watch)
-    corpus.windows(1, recipe.after.times * context, seed=recipe.after.seed)
-    make_folder(path)
-    write_file(path / CONFIG_FILE, readable_json(config))
-    recorder = Recorder(held_out, recipe.watch, path=path / RECORDS_FILE)
+    config = study_config(STUDY, encoding=encoding, seed=seed, text=corpus.sha256, device=place.type, **recipe.values())
+    run = RunDirectory.open(out, name=f"{encoding}-seed{seed}", config=config)
+
+    def is_missing() -> bool:
+        return not run.is_complete or (keep and not (run.path / MODEL_FILE).exists())
+
+    if is_missing():
+        # Texts that are too short are refused before anything is written.
+        held_out = HeldOutText.of(corpus, recipe.training.context, recipe.watch)
+        corpus.windows(1, recipe.after.times * recipe.training.context, seed=recipe.after.seed)
+        progress = progress or Silent()
+        with run.lock(on_wait=progress.say):
+            if is_missing():  # no other process finished it meanwhile
+                _train_and_measure(run, recipe, corpus, held_out, device=place, progress=progress)
+            for name in (RECORDS_FILE, *(() if keep else (MODEL_FILE, "tensorboard"))):
+                remove(run.path / name)
+    return EncodingRun(run)
+
+
+def _train_and_measure(
+    run: RunDirectory,
+    recipe: EncodingRecipe,
+    corpus: Corpus,
+    held_out: HeldOutText,
+    *,
+    device: torch.device,
+    progress: Progress,
+) -> None:
+    """Do what is missing of a run: training, records, measurements after it. Only for the holder of the run's lock."""
+    encoding, seed, context = str(run.config["encoding"]), int(str(run.config["seed"])), recipe.training.context
+    discard_unrecorded(run)
+    recorder = encoding_recorder(held_out, recipe.watch, path=run.path / RECORDS_FILE)
     resumed = int(recorder.records.steps.max()) if len(recorder.records) else None
     started = time.perf_counter()
     model = train_language(
         recipe.model_for(encoding, seed),
-        training,
+        recipe.training_for(seed),
         corpus.training,
-        record=recorder,
-        record_at=recording_steps(training.steps, recipe.watch.records),
-        directory=path,
+        record=None if run.has(RECORDS) else recorder,
+        record_at=recording_steps(recipe.training.steps, recipe.watch.records),
+        directory=run.path,
         progress=progress,
-        device=str(place),
+        device=str(device),
     )
-    wait_for(model)
+    synchronize(model)
     trained = time.perf_counter()
-    write_table(path / AFTER_FILE, measure_after(model, corpus, recipe.after, context=context))
-    done = time.perf_counter()
-    provenance: dict[str, Any] = {
+    save_table(run, RECORDS, recorder.records.table(), seconds=trained - started)
+    if not run.has(AFTER):
+        curves = measure_after(model, corpus, recipe.after, context=context)
+        save_table(run, AFTER, curves, seconds=time.perf_counter() - trained)
+    details: dict[str, Any] = {
+        # Seconds are those of the last process alone.
         "seconds_training": round(trained - started - recorder.seconds, 3),
         "seconds_recording": round(recorder.seconds, 3),
-        "seconds_after": round(done - trained, 3),
-        "seconds_by_record": {str(step): round(seconds, 4) for step, seconds in recorder.each.items()},
-        # Seconds are those of the last process alone.
+        "seconds_after": round(time.perf_counter() - trained, 3),
+        "seconds_by_record": {str(step): round(seconds, 4) for step, seconds in recorder.seconds_by_step.items()},
         "resumed_after_step": resumed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "text": corpus.source,
-        "versions": dict(collect_versions()),
     }
-    write_file(path / PROVENANCE_FILE, readable_json(provenance))
-    if not keep:
-        remove(path / MODEL_FILE)
-        remove(path / "tensorboard")
-    return open_run(path)
-
-
-def open_run(path: Path) -> EncodingRun:
-    """A directory that :func:`run_one` finished."""
-    try:
-        config, provenance = (parse_object((path / name).read_bytes()) for name in (CONFIG_FILE, PROVENANCE_FILE))
-    except OSError as error:
-        raise StoreError(f"{path} is no finished run of the study: run it again") from error
-    if config is None or provenance is None or "encoding" not in config:
-        raise StoreError(f"{path} holds a damaged {CONFIG_FILE} or {PROVENANCE_FILE}: run it again")
-    return EncodingRun(path, dict(config), dict(provenance))
+    provenance = Provenance(
+        model_hash=None,
+        tokenizer_hash=None,
+        text_hash=corpus.sha256,
+        dtype=recipe.training.precision,
+        device=str(device),
+        seed=seed,
+        extra=details,
+    )
+    run.finish([RECORDS, AFTER], provenance=provenance)
 
 
 def open_runs(folder: Path) -> list[EncodingRun]:
-    """All finished runs in a folder, by encoding and seed, all of the same recipe and text."""
+    """Return all finished runs in a folder, by encoding and seed; they must share recipe and text."""
     try:
-        paths = sorted(path.parent for path in folder.glob(f"*/{PROVENANCE_FILE}"))
+        paths = sorted(path.parent for path in folder.glob(f"*/{COMPLETE}"))
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {error.strerror or error}") from error
-    runs = sorted(map(open_run, paths), key=lambda run: ((*ENCODINGS, run.encoding).index(run.encoding), run.seed))
+    found = (EncodingRun(open_study_run(path, STUDY)) for path in paths)
+    runs = sorted(found, key=lambda run: ((*ENCODINGS, run.encoding).index(run.encoding), run.seed))
     if not runs:
         raise StoreError(f"{folder} holds no finished run: make some with 'wherewhat encodings run --out {folder}'")
     first = _shared(runs[0])
@@ -168,7 +199,7 @@ def open_runs(folder: Path) -> list[EncodingRun]:
         for name, value in _shared(run).items():
             if value != first.get(name):
                 raise StoreError(
-                    f"{run.path.name} and {runs[0].path.name} differ in {name}: keep each study in a folder of its own"
+                    f"{run.path.name} and {runs[0].path.name} differ in {name}: keep each study in its own folder"
                 )
     return runs
 
@@ -178,7 +209,7 @@ def _shared(run: EncodingRun) -> dict[str, Any]:
 
 
 def run_study(
-    recipe: Recipe,
+    recipe: EncodingRecipe,
     *,
     out: Path,
     text: Path | None = None,
@@ -188,17 +219,17 @@ def run_study(
     progress: Progress | None = None,
     finished: Callable[[str], None] = lambda line: None,
 ) -> list[EncodingRun]:
-    """Train, watch and measure all models that are not there yet.
+    """Train, record and measure all models of a study that are not finished.
 
     Args:
         recipe: The study.
-        out: Folder that holds the directories of all models.
-        text: Text in place of the recipe's.
+        out: Folder of run directories.
+        text: Text that replaces the recipe's.
         device: auto, cpu, cuda or cuda:N.
         only: Some of the models, as ``encoding:seed`` or ``encoding``.
-        keep: Keep the trained models too.
-        progress: Who is told how far it is.
-        finished: Told one line for each model that is done, with its seconds.
+        keep: Keep the trained models.
+        progress: Progress callback.
+        finished: Called with one line for each finished model.
     """
     progress = progress or Silent()
     wanted = parse_only(recipe, only)
@@ -215,9 +246,9 @@ def run_study(
 
 
 def _line(run: EncodingRun, seconds: float) -> str:
-    spent = {name: float(run.provenance[f"seconds_{name}"]) for name in ("training", "recording", "after")}
+    spent = {name: float(run.details[f"seconds_{name}"]) for name in ("training", "recording", "after")}
     share = spent["recording"] / max(1e-9, spent["training"])
-    loss = float(run.records().values["loss"][-1].mean())
+    loss = float(run.records()["loss"][-1].mean())
     return (
         f"{run.encoding} seed {run.seed}: loss {loss:.3f}, training {spent['training']:.1f} s, recording "
         f"{spent['recording']:.1f} s ({share:.0%}), afterwards {spent['after']:.1f} s; this time {seconds:.1f} s"

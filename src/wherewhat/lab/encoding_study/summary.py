@@ -10,27 +10,27 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from wherewhat.lab.encoding_study.records import Records, Table
 from wherewhat.lab.encoding_study.study import EncodingRun
+from wherewhat.lab.records import Records, Table
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
 from wherewhat.measures.tensors import centred_ranks, cosine
 
 LASTING = 0.25
-"""Share of a curve's range that it must end away from where it began to have changed at all."""
+"""Smallest distance of a curve's end from its start, as a share of its range, that counts as a change."""
 
 
 def half_step(steps: Tensor, curve: Tensor, *, for_good: bool = False) -> float:
-    """The step at which a curve has first gone half of the way from its first value to its last.
+    """Return the step at which a curve first reaches the middle between its first and its last value.
 
-    Between two records it is taken to be straight over log(1 + step), as records are spaced. NaN if it ends within a
-    quarter of its range of where it began, so that there is no change to be half-way of, or is not defined there.
+    Between records the curve is interpolated linearly in log(1 + step). NaN if the last value is within a quarter of
+    the curve's range from the first, which counts as no change, or if one of them is not defined.
 
     Args:
         steps: Steps of the records, ascending, the first 0, ``(records,)``.
-        curve: Value at each, ``(records,)``; those that are not defined are passed over.
-        for_good: The step after which it never falls back behind that half, in place of the first.
+        curve: Value at each, ``(records,)``; undefined ones are skipped.
+        for_good: Return the step after which the curve does not fall below the middle again, instead of the first.
     """
     known = curve.isfinite()
     if len(curve) < 2 or not bool(known[0] & known[-1]):
@@ -39,29 +39,29 @@ def half_step(steps: Tensor, curve: Tensor, *, for_good: bool = False) -> float:
     change = y[-1] - y[0]
     if float(change) == 0 or float(change.abs()) < LASTING * float(y.max() - y.min()):
         return math.nan
-    way = (y - y[0]) / change
-    # The first record's way is 0 and the last one's 1, so both lie between records.
-    after = int((way < 0.5).nonzero()[-1, 0]) + 1 if for_good else int((way >= 0.5).nonzero()[0, 0])
+    progress = (y - y[0]) / change
+    # The progress is 0 at the first record and 1 at the last, so the step lies between two records.
+    after = int((progress < 0.5).nonzero()[-1, 0]) + 1 if for_good else int((progress >= 0.5).nonzero()[0, 0])
     before = after - 1
-    share = (0.5 - way[before]) / (way[after] - way[before])
+    share = (0.5 - progress[before]) / (progress[after] - progress[before])
     return float(torch.expm1(x[before] + share * (x[after] - x[before])))
 
 
 _EXACT = 8
-"""Encodings up to which all orders are looked at; 8 have 40,320."""
+"""Largest number of encodings for which all permutations are enumerated; 8 have 40,320."""
 
 _DRAWS = 4000
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Spearman's correlation over encodings, with how sure it is.
+    """Spearman's correlation over encodings, with its uncertainty.
 
     Attributes:
         rho: The correlation; NaN for fewer than 3 encodings.
-        low: Lower end of its 95 % bootstrap interval over encodings; NaN likewise.
+        low: Lower end of its 95 % bootstrap interval over encodings.
         high: Upper end.
-        p: Share of all ways to match the two orders that correlate as strongly, either way; NaN likewise.
+        p: Two-sided permutation p-value.
         n: Number of encodings.
     """
 
@@ -73,14 +73,14 @@ class Relation:
 
 
 def relate(x: Sequence[float], y: Sequence[float], *, seed: int = 0) -> Relation:
-    """Rank correlation of two numbers that each encoding has; those that lack one are left out.
+    """Return the rank correlation of two values per encoding; encodings that lack one are left out.
 
-    Seeds of one encoding are no independent witnesses, so the numbers are means over seeds, and encodings are what is
-    drawn anew and what is permuted.
+    Seeds of one encoding are not independent, so the values are means over seeds, and encodings are the unit of the
+    bootstrap and of the permutation test.
 
     Args:
-        x: One number per encoding.
-        y: The other.
+        x: One value per encoding.
+        y: The other value.
         seed: Seed of the bootstrap.
     """
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
@@ -93,13 +93,13 @@ def relate(x: Sequence[float], y: Sequence[float], *, seed: int = 0) -> Relation
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(n, (_DRAWS, n), generator=generator)
     again = cosine(centred_ranks(values[:, 0][drawn]), centred_ranks(values[:, 1][drawn]))
-    again = again[again.isfinite()]  # a draw of one encoding alone has no order
+    again = again[again.isfinite()]  # a sample of a single encoding has no order
     low, high = (float(again.quantile(q)) for q in (0.025, 0.975)) if len(again) else (math.nan, math.nan)
-    return Relation(rho, low, high, _chance(first, second, rho, generator), n)
+    return Relation(rho, low, high, _permutation_p(first, second, rho, generator), n)
 
 
-def _chance(first: Tensor, second: Tensor, rho: float, generator: torch.Generator) -> float:
-    """Share of orders of the second that correlate with the first as strongly; exact for few encodings."""
+def _permutation_p(first: Tensor, second: Tensor, rho: float, generator: torch.Generator) -> float:
+    """Return the share of permutations with at least this correlation; exact for few encodings."""
     n = len(first)
     if not math.isfinite(rho):
         return math.nan
@@ -112,18 +112,18 @@ def _chance(first: Tensor, second: Tensor, rho: float, generator: torch.Generato
 
 
 GAMMA = 0.1
-"""A head is pure with one score of at least 1 - γ and the other of at most γ."""
+"""A head is pure if one score is at least 1 - γ and the other at most γ."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One number that is followed over training.
+    """One curve over training.
 
     Attributes:
         name: Its name.
-        title: A few words for the axis.
-        reading: One sentence on how to read it.
-        of: From records to its value at each, ``(records,)``.
+        title: Title of the axis.
+        reading: One sentence of explanation.
+        of: Function from records to the value at each, ``(records,)``.
     """
 
     name: str
@@ -133,25 +133,25 @@ class Panel:
 
 
 def _mean(name: str) -> Callable[[Records], Tensor]:
-    return lambda records: records.values[name].flatten(1).nanmean(1)
+    return lambda records: records[name].flatten(1).nanmean(1)
 
 
 def _largest(name: str) -> Callable[[Records], Tensor]:
-    return lambda records: records.values[name].flatten(1).amax(1)
+    return lambda records: records[name].flatten(1).amax(1)
 
 
 def _pure(kind: str) -> Callable[[Records], Tensor]:
     def share(records: Records) -> Tensor:
-        codes = label(records.values["s_pos"], records.values["s_sym"], GAMMA)
+        codes = label(records["s_pos"], records["s_sym"], GAMMA)
         return (codes == LABELS.index(kind)).double().flatten(1).mean(1)
 
     return share
 
 
 def additive_cost(records: Records) -> Tensor:
-    """By how much the loss rises, on the same documents, when all logits are additive, ``(records,)``."""
-    additive = records.values["loss_additive"]
-    return (additive - records.values["loss"][:, : additive.shape[1]]).mean(1)
+    """Return the increase of the loss on the same documents with additive logits, ``(records,)``."""
+    additive = records["loss_additive"]
+    return (additive - records["loss"][:, : additive.shape[1]]).mean(1)
 
 
 PANELS = (
@@ -163,12 +163,12 @@ PANELS = (
         "The same without the query term, which softmax cancels.",
         _mean("r_behaviour"),
     ),
-    Panel("r_a", "r, distance alone", "Correlation of logits with a distance curve alone: where.", _mean("r_a")),
+    Panel("r_a", "r, distance alone", "Correlation of logits with a distance curve alone.", _mean("r_a")),
     Panel("r_bc", "r, query + key", "Correlation of logits with query and key terms, without distance.", _mean("r_bc")),
     Panel(
         "induction",
         "induction",
-        "Attention of the best head on what followed the same byte before, in random bytes that repeat themselves.",
+        "Attention of the best head on bytes that followed the same byte earlier, in repeated random bytes.",
         _largest("induction"),
     ),
     Panel(
@@ -180,7 +180,7 @@ PANELS = (
     Panel(
         "copying",
         "copying (nats)",
-        "How much lower the loss is on the second half of repeated random bytes than on the first.",
+        "Loss on the first half of repeated random bytes minus that on the second.",
         _mean("copying"),
     ),
     Panel(
@@ -198,18 +198,18 @@ PANELS = (
     Panel(
         "additive_cost",
         "cost of additive logits",
-        "Rise of the loss when every head's logits are replaced by their additive fit.",
+        "Increase of the loss when every head's logits are replaced by their additive fit.",
         additive_cost,
     ),
 )
-"""In the order they are shown."""
+"""Curves in the order of the page."""
 
 EVENTS = ("loss", "r_behaviour", "r_a", "r_bc", "induction", "previous_token", "copying", "additive_cost")
-"""Panels whose turning points are compared."""
+"""Panels whose half-way steps are compared."""
 
 
 RATE = 0.1
-"""Share of units disturbed at which tolerance is read off."""
+"""Share of perturbed units at which robustness is evaluated."""
 
 
 ADDITIVITY = {
@@ -218,17 +218,17 @@ ADDITIVITY = {
     "additive_cost": "cost of additive logits at the end",
 }
 TOLERANCE = {
-    "rise_words": "rise, 10 % of words transposed, untouched targets",
-    "rise_adjacent_words": "rise, 10 % of adjacent words, untouched targets",
-    "rise_position_jitter": "rise, 10 % of positions jittered, untouched targets",
-    "rise_length": "rise beyond twice the context, no method",
-    "rise_length_best": "rise beyond twice the context, best method",
+    "rise_words": "increase, 10 % of words transposed, unperturbed targets",
+    "rise_adjacent_words": "increase, 10 % of adjacent words, unperturbed targets",
+    "rise_position_jitter": "increase, 10 % of positions jittered, unperturbed targets",
+    "rise_length": "increase beyond twice the context, no method",
+    "rise_length_best": "increase beyond twice the context, best method",
 }
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run in numbers.
+    """Summary of one run.
 
     Attributes:
         encoding: Its encoding.
@@ -236,10 +236,10 @@ class RunSummary:
         steps: Steps of its records.
         curves: Every panel's values, ``(records,)`` by name.
         half: Step at which half of a panel's change was first reached, by name.
-        lasting: Step at which it was reached for good, by name.
-        ends: Last value of every panel, and tolerances with intervals over documents, by name.
+        lasting: Step at which it was permanently reached, by name.
+        ends: Last value of every panel, and increases of the loss with intervals over documents, by name.
         best_method: The length method with the lowest loss beyond twice the context; empty if none applies.
-        after: Its curves afterwards.
+        after: Measurements after training.
         recording_share: Seconds of recording over those of training.
     """
 
@@ -256,7 +256,7 @@ class RunSummary:
 
 
 def summarise_run(run: EncodingRun) -> RunSummary:
-    """A run in numbers."""
+    """Return the summary of a run."""
     records, after = run.records(), run.after()
     curves = {panel.name: panel.of(records) for panel in PANELS}
     rises, best = _length_rises(after, run.context)
@@ -271,12 +271,12 @@ def summarise_run(run: EncodingRun) -> RunSummary:
         {**ends, **_perturb_rises(after), **rises},
         best,
         after,
-        float(run.provenance["seconds_recording"]) / max(1e-9, float(run.provenance["seconds_training"])),
+        float(run.details["seconds_recording"]) / max(1e-9, float(run.details["seconds_training"])),
     )
 
 
 def _perturb_rises(after: Table) -> dict[str, Interval]:
-    """Rise of the loss on untouched targets at one rate, by kind, with intervals over documents."""
+    """Return the increase of the loss on unperturbed targets at one rate, by kind, with intervals over documents."""
     found = {}
     for name, table in after.items():
         if name.startswith("loss_by_rate_"):
@@ -287,13 +287,13 @@ def _perturb_rises(after: Table) -> dict[str, Interval]:
 
 
 def _length_rises(after: Table, context: int) -> tuple[dict[str, Interval], str]:
-    """Rise of the loss from the second half of the context to beyond twice the context, and the best method there."""
+    """Return the increase of the loss beyond twice the context over the context's second half, and the best method."""
     position = after["position"].values
     inside, beyond = (position > context / 2) & (position < context), position > 2 * context
     if not bool(beyond.any()):
         return {}, ""
     rises: dict[str, Tensor] = {}
-    # Against the untouched model inside, so that methods which lose there do not gain by it.
+    # Relative to the model without a method, so that methods that are worse inside the context gain nothing.
     before = after["loss_by_position_none"].values[:, inside].mean(1)
     for name, table in after.items():
         if name.startswith("loss_by_position_"):
@@ -308,7 +308,7 @@ def _over_documents(values: Tensor) -> Interval:
 
 
 def over_seeds(runs: Sequence[RunSummary], number: Callable[[RunSummary], float]) -> dict[str, list[float]]:
-    """A number of every run, by encoding in the order they are given."""
+    """Return a value of every run, by encoding in the given order."""
     found: dict[str, list[float]] = {}
     for run in runs:
         found.setdefault(run.encoding, []).append(number(run))
@@ -316,22 +316,22 @@ def over_seeds(runs: Sequence[RunSummary], number: Callable[[RunSummary], float]
 
 
 def end_of(name: str) -> Callable[[RunSummary], float]:
-    """The number a run ends with; NaN where it has none."""
+    """Return a function to the last value of a run; NaN where it has none."""
     return lambda run: run.ends[name].mean if name in run.ends else math.nan
 
 
 def half_of(name: str) -> Callable[[RunSummary], float]:
-    """The step at which half of a panel's change was first reached; NaN where nothing changed."""
+    """Return a function to the step at which half of a panel's change was first reached; NaN without a change."""
     return lambda run: run.half[name]
 
 
 def lasting_half_of(name: str) -> Callable[[RunSummary], float]:
-    """The step at which half of a panel's change was reached for good; NaN where nothing changed."""
+    """Return a function to the step at which half of a panel's change was permanently reached."""
     return lambda run: run.lasting[name]
 
 
 def relations(runs: Sequence[RunSummary]) -> dict[tuple[str, str], Relation]:
-    """Rank correlations over encodings of how additive models end with what they tolerate."""
+    """Return rank correlations over encodings of final additivity and increases of the loss."""
     means = {
         name: [_nanmean(values) for values in over_seeds(runs, end_of(name)).values()]
         for name in (*ADDITIVITY, *TOLERANCE)

@@ -1,4 +1,4 @@
-"""Convert a small model to Hugging Face's GPT-2, Llama, MPT and GPT-NeoX."""
+"""Convert a small model to Hugging Face's GPT-J, GPT-2, Llama, MPT and GPT-NeoX, and from GPT-J."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, LoadError
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import find_rotation
 from wherewhat.lab.model import LabModel
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM, MptForCausalLM
+    from transformers import GPT2LMHeadModel, GPTJForCausalLM, GPTNeoXForCausalLM, LlamaForCausalLM, MptForCausalLM
 
 
-WRITTEN_BY_HAND = ("frequencies", "norm", "mlp", "residual", "scale", "angles")
-"""Options that no family of Hugging Face has."""
+_UNSUPPORTED = ("frequencies", "norm", "mlp", "residual", "scale", "angles")
+"""Options that no Hugging Face architecture has."""
 
 _Theirs = TypeVar("_Theirs")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of Hugging Face's: which models it has, and what it calls their weights.
+    """A Hugging Face architecture: the options that it supports, and the names of its weights.
 
     Attributes:
-        name: What messages call it.
-        encoding: Encodings it has.
-        block: Blocks it has.
-        biases: Biases it has.
-        whole: Its names by ours, of weights outside layers.
+        name: Its name in messages.
+        encoding: Supported encodings.
+        block: Supported blocks.
+        biases: Supported biases.
+        whole: Its names of the weights outside layers, by the names in :class:`LabModel`.
         layer: The same within layers.
-        prefix: What its layers' names begin with, with ``{}`` for the layer's index.
+        prefix: Prefix of the names of a layer's weights, with ``{}`` for the layer's index.
+        base: RoPE's base, if the architecture has a fixed one.
     """
 
     name: str
@@ -45,16 +46,19 @@ class Family:
     whole: Mapping[str, str]
     layer: Mapping[str, str]
     prefix: str
+    base: float | None = None
 
     def options(self, config: LabConfig) -> dict[str, Any]:
-        """What every family's configuration calls alike, for a model that this one has."""
+        """Check that the architecture supports a model, and return the options that all architectures share."""
         plain = LabConfig()
         allowed = {name: getattr(self, name) for name in ("encoding", "block", "biases")}
-        odd = [name for name in WRITTEN_BY_HAND if getattr(config, name) != getattr(plain, name)]
+        if self.base is not None:
+            allowed["base"] = (self.base,)
+        odd = [name for name in _UNSUPPORTED if getattr(config, name) != getattr(plain, name)]
         odd += [name for name, values in allowed.items() if getattr(config, name) not in values]
         if odd:
             values = ", ".join(f"{name}={getattr(config, name)!r}" for name in odd)
-            possible = ", ".join(f"{name}={' or '.join(values)}" for name, values in allowed.items())
+            possible = ", ".join(f"{name}={' or '.join(map(str, values))}" for name, values in allowed.items())
             raise ConfigError(f"Hugging Face's {self.name} has no {values}: it has {possible}")
         return {
             "vocab_size": config.vocabulary,
@@ -65,17 +69,21 @@ class Family:
         }
 
     def renamed(self, model: LabModel) -> dict[str, Tensor]:
-        """Weights under this family's names; those the model has not are left out."""
+        """Return the model's weights under the names of this architecture."""
         weights = model.state_dict()
+        return {theirs: weights[ours] for ours, theirs in self.names(model.config.layers).items() if ours in weights}
+
+    def names(self, layers: int) -> dict[str, str]:
+        """Return the names of this architecture by those of :class:`LabModel`."""
         names = dict(self.whole)
-        for index in range(model.config.layers):
+        for index in range(layers):
             prefix = self.prefix.format(index)
             names.update({f"blocks.{index}.{ours}": f"{prefix}.{theirs}" for ours, theirs in self.layer.items()})
-        return {theirs: weights[ours] for ours, theirs in names.items() if ours in weights}
+        return names
 
 
 def fill(theirs: _Theirs, weights: Mapping[str, Tensor], model: LabModel) -> _Theirs:
-    """Their model with these weights, zeros for biases it has beyond them, in evaluation mode, like ours in place."""
+    """Return a Hugging Face model with these weights, and zeros for further biases, in evaluation mode."""
     module: Any = theirs
     module.to(device=model.embedding.device, dtype=model.embedding.dtype).eval()
     missing = {name for name in module.state_dict() if name not in weights}
@@ -85,13 +93,12 @@ def fill(theirs: _Theirs, weights: Mapping[str, Tensor], model: LabModel) -> _Th
 
 
 def split_qkv(model: LabModel, layer: int, planes: int = 0) -> list[Tensor]:
-    """Projections of queries, keys and values, each ``(heads, d, width)``.
+    """Return the projections of queries, keys and values, each ``(heads, d, width)``.
 
     Args:
         model: The model.
-        layer: Which layer's.
-        planes: Planes that turn: ours lie side by side, theirs have their first dimensions in one half of the turning
-            ones and their second in the other.
+        layer: Index of the layer.
+        planes: Number of rotated planes whose dimensions are reordered from interleaved to halves.
     """
     config = model.config
     weight = model.state_dict()[f"blocks.{layer}.qkv.weight"].view(3, config.heads, config.head_width, config.width)
@@ -101,7 +108,7 @@ def split_qkv(model: LabModel, layer: int, planes: int = 0) -> list[Tensor]:
 
 
 def rope_parameters(config: LabConfig) -> dict[str, Any]:
-    """The ``rope_parameters`` of a model with rope, p-rope or partial; p-RoPE is called proportional there."""
+    """Return Hugging Face's ``rope_parameters``, in which p-RoPE is called proportional."""
     rotation = find_rotation(config)
     assert rotation is not None
     turning = int(rotation.inv_freq.count_nonzero())
@@ -113,13 +120,110 @@ def rope_parameters(config: LabConfig) -> dict[str, Any]:
     }
 
 
-_TURNED = {
+_GPTJ = Family(
+    name="GPT-J",
+    encoding=("rope", "partial"),
+    block=("parallel",),
+    biases=("all",),
+    whole={
+        "embedding": "transformer.wte.weight",
+        "norm.weight": "transformer.ln_f.weight",
+        "norm.bias": "transformer.ln_f.bias",
+        "head.weight": "lm_head.weight",
+        "head.bias": "lm_head.bias",
+    },
+    layer={
+        "norm.weight": "ln_1.weight",
+        "norm.bias": "ln_1.bias",
+        "out.weight": "attn.out_proj.weight",
+        "mlp_in.weight": "mlp.fc_in.weight",
+        "mlp_in.bias": "mlp.fc_in.bias",
+        "mlp_out.weight": "mlp.fc_out.weight",
+        "mlp_out.bias": "mlp.fc_out.bias",
+    },
+    prefix="transformer.h.{}",
+    base=10_000.0,
+)
+
+
+def to_gptj(model: LabModel) -> GPTJForCausalLM:
+    """Return the model as a ``GPTJForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
+    from transformers import GPTJForCausalLM
+
+    weights = _GPTJ.renamed(model)
+    for layer in range(model.config.layers):
+        parts = model.state_dict()[f"blocks.{layer}.qkv.weight"].split(model.config.width)
+        weights.update(zip(_gptj_projections(layer), parts, strict=True))
+    return fill(GPTJForCausalLM(gptj_config(model.config)), weights, model)
+
+
+def gptj_config(config: LabConfig) -> Any:
+    """Return the ``GPTJConfig`` of a model."""
+    from transformers import GPTJConfig
+
+    options = _GPTJ.options(config)
+    rotation = find_rotation(config)
+    assert rotation is not None
+    return GPTJConfig(
+        **options,
+        n_positions=config.positions,
+        n_embd=config.width,
+        n_layer=config.layers,
+        n_head=config.heads,
+        rotary_dim=2 * rotation.planes,
+        resid_pdrop=config.dropout,
+        embd_pdrop=config.dropout,
+        attn_pdrop=config.dropout,
+    )
+
+
+def from_gptj(theirs: GPTJForCausalLM) -> LabModel:
+    """Return a ``GPTJForCausalLM`` as a :class:`LabModel`, on the same device and in the same dtype."""
+    config = theirs.config
+    if getattr(config, "model_type", None) != "gptj":
+        raise LoadError(f"a {type(theirs).__name__} is not a GPT-J: give a GPTJForCausalLM")
+    wide = 4 * config.n_embd
+    inner = wide if config.n_inner is None else config.n_inner
+    if inner != wide or config.activation_function != "gelu_new" or config.layer_norm_epsilon != 1e-5:
+        raise LoadError(
+            f"a GPT-J with n_inner={inner}, activation_function={config.activation_function} and layer_norm_epsilon="
+            f"{config.layer_norm_epsilon} is not a laboratory model: those have {wide}, gelu_new and 1e-05"
+        )
+    d = config.n_embd // config.n_head
+    if config.rotary_dim is None or not 0 < config.rotary_dim <= d:
+        raise LoadError(f"a GPT-J with rotary_dim={config.rotary_dim} for heads of {d} dimensions cannot be used")
+    whole = config.rotary_dim == d
+    ours = LabModel(
+        LabConfig(
+            vocabulary=config.vocab_size,
+            layers=config.n_layer,
+            heads=config.n_head,
+            width=config.n_embd,
+            encoding="rope" if whole else "partial",
+            rotary_share=None if whole else config.rotary_dim / d,
+            positions=config.n_positions,
+            dropout=float(config.resid_pdrop),
+        )
+    ).to(device=theirs.device, dtype=theirs.dtype)
+    source = theirs.state_dict()
+    weights = {name: source[their_name] for name, their_name in _GPTJ.names(config.n_layer).items()}
+    for layer in range(config.n_layer):
+        weights[f"blocks.{layer}.qkv.weight"] = torch.cat([source[name] for name in _gptj_projections(layer)])
+    ours.load_state_dict(weights)
+    return ours
+
+
+def _gptj_projections(layer: int) -> list[str]:
+    return [f"{_GPTJ.prefix.format(layer)}.attn.{name}_proj.weight" for name in "qkv"]
+
+
+_TRANSPOSED = {
     "qkv.weight": "attn.c_attn.weight",
     "out.weight": "attn.c_proj.weight",
     "mlp_in.weight": "mlp.c_fc.weight",
     "mlp_out.weight": "mlp.c_proj.weight",
 }
-"""Matrices that GPT-2 keeps the other way round."""
+"""Matrices that GPT-2 stores transposed."""
 _GPT2 = Family(
     name="GPT-2",
     encoding=("learned", "nope"),
@@ -139,14 +243,14 @@ _GPT2 = Family(
         "mlp_norm.bias": "ln_2.bias",
         "mlp_in.bias": "mlp.c_fc.bias",
         "mlp_out.bias": "mlp.c_proj.bias",
-        **_TURNED,
+        **_TRANSPOSED,
     },
     prefix="transformer.h.{}",
 )
 
 
 def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
-    """The same model as a ``GPT2LMHeadModel`` in evaluation mode, on the same device and in the same dtype."""
+    """Return the model as a ``GPT2LMHeadModel`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = model.config
@@ -163,7 +267,7 @@ def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
     )
     weights = _GPT2.renamed(model)
     for layer in range(config.layers):
-        for name in _TURNED.values():
+        for name in _TRANSPOSED.values():
             key = f"{_GPT2.prefix.format(layer)}.{name}"
             weights[key] = weights[key].T
     weights.setdefault("transformer.wpe.weight", torch.zeros(config.positions, config.width))
@@ -193,7 +297,7 @@ _LLAMA = Family(
 
 
 def to_llama(model: LabModel) -> LlamaForCausalLM:
-    """The same model as a ``LlamaForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
+    """Return the model as a ``LlamaForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = model.config
@@ -237,7 +341,7 @@ _MPT = Family(
 
 
 def to_mpt(model: LabModel) -> MptForCausalLM:
-    """The same model as a ``MptForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
+    """Return the model as a ``MptForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import MptConfig, MptForCausalLM
 
     config = model.config
@@ -280,7 +384,7 @@ _NEOX = Family(
 
 
 def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
-    """The same model as a ``GPTNeoXForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
+    """Return the model as a ``GPTNeoXForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     config = model.config
@@ -302,14 +406,14 @@ def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
         rope_parameters=rope_parameters(config),
     )
     empty = GPTNeoXForCausalLM(theirs)
-    head = "lm_head" if hasattr(empty, "lm_head") else "embed_out"  # by the version of transformers
+    head = "lm_head" if hasattr(empty, "lm_head") else "embed_out"  # depends on the version of transformers
     weights = {**_NEOX.renamed(model), f"{head}.weight": model.state_dict()["head.weight"]}
     for layer in range(config.layers):
         prefix = _NEOX.prefix.format(layer)
         parts = split_qkv(model, layer, rotation.planes)
-        # Theirs go head by head: its queries, its keys, its values.
+        # GPT-NeoX stores queries, keys and values head by head.
         weights[f"{prefix}.attention.query_key_value.weight"] = torch.stack(parts, 1).flatten(0, 2)
-        if parallel:  # two norms of the same input there, one here
+        if parallel:  # GPT-NeoX has two norms of the same input
             for kind in ("weight", "bias"):
                 if (own := weights.get(f"{prefix}.input_layernorm.{kind}")) is not None:
                     weights[f"{prefix}.post_attention_layernorm.{kind}"] = own

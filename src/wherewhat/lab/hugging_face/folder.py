@@ -1,4 +1,4 @@
-"""A laboratory model of bytes as a Hugging Face folder, tokenizer included: any tool can open it."""
+"""Save a laboratory model of bytes as a Hugging Face folder with its tokenizer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from wherewhat.errors import ConfigError
 from wherewhat.files import atomic_folder, make_folder
 from wherewhat.imports import quiet
-from wherewhat.lab.hugging_face.families import to_gpt2, to_llama, to_mpt, to_neox
-from wherewhat.lab.hugging_face.gptj import to_hugging_face
+from wherewhat.lab.hugging_face.families import to_gpt2, to_gptj, to_llama, to_mpt, to_neox
 from wherewhat.lab.language import VOCABULARY
 from wherewhat.lab.model import LabModel
 
@@ -24,22 +23,22 @@ _FAMILIES = {
 
 
 def save_hugging_face(model: LabModel, folder: Path) -> None:
-    """Write a model trained on text as a folder that ``wherewhat axes FOLDER`` and transformers can load.
+    """Save a model trained on text as a folder that ``wherewhat axes FOLDER`` and transformers can load.
 
     Args:
         model: The model, with the vocabulary of bytes.
-        folder: The folder to make.
+        folder: The folder, which must not exist.
     """
     config = model.config
     if config.vocabulary != VOCABULARY:
-        raise ConfigError(f"a vocabulary of {config.vocabulary} is not that of bytes: only models of text are saved so")
+        raise ConfigError(f"a vocabulary of {config.vocabulary} is not that of bytes: only models of text can be saved")
     export: Any = _FAMILIES.get(config.encoding)
     if config.block == "llama":
         export = to_llama
     elif config.biases == "all":
-        export = to_hugging_face
+        export = to_gptj
     if export is None:
-        raise ConfigError(f"no family of Hugging Face has encoding={config.encoding!r}")
+        raise ConfigError(f"no Hugging Face architecture has encoding={config.encoding!r}: choose another encoding")
     theirs = export(model)
     make_folder(folder.parent)
     with atomic_folder(folder) as temporary, quiet():
@@ -48,10 +47,10 @@ def save_hugging_face(model: LabModel, folder: Path) -> None:
 
 
 def byte_tokenizer(positions: int) -> Any:
-    """A tokenizer whose ids are the bytes of the text in UTF-8.
+    """Return a tokenizer whose ids are the bytes of the text in UTF-8.
 
     Args:
-        positions: The longest text that it does not warn of.
+        positions: Largest number of tokens without a warning.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -63,6 +62,6 @@ def byte_tokenizer(positions: int) -> Any:
 
 
 def _letter(byte: int) -> str:
-    """The character that stands for a byte in byte-level vocabularies: its own if it can be seen, another if not."""
+    """Return the character of a byte in byte-level vocabularies: its own if printable, another one if not."""
     unseen = [b for b in range(VOCABULARY) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
     return chr(VOCABULARY + unseen.index(byte)) if byte in unseen else chr(byte)

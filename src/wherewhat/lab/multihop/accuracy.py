@@ -13,57 +13,61 @@ from torch import Tensor
 from torch.nn import functional
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.intervals import wilson
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.task import Sequences, Task
+from wherewhat.lab.tasks.task import Sequences, SequenceTask
+from wherewhat.measures.tensors import share_intervals
 
-Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _TOKENS = {"cpu": 2**12, "cuda": 2**18}
-"""Tokens of a part: what keeps a processor's caches, or a GPU, busy."""
+"""Tokens of a batch: chosen for the caches of a CPU, and for the occupancy of a GPU."""
 
 
-def rows_in_parts(count: int, n: int, device: torch.device) -> list[slice]:
-    """``count`` sequences of ``n`` tokens in parts of about the same size and of bounded memory."""
+def split_rows(count: int, n: int, device: torch.device) -> list[slice]:
+    """Divide ``count`` sequences of ``n`` tokens into batches of about the same size and of bounded memory."""
     most = max(1, _TOKENS.get(device.type, 2**14) // n)
     edges = torch.linspace(0, count, -(-count // most) + 1, dtype=torch.float64).round().long().tolist()
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def in_parts(work: Callable[[Part], Result], parts: Sequence[Part], device: torch.device) -> list[Result]:
-    """``work`` on every part, in order, without gradients.
+def map_batches(work: Callable[[slice], Result], rows: int | list[slice], n: int, model: LabModel) -> list[Result]:
+    """Apply ``work`` to every batch of rows, in order, without gradients.
 
-    On a CPU as many parts at a time as torch has threads, one thread each: at this size torch's own way, all threads on
-    each operation, is mostly waiting, and what comes out would depend on their number.
+    On a CPU, as many batches run at a time as torch has threads, one thread each. At this size the alternative, all
+    threads on each operation, mostly waits, and its results would depend on the number of threads. On a GPU batches run
+    one after the other.
 
     Args:
-        work: What to do with a part.
-        parts: The parts.
-        device: Where it is done; on a GPU parts are done one after the other.
+        work: Function of a batch, given as a slice of rows.
+        rows: Number of rows, or the batches.
+        n: Tokens of each row.
+        model: The model that ``work`` runs.
     """
+    device = model.embedding.device
+    model.position_tables(n)  # cached before threads need it
+    batches = split_rows(rows, n, device) if isinstance(rows, int) else rows
 
-    def alone(part: Part) -> Result:
-        with torch.no_grad():  # whether gradients are kept is a matter of each thread
-            return work(part)
+    def run(batch: slice) -> Result:
+        with torch.no_grad():  # gradient mode is local to a thread
+            return work(batch)
 
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
-        return [alone(part) for part in parts]
+        return [run(batch) for batch in batches]
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(alone, parts))
+            return list(pool.map(run, batches))
     finally:
         torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers by number of hops.
+    """Correct answers by number of hops.
 
     Attributes:
         hops: The numbers of hops.
-        hits: Right answers of each, ``(hops,)`` int64.
+        hits: Correct answers of each, ``(hops,)`` int64.
         counts: Questions of each, ``(hops,)`` int64.
         loss: Mean cross-entropy of the answers of each, ``(hops,)`` float64.
     """
@@ -75,42 +79,36 @@ class Accuracy:
 
     @property
     def shares(self) -> Tensor:
-        """Share of right answers, ``(hops,)`` float64."""
+        """Share of correct answers, ``(hops,)`` float64."""
         return self.hits.double() / self.counts
 
     @property
     def overall(self) -> float:
-        """Share of right answers of all."""
+        """Share of correct answers over all numbers of hops."""
         return float(self.hits.sum() / self.counts.sum())
-
-    @property
-    def intervals(self) -> Tensor:
-        """95 % intervals of the shares, ``(hops, 2)``."""
-        return wilson(self.hits, self.counts)
 
 
 def measure_accuracy(model: LabModel, sequences: Sequences) -> Accuracy:
-    """Right answers of a model by number of hops, in passes of bounded memory."""
+    """Return the correct answers of a model by number of hops, in passes of bounded memory."""
     return count_hits(_judge_all(model, sequences), sequences.hops, sorted(set(sequences.hops.tolist())))
 
 
 def solved_by(model: LabModel, sequences: Sequences) -> Tensor:
-    """Which questions a model answers right, ``(count,)`` bool on the CPU."""
+    """Return which questions a model answers correctly, ``(count,)`` bool on the CPU."""
     return _judge_all(model, sequences)[0] > 0
 
 
 def _judge_all(model: LabModel, sequences: Sequences) -> Tensor:
-    device, n = model.embedding.device, sequences.tokens.shape[1]
-    model.places(n)  # once, before threads ask for it
+    device = model.embedding.device
 
     def run(rows: slice) -> Tensor:
         return judge(model(sequences.tokens[rows].to(device)), sequences.answers[rows]).cpu()
 
-    return torch.cat(in_parts(run, rows_in_parts(len(sequences), n, device), device), 1)
+    return torch.cat(map_batches(run, len(sequences), sequences.tokens.shape[1], model), 1)
 
 
 def judge(logits: Tensor, answers: Tensor) -> Tensor:
-    """1 for each right answer and 0 for others, and its cross-entropy, ``(2, count)`` float64.
+    """Return 1 for each correct answer and 0 for others, and its cross-entropy, ``(2, count)`` float64.
 
     Args:
         logits: Logits of the last tokens, ``(count, vocabulary)``.
@@ -122,10 +120,10 @@ def judge(logits: Tensor, answers: Tensor) -> Tensor:
 
 
 def count_hits(judged: Tensor, hops: Tensor, listed: Sequence[int]) -> Accuracy:
-    """Right answers by number of hops.
+    """Return the correct answers by number of hops.
 
     Args:
-        judged: What :func:`judge` says, ``(2, count)``.
+        judged: Result of :func:`judge`, ``(2, count)``.
         hops: Number of hops of each question, ``(count,)``.
         listed: The numbers of hops to count.
     """
@@ -136,17 +134,17 @@ def count_hits(judged: Tensor, hops: Tensor, listed: Sequence[int]) -> Accuracy:
 
 
 LENGTHS = (17, 30, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Lengths from the one trained on to those of arXiv 2605.31558."""
+"""Lengths from the trained one to those of arXiv 2605.31558."""
 
 
 @dataclass(frozen=True)
 class LengthAccuracy:
-    """Right answers by length and number of hops.
+    """Correct answers by length and number of hops.
 
     Attributes:
         lengths: Tokens of the sequences.
         hops: The numbers of hops.
-        hits: Right answers, ``(lengths, hops)`` int64.
+        hits: Correct answers, ``(lengths, hops)`` int64.
         counts: Questions, ``(lengths, hops)`` int64.
     """
 
@@ -157,38 +155,27 @@ class LengthAccuracy:
 
     @property
     def shares(self) -> Tensor:
-        """Share of right answers, ``(lengths, hops)`` float64."""
+        """Share of correct answers, ``(lengths, hops)`` float64."""
         return self.hits.double() / self.counts
 
     @property
-    def intervals(self) -> Tensor:
-        """95 % intervals of the shares, ``(lengths, hops, 2)``."""
-        return wilson(self.hits, self.counts)
-
-    @property
     def overall(self) -> Tensor:
-        """Share of right answers of all numbers of hops, ``(lengths,)`` float64."""
+        """Share of correct answers over all numbers of hops, ``(lengths,)`` float64."""
         return self.hits.sum(-1).double() / self.counts.sum(-1)
 
     @property
     def overall_intervals(self) -> Tensor:
-        """95 % intervals of those, ``(lengths, 2)``."""
-        return wilson(self.hits.sum(-1), self.counts.sum(-1))
+        """95 % intervals of ``overall``, ``(lengths, 2)``."""
+        return share_intervals(self.hits.sum(-1), self.counts.sum(-1))
 
 
 def accuracy_by_length(
-    model: LabModel,
-    task: Task,
-    *,
-    lengths: Sequence[int] = LENGTHS,
-    count: int = 1000,
-    seed: int = 1,
-    tell: Callable[[int, Accuracy], None] | None = None,
+    model: LabModel, task: SequenceTask, *, lengths: Sequence[int] = LENGTHS, count: int = 1000, seed: int = 1
 ) -> LengthAccuracy:
-    """Right answers on sequences with extra tokens in front, which do not change the answer.
+    """Return the correct answers on sequences with extra tokens in front, which do not change the answer.
 
-    The questions are the same at every length, so differences between lengths are the lengths'. Memory is bounded by a
-    few thousand tokens on a CPU and some hundred thousand on a GPU, and by n² numbers for what positions do.
+    The questions are the same at every length, so differences are due to length. Memory is bounded by a few thousand
+    tokens on a CPU and some hundred thousand on a GPU, and by n² numbers for the tables of positions.
 
     Args:
         model: A trained model.
@@ -196,7 +183,6 @@ def accuracy_by_length(
         lengths: Tokens of the sequences.
         count: Sequences of each length, with numbers of hops in equal shares.
         seed: Seed of the sequences: one that no training used.
-        tell: Told each length as soon as it is done.
     """
     if not lengths:
         raise ConfigError("lengths is empty: give at least one")
@@ -207,11 +193,7 @@ def accuracy_by_length(
             )
         if model.positions is not None and length > len(model.positions):
             raise ConfigError(f"length {length} does not fit a learned encoding of {len(model.positions)} positions")
-    found: list[Accuracy] = []
-    for length in lengths:
-        found.append(measure_accuracy(model, task.sample(count, seed=seed, extra=length - task.length)))
-        if tell is not None:
-            tell(length, found[-1])
+    found = [measure_accuracy(model, task.sample(count, seed=seed, extra=length - task.length)) for length in lengths]
     return LengthAccuracy(
         lengths=tuple(lengths),
         hops=found[0].hops,

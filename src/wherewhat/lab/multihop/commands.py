@@ -1,4 +1,4 @@
-"""``wherewhat multihop``: the laboratory of small models that learn to hop."""
+"""``wherewhat multihop``: train, measure and construct models of multi-hop tasks."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rich.console import Console
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from wherewhat.lab.multihop.study import Setup, StudyRun
+    from wherewhat.lab.multihop.study import MultihopRun, Setup
 
 
 app = typer.Typer(
     name="multihop",
-    help="Train small models on multi-hop tasks, watch their heads become pure, and see where they fail.",
+    help="Train small models on multi-hop tasks and measure the purity of heads and accuracy on longer inputs.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of run directories.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of task, model or training; repeat for more."),
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of task, model or training; can be repeated."),
 ]
-Seeds = Annotated[str, typer.Option(help="Seeds of weights, order and dropout, with commas between them.")]
+Seeds = Annotated[str, typer.Option(help="Comma-separated seeds of weights, order and dropout.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories that 'train' made.")]
 _DEFAULT_OUT = Path("runs")
 
@@ -40,9 +40,9 @@ def train(
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """Train models on a task and record accuracy and every head's scores while they learn.
+    """Train models on a task and record accuracy and every head's scores during training.
 
-    Begun before, it goes on where it stopped; done before, it shows what there is.
+    An interrupted training is resumed; a finished one is shown.
     """
     from wherewhat.lab.multihop.study import Setup
     from wherewhat.options import parse_assignments
@@ -57,10 +57,11 @@ def run(
     out: Out = _DEFAULT_OUT,
     device: Device = "auto",
 ) -> None:
-    """Do a whole study: all its tasks and seeds, the dynamics, and accuracy by length."""
-    from wherewhat.lab.multihop.study import read_recipe
+    """Run a whole study: all tasks and seeds, the dynamics, and accuracy by length."""
+    from wherewhat.lab.multihop.study import MultihopRecipe
+    from wherewhat.options import read_recipe
 
-    study = read_recipe(recipe)
+    study = read_recipe(recipe, MultihopRecipe)
     runs = _train(study.setups, study.seeds, out, device)
     _show(runs)
     _show_lengths(runs, study.lengths, study.length_count, device)
@@ -68,7 +69,7 @@ def run(
 
 @app.command()
 def dynamics(runs: Runs) -> None:
-    """Show how heads became pure while accuracy rose."""
+    """Show scores, pure heads and accuracy by training step."""
     from wherewhat.lab.multihop.study import open_run
     from wherewhat.lab.multihop.tables import dynamics_table
 
@@ -82,11 +83,11 @@ def dynamics(runs: Runs) -> None:
 @app.command()
 def lengths(
     runs: Runs,
-    at: Annotated[str, typer.Option(help="Tokens, with commas between them.")] = "17,30,50,100,200,500,1000,2000,5000",
+    at: Annotated[str, typer.Option(help="Comma-separated numbers of tokens.")] = "17,30,50,100,200,500,1000,2000,5000",
     count: Annotated[int, typer.Option(help="Sequences of each length.")] = 1000,
     device: Device = "auto",
 ) -> None:
-    """Test trained models on longer inputs that ask the same questions."""
+    """Test trained models on longer inputs with the same questions."""
     from wherewhat.lab.multihop.study import open_run
 
     if count < 1:
@@ -97,9 +98,9 @@ def lengths(
 @app.command()
 def roles(
     runs: Runs,
-    count: Annotated[int, typer.Option(help="Test sequences to look at.")] = 400,
+    count: Annotated[int, typer.Option(help="Number of test sequences.")] = 400,
 ) -> None:
-    """Say which function each head implements, and what becomes of answers without it or with it patched."""
+    """Show which function each head implements, and the effects of its ablation and patching."""
     from wherewhat.lab.multihop.study import open_run
     from wherewhat.lab.multihop.tables import roles_table
 
@@ -113,9 +114,9 @@ def roles(
 @app.command()
 def construct(
     kind: Annotated[str, typer.Argument(help="index or retrieval.")] = "index",
-    longest: Annotated[int, typer.Option(help="Longest input it must be right on, up to 4096 tokens.")] = 32,
+    longest: Annotated[int, typer.Option(help="Longest input to construct it for, up to 4096 tokens.")] = 32,
 ) -> None:
-    """Write a transformer by hand that does Index or Retrieval, check it, and show its discrepancy by length."""
+    """Construct the weights of an Index or Retrieval transformer, check it, and show its discrepancy by length."""
     from wherewhat.cli.terminal import TerminalProgress
     from wherewhat.lab.multihop.tables import construction_tables
 
@@ -124,26 +125,26 @@ def construct(
         console.print(table)
 
 
-def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[StudyRun]:
+def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[MultihopRun]:
     from wherewhat.cli.terminal import TerminalProgress
-    from wherewhat.lab.multihop.study import train_and_watch
+    from wherewhat.lab.multihop.study import train_and_record
 
     progress = TerminalProgress(Console(stderr=True))
     found = []
-    # All of them first, so that a seed that makes no sense is refused before the first training.
+    # All setups first, so that an invalid seed is refused before the first training.
     seeded: list[tuple[int, Setup]] = [(seed, setup.seeded(seed)) for setup in setups for seed in seeds]
     for seed, setup in seeded:
         progress.say(f"{setup.name} task, seed {seed}: {setup.training.steps:,} steps")
-        found.append(train_and_watch(setup, out=out, device=_device(device), progress=progress))
+        found.append(train_and_record(setup, out=out, device=_device(device), progress=progress))
     return found
 
 
-def _show(runs: list[StudyRun]) -> None:
+def _show(runs: list[MultihopRun]) -> None:
     from wherewhat.lab.multihop.tables import alignment_table, summary_table
 
     console = Console()
     console.print(summary_table(runs))
-    by_task: dict[str, list[StudyRun]] = {}
+    by_task: dict[str, list[MultihopRun]] = {}
     for found in runs:
         by_task.setdefault(found.setup.name, []).append(found)
     for name, same in by_task.items():
@@ -153,9 +154,9 @@ def _show(runs: list[StudyRun]) -> None:
         console.print(str(found.path), soft_wrap=True, markup=False, highlight=False)
 
 
-def _show_lengths(runs: list[StudyRun], at: tuple[int, ...], count: int, device: str) -> None:
+def _show_lengths(runs: list[MultihopRun], at: tuple[int, ...], count: int, device: str) -> None:
     from wherewhat.cli.terminal import TerminalProgress
-    from wherewhat.lab.multihop.prediction import predict_hop_heads
+    from wherewhat.lab.constructions.failure_length import predict_hop_heads
     from wherewhat.lab.multihop.study import measure_lengths
     from wherewhat.lab.multihop.tables import lengths_table, prediction_table
 

@@ -1,4 +1,4 @@
-"""When heads become pure, when accuracy rises, and the lag between the two."""
+"""Steps at which heads become pure and at which accuracy rises, and the lag between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.multihop.dynamics import Dynamics
+from wherewhat.lab.multihop.records import overall_accuracy
+from wherewhat.lab.records import Records
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
@@ -24,12 +25,12 @@ class Purity:
     """Labels of heads over the steps of one training.
 
     Attributes:
-        gammas: How far from 0 and 1 scores of a pure head may be.
+        gammas: Largest distances of a pure head's scores from 0 and 1.
         steps: Steps of the records, ``(records,)``.
         codes: Label of each head, an index into ``LABELS`` or -1 for none, ``(gammas, records, layers, heads)``.
         counts: Heads of each label, ``(gammas, records, labels)``.
-        since: Step of the first record from which on a head has had the pure label it ends with,
-            ``(gammas, layers, heads)``; -1 for heads that do not end pure.
+        since: Step from which on a head keeps the pure label that it has at the end, ``(gammas, layers, heads)``; -1
+            for heads that are not pure at the end.
     """
 
     gammas: tuple[float, ...]
@@ -44,45 +45,45 @@ class Purity:
         return self.codes[:, -1]
 
     def pure(self, kind: str, gamma: float) -> list[tuple[int, int]]:
-        """Layer and head of those that end with a label."""
+        """Return layer and head of those that have a label at the end."""
         if kind not in LABELS:
             raise ConfigError(f"there is no label '{kind}': known are {', '.join(LABELS)}")
         found = self.final[self.index(gamma)] == LABELS.index(kind)
         return [(layer, head) for layer, head in found.nonzero().tolist()]
 
     def index(self, gamma: float) -> int:
-        """Where a γ is in the list."""
+        """Return the index of a γ."""
         if gamma not in self.gammas:
             raise ConfigError(f"purity was found for gamma {', '.join(map(str, self.gammas))}, not for {gamma}")
         return self.gammas.index(gamma)
 
 
-def find_purity(dynamics: Dynamics, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False) -> Purity:
-    """Labels of heads by their mean scores over sequences.
+def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False) -> Purity:
+    """Label heads by their mean scores over sequences.
 
     Args:
-        dynamics: The records.
-        gammas: How far from 0 and 1 scores of a pure head may be.
-        along_path: Take the scores at all tokens that hops leave from, in place of those at the last token.
+        records: Records of a training.
+        gammas: Largest distances of a pure head's scores from 0 and 1.
+        along_path: Use the scores at all source tokens of hops instead of those at the last token.
     """
     for gamma in gammas:
         if not 0 <= gamma < 0.5:
             raise ConfigError(f"gamma is {gamma}: give a number from 0 to below 0.5")
-    scores = (dynamics.s_pos_path, dynamics.s_sym_path) if along_path else (dynamics.s_pos, dynamics.s_sym)
-    s_pos, s_sym = (x.double() for x in scores)
+    names = ("s_pos_path", "s_sym_path") if along_path else ("s_pos", "s_sym")
+    s_pos, s_sym = (records[name].double() for name in names)
     codes = torch.stack([label(s_pos, s_sym, gamma) for gamma in gammas])
     counts = torch.stack([(codes == code).sum((-1, -2)) for code in range(len(LABELS))], -1)
     final = codes[:, -1:]
-    # Counted from the end, how many records in a row have the label of the last.
-    lasted = (codes == final).flip(1).cumprod(1).sum(1)
-    since = dynamics.steps[len(dynamics) - lasted]
+    # Number of records at the end that have the label of the last one.
+    lasting = (codes == final).flip(1).cumprod(1).sum(1)
+    since = records.steps[len(records) - lasting]
     pure = torch.isin(final[:, 0], torch.tensor([LABELS.index(kind) for kind in PURE]))
-    return Purity(tuple(gammas), dynamics.steps, codes, counts, torch.where(pure, since, -1))
+    return Purity(tuple(gammas), records.steps, codes, counts, torch.where(pure, since, -1))
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Steps at which accuracy passed levels; -1 where it never did.
+    """Steps at which accuracy reached levels; -1 where it never did.
 
     Attributes:
         hops: The numbers of hops.
@@ -97,74 +98,57 @@ class Learning:
     overall: Tensor
 
     def at(self, level: float) -> dict[int, int]:
-        """Step by number of hops."""
+        """Return the step by number of hops."""
         steps: list[int] = self.passed[self.index(level)].tolist()
         return dict(zip(self.hops, steps, strict=True))
 
-    def order(self, level: float) -> tuple[tuple[int, ...], ...]:
-        """Numbers of hops in the order in which they were learned, those of the same record together.
-
-        What was never learned is not among them.
-        """
-        steps = {hops: step for hops, step in self.at(level).items() if step >= 0}
-        return tuple(tuple(h for h in steps if steps[h] == step) for step in sorted(set(steps.values())))
-
-    def in_order(self, level: float) -> bool:
-        """Whether all were learned, each number of hops after the ones below it."""
-        return self.order(level) == tuple((hops,) for hops in self.hops)
-
-    def spread(self, level: float) -> int | None:
-        """Steps between the first and the last number of hops learned; None if one never was."""
-        steps = self.at(level).values()
-        return None if min(steps) < 0 else max(steps) - min(steps)
-
     def index(self, level: float) -> int:
-        """Where a level is in the list."""
+        """Return the index of a level."""
         if level not in self.levels:
             raise ConfigError(f"learning was found for levels {', '.join(map(str, self.levels))}, not for {level}")
         return self.levels.index(level)
 
 
-def find_learning(dynamics: Dynamics, *, levels: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Learning:
-    """Steps at which accuracy passed ``levels`` for the first time."""
+def find_learning(records: Records, *, levels: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Learning:
+    """Return the first steps at which accuracy reached ``levels``."""
     for level in levels:
         if not 0 < level <= 1:
             raise ConfigError(f"level is {level}: give a number above 0, up to 1")
-    # From whole numbers of hits: a share of exactly 0.9 must not fail by a rounding.
-    counts = dynamics.counts.double()
-    hits = (dynamics.accuracy.double() * counts).round()
+    # From whole numbers of hits, so that a share of exactly 0.9 is not missed through rounding.
+    counts = records["counts"].double()
+    hits = (records["accuracy"].double() * counts).round()
     by_hops = hits / counts
     overall = hits.sum(-1, keepdim=True) / counts.sum()
-    passed, together = (_first(dynamics.steps, x, levels) for x in (by_hops, overall))
-    hops: list[int] = dynamics.hops.tolist()
+    passed, together = (_first(records.steps, x, levels) for x in (by_hops, overall))
+    hops: list[int] = records["hops"].tolist()
     return Learning(tuple(hops), tuple(levels), passed, together[:, 0])
 
 
 def _first(steps: Tensor, shares: Tensor, levels: tuple[float, ...]) -> Tensor:
-    """Step of the first record at or above each level, ``(levels, columns)``."""
+    """Return the step of the first record at or above each level, ``(levels, columns)``."""
     above = shares[None] >= torch.tensor(levels, dtype=torch.float64)[:, None, None]  # (levels, records, columns)
     first = above.int().argmax(1)
     return torch.where(above.any(1), steps[first], -1)
 
 
 OVERALL = "overall"
-"""Name of the accuracy of all answers together, beside those by number of hops."""
+"""Name of the accuracy over all numbers of hops."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Purity beside accuracy, over trainings that differ by their seeds.
+    """Purity and accuracy over trainings that differ in their seeds.
 
     Attributes:
-        gamma: How far from 0 and 1 scores of a pure head may be.
+        gamma: Largest distance of a pure head's scores from 0 and 1.
         level: The accuracy that counts as learned.
-        pure: Heads that end pure, by kind, one number per training.
-        lags: Steps from learning a number of hops, or all of them (``overall``), to heads becoming pure for good, by
-            kind and hops: mean over the heads of each training, NaN where it has no such head or never learned that.
-            Negative if heads were pure first.
+        pure: Number of heads that are pure at the end, by kind, one per training.
+        lags: Steps from learning a number of hops, or all of them (``overall``), to heads becoming pure, by kind and
+            hops: mean over the heads of each training, NaN without such heads or if it was not learned. Negative if
+            heads were pure first.
         correlation: Correlation over the records of a training between the number of pure heads and accuracy; NaN if
-            one of them did not change.
-        learned: Step at which all answers together passed the level, -1 for never, one per training.
+            one of them is constant.
+        learned: Step at which the overall accuracy reached the level, -1 for never, one per training.
     """
 
     gamma: float
@@ -175,29 +159,29 @@ class Alignment:
     learned: tuple[int, ...]
 
     def pure_interval(self, kind: str) -> Interval:
-        """Mean number of heads that end pure, with its interval over trainings."""
+        """Return the mean number of heads that are pure at the end, with its interval over trainings."""
         return interval([float(count) for count in self.pure[kind]])
 
     def lag_interval(self, kind: str, hops: int | str = OVERALL) -> Interval | None:
-        """Mean lag with its interval over the trainings that have one; None if none has."""
+        """Return the mean lag with its interval over the trainings that have one; None if none has."""
         return _interval(self.lags[kind, hops])
 
     def correlation_interval(self) -> Interval | None:
-        """Mean correlation with its interval over trainings; None if none has one."""
+        """Return the mean correlation with its interval over trainings; None if none has one."""
         return _interval(self.correlation)
 
 
-def align(runs: Sequence[Dynamics], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
-    """Set the purity of heads beside accuracy.
+def align(runs: Sequence[Records], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
+    """Compare the purity of heads with accuracy over training.
 
     Args:
         runs: Records of trainings of the same task and model with different seeds.
-        gamma: How far from 0 and 1 scores of a pure head may be.
+        gamma: Largest distance of a pure head's scores from 0 and 1.
         level: The accuracy that counts as learned.
     """
-    if not runs or any(not torch.equal(run.hops, runs[0].hops) for run in runs):
+    if not runs or any(not torch.equal(run["hops"], runs[0]["hops"]) for run in runs):
         raise ConfigError("give the records of one or more trainings, all on the same numbers of hops")
-    names: list[int | str] = [*runs[0].hops.tolist(), OVERALL]
+    names: list[int | str] = [*runs[0]["hops"].tolist(), OVERALL]
     pure: dict[str, list[int]] = {kind: [] for kind in PURE}
     lags: dict[tuple[str, int | str], list[float]] = {(kind, name): [] for kind in PURE for name in names}
     correlation, learned = [], []
@@ -211,7 +195,7 @@ def align(runs: Sequence[Dynamics], *, gamma: float = 0.1, level: float = 0.9) -
             for name, step in zip(names, passed.tolist(), strict=True):
                 lags[kind, name].append(float(since.double().mean()) - step if len(since) and step >= 0 else math.nan)
         heads = purity.counts[0][:, [LABELS.index(kind) for kind in PURE]].sum(-1)
-        correlation.append(_correlation(heads.double(), run.overall))
+        correlation.append(_correlation(heads.double(), overall_accuracy(run)))
     return Alignment(
         gamma=gamma,
         level=level,

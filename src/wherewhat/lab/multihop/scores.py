@@ -13,7 +13,7 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.block import Block
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import Accuracy, count_hits, in_parts, judge, rows_in_parts
+from wherewhat.lab.multihop.accuracy import Accuracy, count_hits, judge, map_batches, split_rows
 from wherewhat.lab.tasks.task import Sequences
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.frequencies.planes import mean_frequency
@@ -23,12 +23,12 @@ from wherewhat.measures.swaps.scores import QueryLogits, score_swaps
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
+class HeldOutSequences:
     """Sequences that are not trained on.
 
     Attributes:
-        sequences: All of them: accuracy is that on these.
-        scored: How many of them, from the first on, heads are scored on.
+        sequences: All of them; accuracy is measured on these.
+        scored: Number of them, from the first on, that heads are scored on.
     """
 
     sequences: Sequences
@@ -36,7 +36,7 @@ class HeldOut:
 
     @property
     def to_score(self) -> Sequences:
-        """Those that heads are scored on."""
+        """Sequences that heads are scored on."""
         return self.sequences.select(torch.arange(self.scored))
 
     @cached_property
@@ -46,24 +46,24 @@ class HeldOut:
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that other sequences, or the same in another order, do not share."""
+        """A hash of the sequences in their order."""
         digest = hashlib.blake2b(str((self.scored, tuple(self.sequences.tokens.shape))).encode(), digest_size=7)
         for tensor in (self.sequences.tokens, self.sequences.answers):
             digest.update(tensor.cpu().contiguous().numpy().data)
         return int.from_bytes(digest.digest())
 
 
-def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> HeldOut:
-    """Choose from sequences, with numbers of hops in equal shares.
+def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> HeldOutSequences:
+    """Select sequences, with numbers of hops in equal shares.
 
-    Accuracy takes most of the time on a CPU: of 1,024 sequences about as long as five training steps. On a GPU all
-    that there are cost nothing worth speaking of.
+    Accuracy takes most of the time on a CPU: 1,024 sequences take about as long as five training steps. On a GPU the
+    cost is negligible.
 
     Args:
-        sequences: Where to choose from, such as a task's validation sequences; the first of each number of hops are
-            taken.
-        scored: How many to score heads on.
-        tested: How many to know accuracy from, the scored ones included.
+        sequences: Sequences to select from, such as a task's validation sequences; the first of each number of hops
+            are taken.
+        scored: Number of sequences to score heads on.
+        tested: Number of sequences to measure accuracy on, the scored ones included.
     """
     classes = sorted(set(sequences.hops.tolist()))
     if not len(classes) <= scored <= tested:
@@ -71,12 +71,12 @@ def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> 
             f"scored is {scored} and tested {tested}: score at least one sequence of each of {len(classes)} numbers of "
             "hops, and test at least those"
         )
-    # Ranks within a number of hops: sorting by them takes turns.
+    # Ranks within a number of hops: sorting by rank alternates between numbers of hops.
     rank = torch.empty_like(sequences.hops)
     for hops in classes:
         rows = (sequences.hops == hops).nonzero()[:, 0]
         rank[rows] = torch.arange(len(rows))
-    rows = _in_turns(rank, sequences.hops)[:tested]
+    rows = (rank * (int(sequences.hops.max()) + 1) + sequences.hops).argsort(stable=True)[:tested]
     wanted = -(-tested // len(classes))
     if len(rows) < tested or int(rank[rows].max()) >= wanted:
         fewest = min(int((sequences.hops == hops).sum()) for hops in classes)
@@ -84,24 +84,19 @@ def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> 
             f"tested is {tested}: that takes {wanted} sequences of each number of hops, and of one there are {fewest}; "
             "ask for fewer, or give more"
         )
-    return HeldOut(sequences.select(rows), scored)
-
-
-def _in_turns(rank: Tensor, hops: Tensor) -> Tensor:
-    """Row numbers by rank, and by hops among equal ranks."""
-    return (rank * (int(hops.max()) + 1) + hops).argsort(stable=True)
+    return HeldOutSequences(sequences.select(rows), scored)
 
 
 @dataclass(frozen=True)
-class Watched:
+class QueriesAndKeys:
     """Queries and keys of all layers on some sequences.
 
     Attributes:
         rot_q: Queries after rotation, ``(layers, count, heads, n, d)``.
         rot_k: Keys after rotation, the same shape.
-        bias: What is added to the logits, ``(layers, heads, n, n)``; None if nothing is.
+        bias: Bias on the logits, ``(layers, heads, n, n)``; None if there is none.
         scale: Factor on the dot products.
-        rotation: How queries and keys were rotated; None if they were not.
+        rotation: Rotation of queries and keys; None if there is none.
         logits: Logits of the last token, ``(count, vocabulary)``.
     """
 
@@ -114,9 +109,9 @@ class Watched:
 
 
 @torch.no_grad()
-def watch(model: LabModel, tokens: Tensor) -> Watched:
+def queries_and_keys(model: LabModel, tokens: Tensor) -> QueriesAndKeys:
     """Run a model on ``tokens`` ``(count, n)``."""
-    places = model.places(tokens.shape[1])
+    tables = model.position_tables(tokens.shape[1])
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     queries: list[Tensor] = []
     keys: list[Tensor] = []
@@ -124,13 +119,13 @@ def watch(model: LabModel, tokens: Tensor) -> Watched:
     def keep(layer: int, stream: Tensor) -> None:
         if layer < len(blocks):
             block = blocks[layer]
-            q, k, _ = block.project(block.norm(stream), places[layer], last=False)
+            q, k, _ = block.project(block.norm(stream), tables[layer], last=False)
             queries.append(q)
             keys.append(k)
 
     logits = model(tokens, edit_stream=keep)
-    biases = [place.bias for place in places if place.bias is not None]
-    return Watched(
+    biases = [table.bias for table in tables if table.bias is not None]
+    return QueriesAndKeys(
         rot_q=torch.stack(queries),
         rot_k=torch.stack(keys),
         bias=torch.stack(biases) if biases else None,
@@ -141,13 +136,13 @@ def watch(model: LabModel, tokens: Tensor) -> Watched:
 
 
 @dataclass(frozen=True)
-class AtQuery:
-    """What heads do at one query of each sequence.
+class QueryScores:
+    """Scores of heads at one query of each sequence.
 
     Attributes:
         s_pos: Positional score, ``(layers, count, heads)`` float64.
-        s_sym: Symbolic score, likewise.
-        entropy: Entropy of the attention weights, the query's own key included, in nats, likewise.
+        s_sym: Symbolic score, the same shape.
+        entropy: Entropy of the attention weights, the query's own key included, in nats, the same shape.
         use: Largest absolute contribution of each rotated plane to the logits of the keys before the query,
             ``(layers, count, heads, planes)``; no planes where nothing is rotated.
     """
@@ -158,25 +153,25 @@ class AtQuery:
     use: Tensor
 
 
-def score_query(watched: Watched, query: int, rows: Tensor | None = None, *, tau: float = TAU) -> AtQuery:
-    """Scores at the token ``query``, from all swaps of two keys before it.
+def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *, tau: float = TAU) -> QueryScores:
+    """Return the scores at the token ``query``, from all swaps of two keys before it.
 
     Args:
-        watched: Queries and keys.
+        given: Queries and keys.
         query: Position of the query; two keys must come before it.
-        rows: Sequences to look at, an index ``(rows,)``; all if not given.
+        rows: Index of sequences ``(rows,)``; all by default.
         tau: Temperature of the weights of swaps.
     """
-    q, k = watched.rot_q[..., query, :], watched.rot_k[..., : query + 1, :]
+    q, k = given.rot_q[..., query, :], given.rot_k[..., : query + 1, :]
     if rows is not None:
         q, k = q[:, rows], k[:, rows]
-    shape, scale, rotation = q.shape[:3], watched.scale, watched.rotation
+    shape, scale, rotation = q.shape[:3], given.scale, given.rotation
     q, k = q.flatten(0, 2), k.flatten(0, 2)  # (pairs, d) and (pairs, query + 1, d)
     # In float64: weights enter an exponential divided by τ, and τ is small.
     logits = (k.double() @ q.double()[..., None])[..., 0] * scale
     bias: Tensor | None = None
-    if watched.bias is not None:
-        bias = watched.bias[:, None, :, query, : query + 1].expand(*shape, -1).flatten(0, 2)
+    if given.bias is not None:
+        bias = given.bias[:, None, :, query, : query + 1].expand(*shape, -1).flatten(0, 2)
         logits = logits + bias.double()
     weights = logits.softmax(-1)
     before = k[:, :query]
@@ -196,27 +191,27 @@ def score_query(watched: Watched, query: int, rows: Tensor | None = None, *, tau
     products = q[:, None, :turned] * before[..., :turned]
     use = (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale
     entropy = torch.special.entr(weights).sum(-1)
-    return AtQuery(*(x.unflatten(0, shape) for x in (scores.s_pos[:, 0], scores.s_sym[:, 0], entropy, use)))
+    return QueryScores(*(x.unflatten(0, shape) for x in (scores.s_pos[:, 0], scores.s_sym[:, 0], entropy, use)))
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """A model at one moment; everything is on the CPU.
+    """Scores of all heads of a model, on the CPU.
 
     Attributes:
         s_pos: Positional score at the last token of each sequence, ``(layers, heads, count)`` float64.
-        s_sym: Symbolic score, likewise.
-        entropy: Entropy of the attention weights at the last token in nats, likewise.
-        r: Correlation of the logits with a sum of a distance, a query and a key term, fitted to each sequence by
-            itself, likewise; NaN where the logits are constant.
+        s_sym: Symbolic score, the same shape.
+        entropy: Entropy of the attention weights at the last token in nats, the same shape.
+        r: Correlation of the logits with a sum of a distance, a query and a key term, fitted to each sequence
+            separately, the same shape; NaN where the logits are constant.
         r_pooled: √(1 - ΣSSE / ΣTSS) over the sequences, ``(layers, heads)``: sequences with more variance count more.
         use: Largest absolute logit contribution of each rotated plane at the last token, mean over sequences,
             ``(layers, heads, planes)``.
-        mean_frequency: Mean frequency ID, weighted by use, ``(layers, heads)``; 1 turns fastest, NaN without planes.
-        s_pos_path: Positional score at the tokens that hops leave from, mean over all of them, ``(layers, heads)``;
-            NaN if not asked for.
-        s_sym_path: Symbolic score, likewise.
-        accuracy: Right answers by number of hops.
+        mean_frequency: Mean frequency ID, weighted by use, ``(layers, heads)``; 1 is the fastest, NaN without planes.
+        s_pos_path: Positional score at the source tokens of hops, mean over all of them, ``(layers, heads)``; NaN
+            unless requested.
+        s_sym_path: Symbolic score, the same shape.
+        accuracy: Correct answers by number of hops.
     """
 
     s_pos: Tensor
@@ -232,17 +227,17 @@ class HeadScores:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Scores of some sequences, ``(layers, heads, ...)``; sums over them where several become one."""
+class _BatchScores:
+    """Scores of a batch of sequences, ``(layers, heads, ...)``."""
 
     by_sequence: Tensor  # (4, layers, heads, count): both scores, entropy, r
     errors: Tensor  # (2, layers, heads): SSE and TSS
     use: Tensor
-    path: Tensor  # (3, layers, heads): both scores, and how many tokens
+    path: Tensor  # (3, layers, heads): sums of both scores, and number of tokens
 
 
-def score_model(model: LabModel, held_out: HeldOut, *, path: bool = False, tau: float = TAU) -> HeadScores:
-    """Score every head of a model and count its right answers.
+def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = False, tau: float = TAU) -> HeadScores:
+    """Score every head of a model and count its correct answers.
 
     Scores are those of ``layer_swaps``, ``frequency_use`` and ``fit_layer`` at the last token of each sequence, for all
     sequences and layers together.
@@ -250,25 +245,24 @@ def score_model(model: LabModel, held_out: HeldOut, *, path: bool = False, tau: 
     Args:
         model: The model.
         held_out: The sequences.
-        path: Also score the other tokens that hops leave from.
+        path: Also score the other source tokens of hops.
         tau: Temperature of the weights of swaps.
     """
     sequences, scored = held_out.sequences, held_out.scored
     device, n = model.embedding.device, sequences.tokens.shape[1]
     if n < 4:
         raise MeasureError(f"sequences of {n} tokens are too short to score heads on: at least 4 are needed")
-    model.places(n)  # once, before threads ask for it
 
-    def run(rows: slice) -> tuple[_Part | None, Tensor]:
+    def run(rows: slice) -> tuple[_BatchScores | None, Tensor]:
         tokens = sequences.tokens[rows].to(device)
         if rows.start >= scored:
             return None, judge(model(tokens), sequences.answers[rows])
-        watched = watch(model, tokens)
-        return _score(watched, sequences.path[rows], path, tau), judge(watched.logits, sequences.answers[rows])
+        given = queries_and_keys(model, tokens)
+        return _score(given, sequences.path[rows], path, tau), judge(given.logits, sequences.answers[rows])
 
-    rest = rows_in_parts(len(sequences) - scored, n, device)
-    parts = rows_in_parts(scored, n, device) + [slice(scored + r.start, scored + r.stop) for r in rest]
-    found = in_parts(run, parts, device)
+    rest = split_rows(len(sequences) - scored, n, device)
+    batches = split_rows(scored, n, device) + [slice(scored + r.start, scored + r.stop) for r in rest]
+    found = map_batches(run, batches, n, model)
     each = [part for part, _ in found if part is not None]
     s_pos, s_sym, entropy, r = torch.cat([part.by_sequence for part in each], -1).cpu()
     sse, tss = torch.stack([part.errors for part in each]).sum(0).cpu()
@@ -291,22 +285,20 @@ def score_model(model: LabModel, held_out: HeldOut, *, path: bool = False, tau: 
     )
 
 
-def _score(watched: Watched, path: Tensor, along: bool, tau: float) -> _Part:
-    layers, count, heads, n, _ = watched.rot_q.shape
-    found = score_query(watched, n - 1, tau=tau)
+def _score(given: QueriesAndKeys, path: Tensor, along: bool, tau: float) -> _BatchScores:
+    layers, count, heads, n, _ = given.rot_q.shape
+    found = score_query(given, n - 1, tau=tau)
     by_distance: Tensor | None = None
-    if watched.bias is not None:  # ALiBi, the only one there is, depends on the distance alone
-        by_distance = watched.bias[:, None, :, -1].flip(-1).expand(-1, count, -1, -1).flatten(0, 2)
-    fit = fit_axes(
-        watched.rot_q.flatten(0, 2), watched.rot_k.flatten(0, 2), scale=watched.scale, distance_bias=by_distance
-    )
+    if given.bias is not None:  # ALiBi, the only bias, depends on the distance alone
+        by_distance = given.bias[:, None, :, -1].flip(-1).expand(-1, count, -1, -1).flatten(0, 2)
+    fit = fit_axes(given.rot_q.flatten(0, 2), given.rot_k.flatten(0, 2), scale=given.scale, distance_bias=by_distance)
     r, sse, tss = (x.view(layers, count, heads) for x in (fit.r, fit.sse, fit.tss))
     sums = torch.zeros(3, layers, heads, dtype=torch.float64, device=r.device)
     if along:
-        for query, rows in _leaving(path):
-            some = score_query(watched, query, rows.to(r.device), tau=tau)
+        for query, rows in _sources(path):
+            some = score_query(given, query, rows.to(r.device), tau=tau)
             sums += torch.stack([some.s_pos.sum(1), some.s_sym.sum(1), torch.full_like(sums[2], len(rows))])
-    return _Part(
+    return _BatchScores(
         by_sequence=torch.stack([found.s_pos, found.s_sym, found.entropy, r]).mT,
         errors=torch.stack([sse.sum(1), tss.sum(1)]),
         use=found.use.double().sum(1),
@@ -314,8 +306,8 @@ def _score(watched: Watched, path: Tensor, along: bool, tau: float) -> _Part:
     )
 
 
-def _leaving(path: Tensor) -> list[tuple[int, Tensor]]:
-    """Positions that hops leave from and that have two keys before them, each with the sequences where one does."""
-    leaves = path.scatter(1, (path >= 0).sum(1, keepdim=True) - 1, -1)  # no hop leaves the answer
-    positions: set[int] = set(leaves[leaves >= 2].tolist())
-    return [(position, (leaves == position).any(1).nonzero()[:, 0]) for position in sorted(positions)]
+def _sources(path: Tensor) -> list[tuple[int, Tensor]]:
+    """Return the source positions of hops that have two keys before them, each with the rows of its sequences."""
+    sources = path.scatter(1, (path >= 0).sum(1, keepdim=True) - 1, -1)  # the answer is not the source of a hop
+    positions: set[int] = set(sources[sources >= 2].tolist())
+    return [(position, (sources == position).any(1).nonzero()[:, 0]) for position in sorted(positions)]

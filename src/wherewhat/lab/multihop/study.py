@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from wherewhat.errors import ConfigError, StoreError
-from wherewhat.files import make_folder, write_file
-from wherewhat.hashes import config_hash, parse_object, readable_json
+from wherewhat.errors import ConfigError
+from wherewhat.files import remove
 from wherewhat.lab.checkpoints import load_model
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, LengthAccuracy, accuracy_by_length, measure_accuracy
-from wherewhat.lab.multihop.dynamics import Dynamics, Recorder
+from wherewhat.lab.multihop.records import multihop_recorder
 from wherewhat.lab.multihop.scores import hold_out
-from wherewhat.lab.tasks.registry import find_task
-from wherewhat.lab.tasks.task import Sequences, Task
-from wherewhat.lab.training import MODEL_FILE, STATE_FILE, Record, digest, find_device, identify, run_training
+from wherewhat.lab.records import (
+    RECORDS,
+    RECORDS_FILE,
+    StudyRun,
+    discard_unrecorded,
+    open_study_run,
+    read_part,
+    save_table,
+    study_config,
+)
+from wherewhat.lab.tasks import find_task
+from wherewhat.lab.tasks.task import Sequences, SequenceTask
+from wherewhat.lab.training import MODEL_FILE, Record, digest, find_device, identify, run_training
 from wherewhat.numerics import new_process_settings
-from wherewhat.options import build_config, config_values, nearest, read_recipe_file
-from wherewhat.progress import Progress
+from wherewhat.options import build_config, config_values, nearest
+from wherewhat.progress import Progress, Silent
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.profiles import Profile
+from wherewhat.runs.provenance import Provenance
 
-__all__ = ["MODEL_FILE", "STATE_FILE", "Record", "train"]
+STUDY = "multihop"
+TEST = "test"
+"""Part of a run directory that holds the accuracy on test sequences."""
 
 
 def train(
-    task: Task,
+    task: SequenceTask,
     model_config: LabConfig,
     train_config: TrainConfig,
     *,
@@ -42,22 +57,22 @@ def train(
 ) -> LabModel:
     """Train a model on the last token of a task's sequences.
 
-    On a CPU the weights are the same bit for bit whenever seeds, options and the number of threads are, also if the
-    process was killed in between and started again with the same directory. On a GPU a whole step is one recorded
-    graph, and the sums in it may be rounded in another order from run to run.
+    On a CPU the same seeds, options and number of threads give bitwise identical weights, also if the process was
+    killed and resumed with the same directory. On a GPU a whole step is one CUDA graph, and the order of its floating
+    point sums may differ from run to run.
 
     Args:
         task: The task; its vocabulary is the model's.
         model_config: The model; its ``vocabulary`` is replaced by the task's.
-        train_config: How to train.
+        train_config: Options of the training.
         record: Called before the first step, after every ``record_every`` steps and at the end, without gradients.
-            After a resumption it may be called again for a step it has seen, with the same weights.
-        directory: Folder for the state and, at the end, the model; what it holds of the same training is gone on with.
-            None to keep nothing.
-        progress: Who is told how far it is.
+            A resumed training may call it again for an earlier step, with the same weights.
+        directory: Folder for the state and, at the end, the model. A training that it holds is resumed. None to keep
+            nothing.
+        progress: Progress callback.
         device: cpu, cuda or cuda:N.
-        sequences: The training sequences, if they are drawn already: the first of the task's ``splits`` for the
-            config's ``sequences`` and ``data_seed``.
+        sequences: Training sequences; by default the first of the task's ``splits`` for the options ``sequences`` and
+            ``data_seed``.
 
     Returns:
         The trained model, on the device.
@@ -82,7 +97,7 @@ def train(
 
 
 def _check_fits(sequences: Sequences, model_config: LabConfig) -> None:
-    """Refuse sequences that are not ones of the model's vocabulary."""
+    """Check that all tokens are in the model's vocabulary."""
     tokens, answers = sequences.tokens, sequences.answers
     low, high = int(min(tokens.min(), answers.min())), int(max(tokens.max(), answers.max()))
     if low < 0 or high >= model_config.vocabulary:
@@ -90,28 +105,28 @@ def _check_fits(sequences: Sequences, model_config: LabConfig) -> None:
 
 
 _GIVEN = ("vocabulary", "seed")
-"""Options that the task or the list of seeds says."""
+"""Options that the task or the list of seeds determines."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One task, one model and one way to train it.
+    """One task, one model and one training.
 
     Attributes:
         name: Name of the task.
         task: The task.
         model: The model.
-        training: How it is trained.
+        training: Options of the training.
     """
 
     name: str
-    task: Task
+    task: SequenceTask
     model: LabConfig
     training: TrainConfig
 
     @classmethod
     def of(cls, task: str, options: Mapping[str, Any]) -> Setup:
-        """A setup from the task's name and options of task, model and training by name, in one heap."""
+        """Return a setup from the task's name and options of task, model and training in one mapping."""
         kinds = (find_task(task), LabConfig, TrainConfig)
         homes = {f.name: kind for kind in kinds for f in dataclasses.fields(kind) if f.name not in _GIVEN}
         found: dict[type[Any], dict[str, Any]] = {kind: {} for kind in kinds}
@@ -124,11 +139,11 @@ class Setup:
         return cls(task, made[0], replace(made[1], vocabulary=made[0].vocabulary), made[2])
 
     def seeded(self, seed: int) -> Setup:
-        """The same with other initial weights, order of sequences and dropout."""
+        """Return the setup with another seed of the initial weights, order of sequences and dropout."""
         return replace(self, model=replace(self.model, seed=seed), training=replace(self.training, seed=seed))
 
     def values(self) -> dict[str, Any]:
-        """Everything as plain values, for a file and for its hash."""
+        """Return everything as plain values, for a file and for its hash."""
         return {
             "task": self.name,
             "task_options": config_values(self.task),
@@ -138,7 +153,7 @@ class Setup:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Setup:
-        """Undo :meth:`values`."""
+        """Return a setup from what :meth:`values` returned."""
         return cls(
             values["task"],
             build_config(find_task(values["task"]), values["task_options"]),
@@ -147,103 +162,67 @@ class Setup:
         )
 
 
-_KNOWN = ("tasks", "seeds", "lengths", "length_count", "options", "task_options")
-
-
 @dataclass(frozen=True)
-class Recipe:
-    """What a study consists of.
+class MultihopRecipe:
+    """A multi-hop study.
 
     Attributes:
-        setups: One per task.
+        tasks: Names of the tasks.
         seeds: Seeds of each.
-        lengths: Tokens at which the trained models are tested.
+        lengths: Numbers of tokens at which the trained models are tested.
         length_count: Sequences of each length.
+        options: Options of task, model and training, for all tasks.
+        task_options: The same by name of the task; these take precedence.
+        setups: One per task.
     """
 
-    setups: tuple[Setup, ...]
-    seeds: tuple[int, ...]
-    lengths: tuple[int, ...]
-    length_count: int
+    tasks: tuple[str, ...] = ("number", "letter")
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lengths: tuple[int, ...] = LENGTHS
+    length_count: int = 1000
+    options: Mapping[str, Any] = field(default_factory=dict)
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    setups: tuple[Setup, ...] = field(init=False)
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Recipe:
-        """A recipe from plain values."""
-        for name in values:
-            if name not in _KNOWN:
-                raise ConfigError(f"a recipe has no '{name}': known: {', '.join(_KNOWN)}")
-        tasks = values.get("tasks", ("number", "letter"))
-        own = values.get("task_options", {})
-        shared = values.get("options", {})
-        tables = (
-            isinstance(shared, Mapping)
-            and isinstance(own, Mapping)
-            and all(isinstance(x, Mapping) for x in own.values())
-        )
-        if not isinstance(tasks, list | tuple) or not tables:
-            raise ConfigError("in a recipe, tasks is a list, options is a table and task_options a table of tables")
-        seeds, lengths = values.get("seeds", (0, 1, 2)), values.get("lengths", LENGTHS)
-        if not isinstance(seeds, list | tuple) or not isinstance(lengths, list | tuple):
-            raise ConfigError(f"seeds={seeds!r} and lengths={lengths!r} must be lists of whole numbers, such as [0, 1]")
-        seeds, lengths = tuple(seeds), tuple(lengths)
-        count = values.get("length_count", 1000)
-        if not seeds or any(isinstance(x, bool) or not isinstance(x, int) for x in (*seeds, *lengths, count)):
-            raise ConfigError(f"seeds={seeds}, lengths={lengths} and length_count={count} must be whole numbers")
-        setups = tuple(Setup.of(task, {**shared, **own.get(task, {})}) for task in tasks)
-        return cls(setups, seeds, lengths, count)
+    def __post_init__(self) -> None:
+        """Check the values and make the setups."""
+        if not self.seeds:
+            raise ConfigError("seeds is empty: give at least one")
+        if not all(isinstance(own, Mapping) for own in self.task_options.values()):
+            raise ConfigError("in a recipe, task_options is a table of tables")
+        made = (Setup.of(task, {**self.options, **self.task_options.get(task, {})}) for task in self.tasks)
+        object.__setattr__(self, "setups", tuple(made))
 
 
-def read_recipe(path: Path) -> Recipe:
-    """A recipe from a TOML file."""
-    return Recipe.of(read_recipe_file(path))
+class MultihopRun(StudyRun):
+    """A finished training with its model, records and test."""
 
-
-CONFIG_FILE = "config.json"
-DYNAMICS_FILE = "dynamics.safetensors"
-TEST_FILE = "test.json"
-
-
-@dataclass(frozen=True)
-class StudyRun:
-    """A directory with a trained model and what was seen of it while it learned.
-
-    Attributes:
-        path: The directory.
-        setup: What was trained on what and how.
-    """
-
-    path: Path
-    setup: Setup
+    @property
+    def setup(self) -> Setup:
+        """Task, model and training."""
+        return Setup.from_values(self.config)
 
     @property
     def seed(self) -> int:
         """Seed of the weights, the order of sequences and dropout."""
-        return self.setup.model.seed
+        return int(self.config["model"]["seed"])
 
     def model(self, *, device: str = "cpu") -> LabModel:
-        """The trained model."""
+        """Return the trained model."""
         return load_model(self.path / MODEL_FILE, device=device)
 
-    def dynamics(self) -> Dynamics:
-        """What was seen while it learned."""
-        return Dynamics.read(self.path / DYNAMICS_FILE)
-
     def test(self) -> Accuracy:
-        """Right answers on all test sequences, by number of hops."""
-        try:
-            values: dict[str, Any] = parse_object((self.path / TEST_FILE).read_bytes()) or {}
-            hits, counts = (torch.tensor(values[name]) for name in ("hits", "counts"))
-            return Accuracy(tuple(values["hops"]), hits, counts, torch.tensor(values["loss"]))
-        except (OSError, KeyError) as error:
-            raise StoreError(f"{self.path} holds no test of its model: finish its training first") from error
+        """Return the correct answers on all test sequences, by number of hops."""
+        found = {name: one.values for name, one in self.table(TEST).items()}
+        return Accuracy(tuple(found["hops"].tolist()), found["hits"], found["counts"], found["loss"])
 
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Return the number of bytes of all files."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
 
 @new_process_settings()
-def train_and_watch(
+def train_and_record(
     setup: Setup,
     *,
     out: Path,
@@ -252,78 +231,116 @@ def train_and_watch(
     scored: int = 256,
     tested: int = 1024,
     along_path: bool = True,
-) -> StudyRun:
-    """Train a model and record its heads and its accuracy while it learns.
+) -> MultihopRun:
+    """Train a model and record the scores of its heads and its accuracy during training.
 
-    Done before, it is read; begun before, it goes on where it stopped.
+    A finished run is read; an interrupted one is resumed.
 
     Args:
-        setup: What to train.
-        out: Folder that holds the directories of all runs.
+        setup: SequenceTask, model and training.
+        out: Folder of run directories.
         device: cpu, cuda or cuda:N.
-        progress: Who is told how far it is.
+        progress: Progress callback.
         scored: Held-out sequences that heads are scored on.
-        tested: Held-out sequences that accuracy is known from.
-        along_path: Also score the other tokens that hops leave from.
+        tested: Held-out sequences that accuracy is measured on.
+        along_path: Also score the other source tokens of hops.
     """
-    watching = {"scored": scored, "tested": tested, "along_path": along_path}
-    values = {**setup.values(), **watching, "device": device.partition(":")[0]}
-    digest = config_hash(values)[:12]
-    path = out / f"multihop-{setup.name}-{setup.model.encoding}-seed{setup.model.seed}-{digest}"
-    make_folder(path)
-    write_file(path / CONFIG_FILE, readable_json(values))
-    run = StudyRun(path, setup)
-    if all((path / name).exists() for name in (MODEL_FILE, DYNAMICS_FILE, TEST_FILE)):
-        return run
+    recorded: dict[str, Any] = {"scored": scored, "tested": tested, "along_path": along_path}
+    config = study_config(STUDY, **setup.values(), **recorded, device=device.partition(":")[0])
+    name = f"multihop-{setup.name}-{setup.model.encoding}-seed{setup.model.seed}"
+    run = RunDirectory.open(out, name=name, config=config)
+    if not run.is_complete:
+        progress = progress or Silent()
+        with run.lock(on_wait=progress.say):
+            if not run.is_complete:  # no other process finished it meanwhile
+                _train_and_test(run, setup, device=device, progress=progress, **recorded)
+            remove(run.path / RECORDS_FILE)
+    return MultihopRun(run)
+
+
+def _train_and_test(
+    run: RunDirectory,
+    setup: Setup,
+    *,
+    device: str,
+    progress: Progress,
+    scored: int,
+    tested: int,
+    along_path: bool,
+) -> None:
+    """Do what is missing of a run: training, records, test. Only for the holder of the run's lock."""
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
-    recorder = Recorder(held_out, path=path / DYNAMICS_FILE, identity=digest, along_path=along_path)
+    discard_unrecorded(run)
+    recorder = multihop_recorder(
+        held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path
+    )
+    started = time.perf_counter()
     model = train(
         setup.task,
         setup.model,
         setup.training,
-        record=recorder,
-        directory=path,
+        record=None if run.has(RECORDS) else recorder,
+        directory=run.path,
         progress=progress,
         device=device,
         sequences=training,
     )
-    found = measure_accuracy(model, testing)
-    tested_on = {name: getattr(found, name).tolist() for name in ("hits", "counts", "loss")}
-    write_file(path / TEST_FILE, readable_json({"hops": list(found.hops), **tested_on}))
-    return run
+    trained = time.perf_counter()
+    save_table(run, RECORDS, recorder.records.table(), seconds=trained - started)
+    if not run.has(TEST):
+        found = measure_accuracy(model, testing)
+        table = {name: Profile(getattr(found, name), ("hop",)) for name in ("hits", "counts", "loss")}
+        table["hops"] = Profile(torch.tensor(found.hops), ("hop",))
+        save_table(run, TEST, table, seconds=time.perf_counter() - trained)
+    provenance = Provenance(
+        model_hash=None,
+        tokenizer_hash=None,
+        text_hash=None,
+        dtype="float32",
+        device=device,
+        seed=setup.model.seed,
+        extra={"seconds_recording": round(recorder.seconds, 3)},
+    )
+    run.finish([RECORDS, TEST], provenance=provenance, files=[MODEL_FILE])
 
 
-def open_run(path: Path) -> StudyRun:
-    """A directory that :func:`train_and_watch` made."""
-    try:
-        values: dict[str, Any] = parse_object((path / CONFIG_FILE).read_bytes()) or {}
-        return StudyRun(path, Setup.from_values(values))
-    except (OSError, KeyError) as error:
-        raise StoreError(f"{path} is no directory of a multi-hop training: give one that 'train' made") from error
+def open_run(path: Path) -> MultihopRun:
+    """Open a run directory that :func:`train_and_record` finished."""
+    return MultihopRun(open_study_run(path, STUDY))
 
 
 _SEED = 1_000_003
-"""Seed of the longer sequences: one that no training uses."""
+"""Seed of the longer sequences, which no training uses."""
 
 
 @new_process_settings()
-def measure_lengths(run: StudyRun, lengths: Sequence[int], *, count: int, device: str = "cpu") -> LengthAccuracy:
-    """Accuracy by length; what was measured before is read."""
-    file = run.path / f"lengths-{count}.json"
-    known: dict[str, Any] = (parse_object(file.read_bytes()) or {}) if file.exists() else {}
-    missing = [length for length in lengths if str(length) not in known]
+def measure_lengths(run: MultihopRun, lengths: Sequence[int], *, count: int, device: str = "cpu") -> LengthAccuracy:
+    """Return the accuracy by length; each length is measured once and kept as a part of the run directory.
+
+    Args:
+        run: A finished training.
+        lengths: Numbers of tokens.
+        count: Sequences of each length.
+        device: cpu, cuda or cuda:N.
+    """
+    keys = {length: f"length {length}, {count} sequences" for length in lengths}
+    directory = run.directory
+    missing = [length for length, key in keys.items() if not directory.has(key)]
     if missing:
-        model = run.model(device=device)
-        found = accuracy_by_length(model, run.setup.task, lengths=missing, count=count, seed=_SEED)
-        for length, hits, counts in zip(found.lengths, found.hits.tolist(), found.counts.tolist(), strict=True):
-            known[str(length)] = {"hops": list(found.hops), "hits": hits, "counts": counts}
-        write_file(file, readable_json(known))
-    rows = [known[str(length)] for length in lengths]
+        started = time.perf_counter()
+        found = accuracy_by_length(run.model(device=device), run.setup.task, lengths=missing, count=count, seed=_SEED)
+        seconds = (time.perf_counter() - started) / len(missing)
+        with directory.lock():
+            for length, hits, counts in zip(found.lengths, found.hits, found.counts, strict=True):
+                columns = {"hops": torch.tensor(found.hops), "hits": hits, "counts": counts}
+                table = {name: Profile(values, ("hop",)) for name, values in columns.items()}
+                save_table(directory, keys[length], table, seconds=seconds)
+    rows = [read_part(directory, key) for key in keys.values()]
     return LengthAccuracy(
-        lengths=tuple(lengths),
-        hops=tuple(rows[0]["hops"]),
-        hits=torch.tensor([row["hits"] for row in rows]),
-        counts=torch.tensor([row["counts"] for row in rows]),
+        lengths=tuple(keys),
+        hops=tuple(rows[0]["hops"].values.tolist()),
+        hits=torch.stack([row["hits"].values for row in rows]),
+        counts=torch.stack([row["counts"].values for row in rows]),
     )

@@ -1,4 +1,4 @@
-"""Tables of the multi-hop laboratory."""
+"""Tables of the multi-hop study."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from wherewhat.cli.terminal import Table
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from wherewhat.lab.constructions.failure_length import HopHead
     from wherewhat.lab.multihop.accuracy import LengthAccuracy
-    from wherewhat.lab.multihop.prediction import HopHead
-    from wherewhat.lab.multihop.study import StudyRun
+    from wherewhat.lab.multihop.study import MultihopRun
     from wherewhat.measures.statistics import Interval
     from wherewhat.progress import Progress
 
 
-def summary_table(runs: Sequence[StudyRun]) -> Table:
-    """One line per training: what it learned, in which order, and what its heads became."""
+def summary_table(runs: Sequence[MultihopRun]) -> Table:
+    """Return one row per training: accuracy, order of learning, and pure heads."""
     from wherewhat.lab.multihop.purity import find_learning, find_purity
 
     table = Table(
@@ -31,8 +31,8 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
     for name in ("task", "seed", "test accuracy", "0.99 at step", "hops at 0.9", "positional", "symbolic", "MB"):
         table.add_column(name, justify="left" if name == "task" else "right")
     for run in runs:
-        seen = run.dynamics()
-        learning, purity = find_learning(seen), find_purity(seen)
+        records = run.records()
+        learning, purity = find_learning(records), find_purity(records)
         passed = int(learning.overall[learning.index(0.99)])
         table.add_row(
             run.setup.name,
@@ -46,11 +46,11 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
     return table
 
 
-def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
-    """Purity beside accuracy over the seeds of one task, with intervals."""
+def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
+    """Return purity and accuracy over the seeds of one task, with intervals."""
     from wherewhat.lab.multihop.purity import align
 
-    found = align([run.dynamics() for run in runs])
+    found = align([run.records() for run in runs])
     table = Table(title=f"{task} task, {len(runs)} seeds: mean ± 95 % over seeds", title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
@@ -61,32 +61,32 @@ def alignment_table(task: str, runs: Sequence[StudyRun]) -> Table:
     return table
 
 
-def dynamics_table(run: StudyRun, *, rows: int = 16) -> Table:
-    """Accuracy, mean scores and counts of pure heads by step."""
+def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
+    """Return accuracy, mean scores and counts of pure heads by step."""
     import torch
 
     from wherewhat.lab.multihop.purity import find_purity
     from wherewhat.measures.swaps import LABELS
 
-    seen = run.dynamics()
-    counts = find_purity(seen).counts[0]
+    records = run.records()
+    counts = find_purity(records).counts[0]
     table = Table(title=f"{run.setup.name} task, seed {run.seed}", title_justify="left")
-    names = [f"{hops}-hop" for hops in seen.hops.tolist()]
+    names = [f"{hops}-hop" for hops in records["hops"].tolist()]
     for name in ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS):
         table.add_column(name, justify="right")
-    for index in sorted({round(x) for x in torch.linspace(0, len(seen) - 1, rows).tolist()}):
-        means = (x[index].nanmean() for x in (seen.s_pos, seen.s_sym, seen.entropy, seen.r))
+    for index in sorted({round(x) for x in torch.linspace(0, len(records) - 1, rows).tolist()}):
+        means = (records[name][index].nanmean() for name in ("s_pos", "s_sym", "entropy", "r"))
         table.add_row(
-            f"{int(seen.steps[index]):,}",
-            *(f"{share:.3f}" for share in seen.accuracy[index].tolist()),
+            f"{int(records.steps[index]):,}",
+            *(f"{share:.3f}" for share in records["accuracy"][index].tolist()),
             *(f"{float(mean):.2f}" for mean in means),
             *(str(count) for count in counts[index].tolist()),
         )
     return table
 
 
-def roles_table(run: StudyRun, count: int) -> Table:
-    """What each head does on solved inputs, what accuracy loses without it, how often answers follow a patch."""
+def roles_table(run: MultihopRun, count: int) -> Table:
+    """Return the role of each head on solved inputs, and the effects of its ablation and patching."""
     from wherewhat.lab.multihop.functions import find_roles
     from wherewhat.lab.multihop.interventions import ablate_heads, other_sequences, patch_heads
 
@@ -96,11 +96,11 @@ def roles_table(run: StudyRun, count: int) -> Table:
     lost = ablate_heads(model, sequences).change.mean(-1)
     patched = patch_heads(model, sequences, other_sequences(sequences))
     table = Table(
-        title=f"{run.setup.name} task, seed {run.seed}: heads on {found.solved:.0%} of {count} inputs, those it solves",
+        title=f"{run.setup.name} task, seed {run.seed}: heads on the solved inputs, {found.solved:.0%} of {count}",
         title_justify="left",
-        caption=f"Attention at tokens of the path that hops are left from: on the next hop ({found.function}), or on "
-        "the token itself (Reflexive). Without: the head's output replaced by its mean, change of accuracy. Patched: "
-        "output taken from another input, share of answers that follow it. Heads can stand in for each other.",
+        caption=f"Attention at the source tokens of hops: on the next hop ({found.function}), or on the token itself "
+        "(Reflexive). Without: change of accuracy with the head's output replaced by its mean. Patched: share of "
+        "answers that follow an output taken from another input. Heads can be redundant.",
         caption_justify="left",
     )
     for name in ("layer", "head", "role", "on next hop", "on itself", "without", "patched"):
@@ -119,8 +119,8 @@ def roles_table(run: StudyRun, count: int) -> Table:
     return table
 
 
-def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> Table:
-    """Accuracy by length, one column per training, with 95 % intervals over sequences."""
+def lengths_table(runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy]) -> Table:
+    """Return accuracy by length, one column per training, with 95 % intervals over sequences."""
     table = Table(
         title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
     )
@@ -137,14 +137,14 @@ def lengths_table(runs: Sequence[StudyRun], found: Sequence[LengthAccuracy]) -> 
 
 
 def prediction_table(
-    runs: Sequence[StudyRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
+    runs: Sequence[MultihopRun], found: Sequence[LengthAccuracy], heads: Sequence[list[HopHead]]
 ) -> Table:
-    """Share of one-hop inputs that heads are predicted to survive, beside the accuracy that was measured on them."""
+    """Return the predicted share of one-hop inputs on which heads still work, and the measured accuracy."""
     table = Table(
-        title="one hop: measured accuracy, and the share on which each head that does it should still do it",
+        title="one hop: measured accuracy, and the predicted share of inputs on which each hop head still works",
         title_justify="left",
-        caption="Predicted from the head's frequencies and contents on inputs 48 tokens longer than trained on. A head "
-        "that others can stand in for may fail earlier than the model.",
+        caption="Predicted from the head's frequencies and contents on inputs 48 tokens longer than the training "
+        "sequences. A redundant head may fail earlier than the model.",
         caption_justify="left",
     )
     table.add_column("tokens", justify="right")
@@ -162,7 +162,7 @@ def prediction_table(
 
 
 def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
-    """What a transformer written by hand gets right, and its discrepancy by length beside the theorem's bound."""
+    """Return the correctness of a constructed transformer, and its discrepancy by length with the theorem's bound."""
     from wherewhat.lab.constructions.checks import LONGEST, check_randomly
     from wherewhat.lab.constructions.discrepancy import (
         index_bound,
@@ -190,14 +190,14 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
         theta = min(0.0027, 0.9 * omega / (2 * longest))
         model = retrieval_transformer(retrieval, theta=theta, longest=longest)
         checked = check_randomly(model, retrieval, longest=longest, progress=progress)
-    right = Table(title=f"{kind}, θ = {theta:.4g}, written for up to {longest} tokens", title_justify="left")
+    correct = Table(title=f"{kind}, θ = {theta:.4g}, constructed for up to {longest} tokens", title_justify="left")
     for name in ("inputs", "wrong", "smallest margin"):
-        right.add_column(name, justify="right")
-    right.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
+        correct.add_column(name, justify="right")
+    correct.add_row(f"{checked.inputs:,}", str(checked.wrong), f"{checked.margin:.3g}")
     gap = Table(
-        title="discrepancy: largest less second largest logit",
+        title="discrepancy: largest minus second largest logit",
         title_justify="left",
-        caption="The theorem bounds the worst input. Below 0 another key is ahead.",
+        caption="The theorem bounds the worst input. Below 0 another key has the largest logit.",
         caption_justify="left",
     )
     for name in ("tokens", "worst input", "its bound", "best input"):
@@ -210,11 +210,11 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
             worst, best = (retrieval_discrepancy(n, theta, omega, at=at) for at in ("worst", "best"))
             bound = retrieval_bound(n + 1, theta, omega)
         gap.add_row(f"{n:,}", *(f"{value:.3g}" for value in (worst, bound, best)))
-    return [right, gap]
+    return [correct, gap]
 
 
 def _heads(pure: Sequence[tuple[int, int]]) -> str:
-    """Layers (or layer.head where a layer has several) of pure heads, runs of layers as ranges."""
+    """Return the layers of pure heads, with consecutive ones as ranges; layer.head where layers have several heads."""
     if any(head for _, head in pure):
         return f"{len(pure)}: " + " ".join(f"{layer}.{head}" for layer, head in pure)
     layers = [layer for layer, _ in pure]

@@ -9,13 +9,13 @@ import torch
 from torch import Generator, Tensor
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.tasks.task import Plan, Sequences, Task, check_hops, check_whole, draw_below, draw_path
+from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def symbol(index: int) -> str:
-    """The symbol number ``index`` from 0: a … z, aa, ab …, as the columns of a spreadsheet are named."""
+    """Return the symbol with an index from 0: a … z, aa, ab …, like the columns of a spreadsheet."""
     text = ""
     index += 1
     while index:
@@ -47,7 +47,7 @@ class Pairs:
         return self.letters * (self.digits + self.letters)
 
     def spell(self, token: int) -> str:
-        """A token as text: ``a1`` or ``ab``, with a dot between the two where letters have more than one character."""
+        """Return a token as text: ``a1`` or ``ab``, with a dot between if letters can have more than one character."""
         if token < self.first_link:
             left, digit = divmod(token, self.digits)
             right = str(digit + 1)
@@ -58,7 +58,7 @@ class Pairs:
 
 
 def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
-    """An integer m means "m positions to the left"; follow from the last token until a letter."""
+    """Follow integers m, which mean "m positions to the left", from the last token until a letter."""
     tokens = _known(tokens, symbols + integers)
     position = len(tokens) - 1
     visited = [position]
@@ -74,14 +74,14 @@ def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tup
 
 
 def follow_letters(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """The right letter of a pair names the left letter of the next; follow from the last until a (letter, digit)."""
+    """Follow pairs, whose right letter is the left letter of the next, from the last until a (letter, digit)."""
     tokens = _known(tokens, letters * (letters + digits))
     bound = letters * digits
     position = len(tokens) - 1
     visited = [position]
-    wanted = _asked(tokens, letters=letters, bound=bound)
+    wanted = _query_letter(tokens, letters=letters, bound=bound)
     while True:
-        named = _places(tokens, wanted, letters=letters, digits=digits)
+        named = _positions(tokens, wanted, letters=letters, digits=digits)
         if len(named) != 1:
             raise ConfigError(f"letter {wanted} is the left letter of {len(named)} pairs: it must be that of one")
         if named[0] >= position:
@@ -94,13 +94,13 @@ def follow_letters(tokens: Sequence[int], *, letters: int, digits: int) -> tuple
 
 
 def last_bound(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """The right letter of the last token names a letter; its last (letter, digit) is the answer."""
+    """Return the last (letter, digit) with the right letter of the last token."""
     tokens = _known(tokens, letters * (letters + digits))
     bound = letters * digits
-    wanted = _asked(tokens, letters=letters, bound=bound)
+    wanted = _query_letter(tokens, letters=letters, bound=bound)
     if any(token >= bound for token in tokens[:-1]):
         raise ConfigError("only the last token may be a (letter, letter)")
-    named = _places(tokens[:-1], wanted, letters=letters, digits=digits)
+    named = _positions(tokens[:-1], wanted, letters=letters, digits=digits)
     if not named:
         raise ConfigError(f"letter {wanted} has no digit in the sequence")
     return tokens[named[-1]], [len(tokens) - 1, named[-1]]
@@ -109,46 +109,92 @@ def last_bound(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int
 def _known(tokens: Sequence[int], vocabulary: int) -> list[int]:
     known = [int(token) for token in tokens]
     if not known:
-        raise ConfigError("the sequence is empty: it must at least have a query")
+        raise ConfigError("the sequence is empty: it must have at least a query")
     for token in known:
         if not 0 <= token < vocabulary:
             raise ConfigError(f"there is no token {token}: ids go from 0 to {vocabulary - 1}")
     return known
 
 
-def _asked(tokens: Sequence[int], *, letters: int, bound: int) -> int:
+def _query_letter(tokens: Sequence[int], *, letters: int, bound: int) -> int:
     if tokens[-1] < bound:
         raise ConfigError(f"the last token, {tokens[-1]}, is a (letter, digit): it must be a (letter, letter)")
     return (tokens[-1] - bound) % letters
 
 
-def _places(tokens: Sequence[int], left: int, *, letters: int, digits: int) -> list[int]:
+def _positions(tokens: Sequence[int], left: int, *, letters: int, digits: int) -> list[int]:
     bound = letters * digits
     lefts = [token // digits if token < bound else (token - bound) // letters for token in tokens]
     return [position for position, letter in enumerate(lefts) if letter == left]
 
 
+class MultiHopTask(SequenceTask):
+    """A target window that holds the answer, a pre-target window that paths visit, and a query."""
+
+    target: int
+    pretarget: int
+    hops: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence, query included, without extra ones."""
+        return self.target + self.pretarget + 1
+
+    @property
+    def max_hops(self) -> int:
+        """Largest number of hops."""
+        return self.hops
+
+    @property
+    def slots(self) -> int:
+        """Number of positions that can hold the answer."""
+        return self.target
+
+    def _check_windows(self) -> None:
+        check_whole("target", self.target, least=1)
+        check_whole("pretarget", self.pretarget, least=1)
+        check_whole("hops", self.hops, least=1)
+        if self.hops > self.pretarget + 1:
+            raise ConfigError(
+                f"hops is {self.hops}: a pre-target window of {self.pretarget} allows at most {self.pretarget + 1}; "
+                "make it longer"
+            )
+
+    def _draw_path(self, plan: QuestionPlan, generator: Generator) -> Tensor:
+        """Draw paths from the query through the pre-target window to the answers, ``(count, max_hops + 1)``.
+
+        The positions between are drawn without replacement and visited from right to left; -1 fills the rest.
+        """
+        count, hops = len(plan), plan.hops
+        path = torch.full((count, self.hops + 1), -1)
+        path[:, 0] = self.length - 1
+        if self.hops > 1:
+            order = torch.rand(count, self.pretarget, generator=generator).argsort(dim=1, stable=True)
+            drawn = self.target + order[:, : self.hops - 1]
+            drawn = drawn.masked_fill(torch.arange(1, self.hops) >= hops[:, None], -1)
+            path[:, 1 : self.hops] = drawn.sort(dim=1, descending=True).values
+        return path.scatter(1, hops[:, None], plan.slots[:, None])
+
+
 @dataclass(frozen=True)
-class LetterTask(Task):
-    """Atomic pairs: a pair's right letter names the left letter of the next, until a (letter, digit), the answer.
+class LetterTask(MultiHopTask):
+    """Pairs: the right letter of a pair is the left letter of the next, until a (letter, digit), the answer.
 
     The target window holds (letter, digit), the pre-target window and the query (letter, letter). A path visits
     positions of the pre-target window drawn without replacement, from right to left. The letters of its pairs, the
-    query's left one included, are distinct, and no other pair uses them: others draw from the letters left, uniformly.
-    Ids: first all (letter, digit), then all (letter, letter). Extra tokens are (letter, digit) of letters left.
+    query's left one included, are distinct, and no other pair uses them: others draw uniformly from the remaining ones.
+    Ids: first all (letter, digit), then all (letter, letter). Extra tokens are (letter, digit) of remaining letters.
     """
 
     target: int = field(default=8, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
     pretarget: int = field(default=8, metadata={"help": "(letter, letter) pairs between them and the query"})
-    hops: int = field(default=4, metadata={"help": "largest number of hops; all from 1 on in equal shares"})
+    hops: int = field(default=4, metadata={"help": "largest number of hops; all numbers from 1 occur equally often"})
     letters: int = field(default=8, metadata={"help": "different letters"})
     digits: int = field(default=8, metadata={"help": "different digits"})
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        check_whole("target", self.target, least=1)
-        check_whole("pretarget", self.pretarget, least=1)
-        check_hops(self.hops, self.pretarget)
+        """Check the options."""
+        self._check_windows()
         check_whole("letters", self.letters, least=1)
         check_whole("digits", self.digits, least=1)
         if self.letters < self.hops + 2:
@@ -167,45 +213,22 @@ class LetterTask(Task):
         return self._pairs.vocabulary
 
     @property
-    def length(self) -> int:
-        """Tokens of a sequence, query included, without extra ones."""
-        return self.target + self.pretarget + 1
-
-    @property
-    def max_hops(self) -> int:
-        """Largest number of hops."""
-        return self.hops
-
-    @property
     def answers(self) -> int:
         """Number of tokens that can be the answer; their ids come first."""
         return self._pairs.first_link
 
-    @property
-    def places(self) -> int:
-        """Number of positions where the answer can stand."""
-        return self.target
-
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first."""
+        """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
     def _spell(self, token: int) -> str:
         return self._pairs.spell(token)
 
-    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+    def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
-        path = draw_path(
-            plan.hops,
-            plan.places,
-            max_hops=self.hops,
-            first=self.target,
-            window=self.pretarget,
-            query=self.length - 1,
-            generator=generator,
-        )
-        # All letters in random order but the answer's first: the chain is read from there backwards to the query, and
-        # what comes after it is left for other pairs.
+        path = self._draw_path(plan, generator)
+        # All letters in random order, the answer's first: the chain uses the first ones, backwards from the answer to
+        # the query, and other pairs use the rest.
         keys = torch.rand(count, self.letters, generator=generator)
         order = keys.scatter(1, plan.answers[:, None] // self.digits, -1.0).argsort(dim=1, stable=True)
 
@@ -218,7 +241,7 @@ class LetterTask(Task):
             return left_over(width) * self.digits + digits
 
         first_link = self._pairs.first_link
-        targets = bound(self.target).scatter(1, plan.places[:, None], plan.answers[:, None])
+        targets = bound(self.target).scatter(1, plan.slots[:, None], plan.answers[:, None])
         aside = first_link + left_over(self.pretarget) * self.letters + left_over(self.pretarget)
         tokens = torch.cat((targets, aside, torch.empty(count, 1, dtype=torch.int64)), dim=1)
         row, step = (path[:, 1:] >= 0).nonzero(as_tuple=True)
@@ -228,29 +251,27 @@ class LetterTask(Task):
 
 
 @dataclass(frozen=True)
-class NumberTask(Task):
-    """Letters, then integers: integer m means "m positions to the left"; follow until a letter, which is the answer.
+class NumberTask(MultiHopTask):
+    """Letters, then integers: integer m points m positions to the left; the letter that is reached is the answer.
 
-    The target window holds letters, uniform and independent but for the answer; the pre-target window and the query
+    The target window holds letters, uniform and independent except for the answer; the pre-target window and the query
     hold integers. A path visits positions of the pre-target window drawn without replacement, from right to left. Any
     other integer there, at position p, is uniform on 1 … p. Ids: letters from 0, then the integers from 1 on. Extra
-    tokens are letters; integers point as if they were not there.
+    tokens are letters, to which no integer points.
     """
 
     target: int = field(default=8, metadata={"help": "letters, one of which is the answer"})
     pretarget: int = field(default=8, metadata={"help": "integers between them and the query"})
-    hops: int = field(default=4, metadata={"help": "largest number of hops; all from 1 on in equal shares"})
+    hops: int = field(default=4, metadata={"help": "largest number of hops; all numbers from 1 occur equally often"})
     symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
     integers: int | None = field(
         default=None,
-        metadata={"help": "different integers in the vocabulary; as many as the windows need if not given"},
+        metadata={"help": "different integers in the vocabulary; as many as the windows need by default"},
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        check_whole("target", self.target, least=1)
-        check_whole("pretarget", self.pretarget, least=1)
-        check_hops(self.hops, self.pretarget)
+        """Check the options."""
+        self._check_windows()
         check_whole("symbols", self.symbols, least=1)
         needed = self.target + self.pretarget
         if self.integers is not None:
@@ -266,45 +287,22 @@ class NumberTask(Task):
         return self.symbols + (self.target + self.pretarget if self.integers is None else self.integers)
 
     @property
-    def length(self) -> int:
-        """Tokens of a sequence, query included, without extra ones."""
-        return self.target + self.pretarget + 1
-
-    @property
-    def max_hops(self) -> int:
-        """Largest number of hops."""
-        return self.hops
-
-    @property
     def answers(self) -> int:
         """Number of tokens that can be the answer; their ids come first."""
         return self.symbols
 
-    @property
-    def places(self) -> int:
-        """Number of positions where the answer can stand."""
-        return self.target
-
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first."""
+        """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_numbers(tokens, symbols=self.symbols, integers=self.vocabulary - self.symbols)
 
     def _spell(self, token: int) -> str:
         return symbol(token) if token < self.symbols else str(token - self.symbols + 1)
 
-    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+    def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count, query = len(plan), self.length - 1
-        path = draw_path(
-            plan.hops,
-            plan.places,
-            max_hops=self.hops,
-            first=self.target,
-            window=self.pretarget,
-            query=query,
-            generator=generator,
-        )
+        path = self._draw_path(plan, generator)
         letters = torch.randint(self.symbols, (count, self.target), generator=generator)
-        letters.scatter_(1, plan.places[:, None], plan.answers[:, None])
+        letters.scatter_(1, plan.slots[:, None], plan.answers[:, None])
         # The id of integer m is symbols + m - 1, so m - 1 from 0 to below p.
         positions = torch.arange(self.target, query).expand(count, self.pretarget)
         aside = self.symbols + draw_below(positions, generator)

@@ -13,10 +13,10 @@ import torch
 from torch import Generator, Tensor
 
 from wherewhat.lab.tasks.multi_hop import Pairs, follow_letters, follow_numbers, last_bound, symbol
-from wherewhat.lab.tasks.task import Plan, Sequences, Task, check_whole, draw_below, draw_other
+from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below, draw_other
 
 
-class OneHopTask(Task):
+class OneHopTask(SequenceTask):
     """A target window and a query that points into it."""
 
     target: int
@@ -32,12 +32,12 @@ class OneHopTask(Task):
         return 1
 
     @property
-    def places(self) -> int:
-        """Number of positions where the answer can stand."""
+    def slots(self) -> int:
+        """Number of positions that can hold the answer."""
         return self.target
 
-    def _sequences(self, plan: Plan, targets: Tensor, query: Tensor, goals: Tensor) -> Sequences:
-        """Sequences of targets ``(count, target)`` and queries ``(count,)`` with the answers set at the goals."""
+    def _sequences(self, plan: QuestionPlan, targets: Tensor, query: Tensor, goals: Tensor) -> Sequences:
+        """Return sequences of targets ``(count, target)`` and queries ``(count,)`` with the answers at the goals."""
         targets = targets.scatter(1, goals[:, None], plan.answers[:, None])
         path = torch.stack((torch.full_like(goals, self.target), goals), dim=1)
         return Sequences(torch.cat((targets, query[:, None]), dim=1), plan.answers, plan.hops, path)
@@ -47,7 +47,7 @@ class OneHopTask(Task):
 class IndexTask(OneHopTask):
     """Letters, then an integer m: the answer is the letter m positions to its left.
 
-    Letters are uniform and independent but for the answer. Ids: letters from 0, then the integers from 1 on. Extra
+    Letters are uniform and independent except for the answer. Ids: letters from 0, then the integers from 1 on. Extra
     tokens are letters.
     """
 
@@ -55,7 +55,7 @@ class IndexTask(OneHopTask):
     symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the options."""
         check_whole("target", self.target, least=1)
         check_whole("symbols", self.symbols, least=1)
 
@@ -70,29 +70,29 @@ class IndexTask(OneHopTask):
         return self.symbols
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first."""
+        """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_numbers(tokens, symbols=self.symbols, integers=self.target)
 
     def _spell(self, token: int) -> str:
         return symbol(token) if token < self.symbols else str(token - self.symbols + 1)
 
-    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+    def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         letters = torch.randint(self.symbols, (len(plan), self.target), generator=generator)
-        query = self.symbols + self.target - plan.places - 1
+        query = self.symbols + self.target - plan.slots - 1
         prefix = torch.randint(self.symbols, (len(plan), extra), generator=generator)
-        return self._sequences(plan, letters, query, plan.places).behind(prefix)
+        return self._sequences(plan, letters, query, plan.slots).behind(prefix)
 
 
 @dataclass(frozen=True)
 class _PairTask(OneHopTask):
-    """(letter, digit) pairs, then a (letter, letter) whose right letter is asked for."""
+    """(letter, digit) pairs, then a (letter, letter) whose right letter is the query."""
 
     target: int = field(default=16, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
     letters: int = field(default=8, metadata={"help": "different letters"})
     digits: int = field(default=8, metadata={"help": "different digits"})
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the options."""
         check_whole("target", self.target, least=1)
         check_whole("letters", self.letters, least=2)
         check_whole("digits", self.digits, least=1)
@@ -111,7 +111,7 @@ class _PairTask(OneHopTask):
         return Pairs(self.letters, self.digits).spell(token)
 
     def _query(self, asked: Tensor, generator: Generator) -> Tensor:
-        """Queries for letters ``(count,)``; their left letter is any other one."""
+        """Draw queries for letters ``(count,)``, with another left letter."""
         return self.answers + draw_other(asked, self.letters, generator) * self.letters + asked
 
     def _digits(self, count: int, width: int, generator: Generator) -> Tensor:
@@ -127,10 +127,10 @@ class RetrievalTask(_PairTask):
     """
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first."""
+        """Return the answer's token id and the visited positions, starting with the query's."""
         return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
-    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
+    def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
         asked = plan.answers // self.digits
 
@@ -138,7 +138,7 @@ class RetrievalTask(_PairTask):
             letters = draw_other(asked[:, None].expand(count, width), self.letters, generator)
             return letters * self.digits + self._digits(count, width, generator)
 
-        sequences = self._sequences(plan, others(self.target), self._query(asked, generator), plan.places)
+        sequences = self._sequences(plan, others(self.target), self._query(asked, generator), plan.slots)
         return sequences.behind(others(extra))
 
 
@@ -146,28 +146,29 @@ class RetrievalTask(_PairTask):
 class PartialInductionTask(_PairTask):
     """(letter, digit) pairs, then a (letter, letter): the answer is the last pair with the query's right letter.
 
-    At least one pair before the answer has the same letter and another digit, so that the letter alone does not tell;
-    the answer can stand anywhere but in the first place of the target window. Pairs before it have any letter, those
-    after it any other. Ids: first all (letter, digit), then all (letter, letter). Extra tokens are pairs of any letter.
+    At least one pair before the answer has the same letter and another digit, so that the letter alone does not
+    determine the answer, which can have any position but the first of the target window. Pairs before it have any
+    letter, those after it any other letter. Ids: first all (letter, digit), then all (letter, letter). Extra tokens are
+    pairs of any letter.
     """
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the options."""
         super().__post_init__()
         check_whole("target", self.target, least=2)
         check_whole("digits", self.digits, least=2)
 
     @property
-    def places(self) -> int:
-        """Number of positions where the answer can stand."""
+    def slots(self) -> int:
+        """Number of positions that can hold the answer."""
         return self.target - 1
 
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The answer's token id and the positions visited, the query's first."""
+        """Return the answer's token id and the visited positions, starting with the query's."""
         return last_bound(tokens, letters=self.letters, digits=self.digits)
 
-    def _draw(self, plan: Plan, *, extra: int, generator: Generator) -> Sequences:
-        count, goals = len(plan), plan.places + 1
+    def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
+        count, goals = len(plan), plan.slots + 1
         asked, digit = plan.answers // self.digits, plan.answers % self.digits
         before = torch.randint(self.letters, (count, self.target), generator=generator)
         after = draw_other(asked[:, None].expand_as(before), self.letters, generator)

@@ -74,6 +74,7 @@ class ItemChoices(ChoicesMeasurement):
     """``wherewhat choices``."""
 
     name = "choices"
+    page = "evaluate"
     revision = 2
     summary = "Accuracy on questions with alternatives, intact and perturbed."
     config = ChoicesConfig

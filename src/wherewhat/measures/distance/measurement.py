@@ -48,6 +48,7 @@ class DistanceMeasurement(TextMeasurement):
     """``wherewhat distance``."""
 
     name = "distance"
+    page = "controlled-distance"
     summary = "Controlled distance: distance and key terms of logits recomputed at dummy distances."
     config = DistanceConfig
     report = ReportRun(11.0, documents=1, tokens=256)

@@ -1,24 +1,23 @@
-"""A prompt: token ids, the positions of its key items, and the correct answer."""
+"""Prompts: token ids, the positions of key items, and the correct answer."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wherewhat.errors import TextError
-from wherewhat.text.prompts.vocabulary import Pool, Speller, Word
+from wherewhat.text.prompts.vocabulary import PieceTokenizer, Pool, Word
 
 
 @dataclass(frozen=True)
-class Item:
-    """A key item of a prompt: a word whose place matters.
+class PromptItem:
+    """A span of tokens of a prompt with a known role.
 
     Attributes:
-        role: What it is: ``"entity"``, ``"attribute"``, ``"letter"``, ``"number"``, ``"digit"``, ``"question"`` (what
-            is asked for, wherever it is said again), ``"example"`` (a whole solved example) or ``"block"`` (a copy of
-            a random sequence).
-        group: Items that belong together share it, such as the two words of a pair; counted from 0, left to right.
+        role: ``"entity"``, ``"attribute"``, ``"letter"``, ``"number"``, ``"digit"``, ``"question"`` (each repetition of
+            the word asked about), ``"example"`` (a whole solved example) or ``"block"`` (a copy of a random sequence).
+        group: Number shared by items that belong together, such as the two words of a pair; from 0, left to right.
         start: Its first token, as an index into the prompt's ids.
         end: One past its last token.
     """
@@ -42,22 +41,22 @@ class Prompt:
         name: Label in results; unique within the list it was made with.
         kind: The kind of prompt, such as ``"binding"``.
         ids: Token ids, the model's prefix (mostly BOS or nothing) included.
-        text: What the ids after the prefix say. Tokenizers that fold case or white space change it in their ids.
-        items: Key items in the order of their places; none overlaps another.
+        text: Text of the ids after the prefix, before tokenizers normalise case or white space.
+        items: Key items in order of position, without overlap.
         query: The last position, whose logits predict the answer.
-        answer: Token ids of the right answer; empty where nothing is asked.
-        candidates: Token ids of every possible answer. None begins with another: scores can be compared.
-        correct: Which of the candidates is the answer; -1 where nothing is asked.
-        answer_item: Which of the items holds the answer in the context, token by token, white space in front of it
-            left out; -1 where nothing is asked.
-        seed: Seed the list of prompts was made with.
+        answer: Token ids of the correct answer; empty without a question.
+        candidates: Token ids of every possible answer. None begins with another, so that scores can be compared.
+        correct: Index of the answer among the candidates; -1 without a question.
+        answer_item: Index of the item with the answer's tokens in the context, without white space in front of it; -1
+            without a question.
+        seed: Seed of the list of prompts.
     """
 
     name: str
     kind: str
     ids: tuple[int, ...]
     text: str
-    items: tuple[Item, ...]
+    items: tuple[PromptItem, ...]
     query: int
     answer: tuple[int, ...]
     candidates: tuple[tuple[int, ...], ...]
@@ -66,7 +65,7 @@ class Prompt:
     seed: int
 
     def __post_init__(self) -> None:
-        """Check that ids, items and answer fit together."""
+        """Check that ids, items and answer are consistent."""
         if not self.ids:
             raise self._wrong("it has no tokens")
         if self.query != len(self.ids) - 1:
@@ -81,16 +80,16 @@ class Prompt:
         if self.asks:
             self._check_answer()
         elif self.candidates or self.correct != -1 or self.answer_item != -1:
-            raise self._wrong("it has no answer, but candidates or a place for one: leave them empty and -1")
+            raise self._wrong("it has no answer, but candidates or an index of one: leave them empty and -1")
 
     @property
     def asks(self) -> bool:
-        """Whether there is a question to answer."""
+        """Whether the prompt ends in a question."""
         return bool(self.answer)
 
     @property
     def answer_group(self) -> int:
-        """Group of the item that holds the answer: its place among the alternatives; -1 where nothing is asked."""
+        """Group of the item with the answer: its position among the alternatives; -1 without a question."""
         return self.items[self.answer_item].group if self.asks else -1
 
     def _check_answer(self) -> None:
@@ -102,7 +101,7 @@ class Prompt:
         ordered = sorted(self.candidates)
         for one, next_one in itertools.pairwise(ordered):
             if next_one[: len(one)] == one:
-                raise self._wrong(f"candidate {list(one)} begins another: they cannot be told apart")
+                raise self._wrong(f"candidate {list(one)} begins another: their scores cannot be compared")
         if not 0 <= self.answer_item < len(self.items):
             raise self._wrong(f"answer_item is {self.answer_item}, but there are {len(self.items)} items")
         item = self.items[self.answer_item]
@@ -115,13 +114,13 @@ class Prompt:
 
 
 SENTENCES = "The day was quiet and nothing much was happening. Nobody was in a hurry to be anywhere else."
-"""What the filler repeats; it shares no word with what prompts ask for."""
+"""Repeated as filler; shares no word with the questions of prompts."""
 
 
-def filler(speller: Speller, tokens: int) -> Word:
-    """The last ``tokens`` tokens of the sentences above, repeated, and a line end.
+def filler(tokenizer: PieceTokenizer, tokens: int) -> Word:
+    """Return the last ``tokens`` tokens of ``SENTENCES``, repeated and ended by a line feed.
 
-    Cutting at the front leaves the seam to the prompt clean; at most the first word is incomplete.
+    The text is truncated at the front, so that at most its first word is incomplete.
     """
     words = [f" {word}" for word in SENTENCES.split()]
     # The full stop goes with the line end: many tokenizers have a token for both.
@@ -131,71 +130,70 @@ def filler(speller: Speller, tokens: int) -> Word:
     pieces: list[tuple[int, ...]] = []
     while tokens > 0:
         text = next(backwards)
-        ids = speller.piece(text)
+        ids = tokenizer.encode_piece(text)
         if len(ids) > tokens:
             ids = ids[-tokens:]
-            text = speller.decode(ids)
+            text = tokenizer.decode(ids)
         texts.append(text)
         pieces.append(ids)
         tokens -= len(ids)
     return Word("".join(reversed(texts)), tuple(itertools.chain.from_iterable(reversed(pieces))))
 
 
-class Draft:
-    """A prompt in the making, without the model's prefix and without filler."""
+class PromptBuilder:
+    """Assembles a prompt, without the model's prefix and without filler.
 
-    def __init__(self, speller: Speller) -> None:
-        self.speller = speller
+    Attributes:
+        tokenizer: The tokenizer.
+        ids: Token ids so far.
+        items: Key items so far.
+    """
+
+    def __init__(self, tokenizer: PieceTokenizer) -> None:
+        self.tokenizer = tokenizer
         self.ids: list[int] = []
-        self.items: list[Item] = []
+        self.items: list[PromptItem] = []
         self._texts: list[str] = []
         self._candidates: tuple[tuple[int, ...], ...] = ()
         self._correct = self._answer_item = -1
 
-    def say(self, text: str) -> None:
-        """Add text that is no item."""
-        self.add(Word(text, self.speller.piece(text) if self.ids else self.speller.start(text)))
+    def add_text(self, text: str) -> None:
+        """Append text that is not an item."""
+        encode = self.tokenizer.encode_piece if self.ids else self.tokenizer.encode_start
+        self.add_word(Word(text, encode(text)))
 
-    def add(self, word: Word) -> None:
-        """Add text whose ids are known."""
+    def add_word(self, word: Word) -> None:
+        """Append text whose ids are known."""
         self.ids += word.ids
         self._texts.append(word.text)
 
-    def item(self, word: Word, role: str, group: int, *, pool: Pool) -> int:
-        """Add a word as an item, white space in front of it left out, and return the item's index."""
-        self.add(pool.lead)
-        start = len(self.ids) + self.speller.blanks(word.ids)
-        self.add(word)
-        return self.mark(role, group, start)
-
-    def say_item(self, text: str, role: str, group: int) -> int:
-        """Add text as an item, white space in front of it left out, and return the item's index."""
-        ids = self.speller.piece(text)
-        start = len(self.ids) + self.speller.blanks(ids)
-        self.add(Word(text, ids))
-        return self.mark(role, group, start)
-
-    def mark(self, role: str, group: int, start: int) -> int:
-        """Make an item of everything since ``start``, and return its index."""
-        self.items.append(Item(role, group, start, len(self.ids)))
+    def add_item(self, word: Word, role: str, group: int) -> int:
+        """Append a word as an item, without white space in front of it, and return the item's index."""
+        start = len(self.ids) + self.tokenizer.leading_spaces(word.ids)
+        self.add_word(word)
+        self.items.append(PromptItem(role, group, start, len(self.ids)))
         return len(self.items) - 1
 
-    def example(self, group: int, start: int) -> None:
-        """Make one item of everything since ``start``, in place of the items in it."""
-        self.items = [item for item in self.items if item.start < start]
-        self.mark("example", group, start)
+    def add_pool_item(self, pool: Pool, word: Word, role: str, group: int) -> int:
+        """Append a word of a pool as an item, and return the item's index."""
+        self.add_word(pool.lead)
+        return self.add_item(word, role, group)
 
-    def ask(self, words: Sequence[Word], *, correct: int, answer_item: int, pool: Pool) -> None:
-        """End with a question: the next token begins one of ``words``."""
-        self.add(pool.lead)
+    def merge_example(self, group: int, start: int) -> None:
+        """Replace the items from token ``start`` on by a single one."""
+        self.items = [item for item in self.items if item.start < start]
+        self.items.append(PromptItem("example", group, start, len(self.ids)))
+
+    def set_question(self, pool: Pool, words: Sequence[Word], *, correct: int, answer_item: int) -> None:
+        """End with a question: the next tokens are one of ``words``."""
+        self.add_word(pool.lead)
         self._candidates = tuple(word.ids for word in words)
         self._correct, self._answer_item = correct, answer_item
 
-    def prompt(self, *, name: str, kind: str, seed: int, tokens: int | None = None) -> Prompt:
-        """The finished prompt, filled up in front to ``tokens`` tokens."""
-        prefix = self.speller.prefix
-        wanted = 0 if tokens is None else tokens - len(prefix) - len(self.ids)
-        front = filler(self.speller, wanted)
+    def build(self, *, name: str, kind: str, seed: int, tokens: int | None = None) -> Prompt:
+        """Return the finished prompt, with filler in front up to ``tokens`` tokens."""
+        prefix = self.tokenizer.prefix
+        front = filler(self.tokenizer, 0 if tokens is None else tokens - len(prefix) - len(self.ids))
         shift = len(prefix) + len(front.ids)
         ids = (*prefix, *front.ids, *self.ids)
         return Prompt(
@@ -203,7 +201,7 @@ class Draft:
             kind=kind,
             ids=ids,
             text=front.text + "".join(self._texts),
-            items=tuple(Item(item.role, item.group, item.start + shift, item.end + shift) for item in self.items),
+            items=tuple(replace(item, start=item.start + shift, end=item.end + shift) for item in self.items),
             query=len(ids) - 1,
             answer=self._candidates[self._correct] if self._candidates else (),
             candidates=self._candidates,

@@ -1,4 +1,4 @@
-"""Words and symbols that a tokenizer distinguishes, and their token ids inside a text."""
+"""Words and symbols that a tokenizer distinguishes, with their token ids inside a text."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import random
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from wherewhat.errors import TextError
 
-# What a piece is encoded behind, by how the piece begins; the first one that stays a token of its own is taken.
-_AFTER_LETTER = ("a", "x", "=", "\n")
-_AFTER_BREAK = ("=", "\n", ".", ",")
+# Context in which a piece is encoded, by its first character; the first that is not merged with the piece is used.
+_BEFORE_OTHERS = ("a", "x", "=", "\n")
+_BEFORE_LETTERS = ("=", "\n", ".", ",")
 
 
 @dataclass(frozen=True)
-class Speller:
-    """Spells text in a model's tokens.
+class PieceTokenizer:
+    """Encodes pieces of text as they are encoded in the middle of a text.
 
     Attributes:
-        encode: Ids of a text, without special tokens.
-        decode: Text of ids.
+        encode: Returns the ids of a text, without special tokens.
+        decode: Returns the text of ids.
         vocabulary: Number of ids the model knows.
         prefix: Ids the model expects in front of every text.
-        special: Ids that are no ordinary text: BOS, padding, reserved ones.
+        special: Ids that are not ordinary text: BOS, padding, reserved ones.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -35,13 +35,13 @@ class Speller:
     _pieces: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, tokenizer: Any, prefix: Iterable[int] = (), *, vocabulary: int | None = None) -> Speller:
-        """A speller from a Hugging Face tokenizer, or from anything that can be called like one.
+    def of(cls, tokenizer: Any, prefix: Iterable[int] = (), *, vocabulary: int | None = None) -> PieceTokenizer:
+        """Return one for a Hugging Face tokenizer, or for any object with the same interface.
 
         Args:
             tokenizer: The tokenizer.
             prefix: Ids the model expects in front of every text.
-            vocabulary: Number of ids the model knows, where that is less than what the tokenizer has.
+            vocabulary: Number of ids the model knows, if the tokenizer has more.
         """
         used = set(tokenizer.get_vocab().values())
         known = max(used, default=-1) + 1
@@ -59,63 +59,62 @@ class Speller:
 
         return cls(encode, decode, known, tuple(prefix), frozenset(special))
 
-    def start(self, text: str) -> tuple[int, ...]:
-        """Ids of ``text`` at the beginning of a text."""
+    def encode_start(self, text: str) -> tuple[int, ...]:
+        """Return the ids of ``text`` at the beginning of a text."""
         ids = tuple(self.encode(text))
-        if not self._says(ids, text):
-            raise self._cannot(text)
-        return ids
+        return ids if self._decodes_to(ids, text) else self._fail(text)
 
-    def piece(self, text: str) -> tuple[int, ...]:
-        """Ids of ``text`` in the middle of a text.
+    def encode_piece(self, text: str) -> tuple[int, ...]:
+        """Return the ids of ``text`` in the middle of a text.
 
-        Some tokenizers put a space in front of whatever they encode and others drop it, so the piece is encoded
-        behind something else, which is then taken away.
+        Some tokenizers add a space in front of a text and others remove it, so the piece is encoded after another
+        character, whose ids are then removed.
         """
-        found = self._pieces.get(text)
-        if found is None:
-            found = self._find_piece(text)
-            if found is None:
-                raise self._cannot(text)
-            self._pieces[text] = found
-        return found
+        if text not in self._pieces:
+            self._pieces[text] = self._find_piece(text) or self._fail(text)
+        return self._pieces[text]
 
-    def spells(self, text: str) -> bool:
-        """Whether the tokenizer can say ``text`` with ordinary tokens; case and white space do not count."""
+    def can_encode(self, text: str) -> bool:
+        """Return whether ordinary tokens represent ``text``, case and white space ignored."""
         return text in self._pieces or self._find_piece(text) is not None
 
-    def blanks(self, ids: Sequence[int]) -> int:
-        """How many of the first ids are white space on their own; never all of them."""
+    def leading_spaces(self, ids: Sequence[int]) -> int:
+        """Return how many of the first ids are white space alone; never all of them."""
         count = 0
         while count < len(ids) - 1 and not self.decode([ids[count]]).strip():
             count += 1
         return count
 
     def _find_piece(self, text: str) -> tuple[int, ...] | None:
-        for anchor in _AFTER_BREAK if text[:1].isalnum() else _AFTER_LETTER:
-            head = list(self.encode(anchor))
-            ids = list(self.encode(anchor + text))
-            if ids[: len(head)] == head and self._says(ids[len(head) :], text):
+        for context in _BEFORE_LETTERS if text[:1].isalnum() else _BEFORE_OTHERS:
+            head = list(self.encode(context))
+            ids = list(self.encode(context + text))
+            if ids[: len(head)] == head and self._decodes_to(ids[len(head) :], text):
                 return tuple(ids[len(head) :])
         return None
 
-    def _says(self, ids: Sequence[int], text: str) -> bool:
+    def _decodes_to(self, ids: Sequence[int], text: str) -> bool:
         if not ids or max(ids) >= self.vocabulary or not self.special.isdisjoint(ids):
             return False
-        return plain(self.decode(ids)) == plain(text)
+        return normalised(self.decode(ids)) == normalised(text)
 
-    def _cannot(self, text: str) -> TextError:
-        return TextError(f"the tokenizer cannot spell {text!r}: use a model whose tokenizer knows English")
+    def _fail(self, text: str) -> NoReturn:
+        raise TextError(f"the tokenizer cannot encode {text!r}: use a model whose tokenizer knows English")
 
 
-def plain(text: str) -> str:
-    """``text`` without white space and in one case: what every tokenizer for English keeps."""
+def normalised(text: str) -> str:
+    """Return ``text`` without white space and case, which some tokenizers do not keep."""
     return "".join(text.split()).casefold()
 
 
 @dataclass(frozen=True)
 class Word:
-    """A piece of text and its token ids."""
+    """A piece of text and its token ids.
+
+    Attributes:
+        text: The piece.
+        ids: Its ids, in the middle of a text.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -123,10 +122,10 @@ class Word:
 
 @dataclass(frozen=True)
 class Pool:
-    """Words that are spelt with different tokens, in the same surroundings.
+    """Words with different token ids in the same context.
 
     Attributes:
-        lead: White space in front of every word that has tokens of its own; empty where it is part of the words.
+        lead: White space in front of every word, if it has its own tokens; empty if it is part of the words' tokens.
         words: The words, those of a single token first.
     """
 
@@ -134,59 +133,61 @@ class Pool:
     words: tuple[Word, ...]
 
     @classmethod
-    def of(cls, speller: Speller, texts: Iterable[str], *, after: str = " ", answers: bool = True) -> Pool:
-        """The words that a tokenizer can spell and tell apart.
+    def of(cls, tokenizer: PieceTokenizer, texts: Iterable[str], *, after: str = " ", answers: bool = True) -> Pool:
+        """Return the words that a tokenizer can encode and distinguish.
 
         Args:
-            speller: The tokenizer.
-            texts: The words, the most wanted first.
-            after: What stands in front of each of them.
-            answers: Whether they are to be answers: then none may begin with the tokens of another.
+            tokenizer: The tokenizer.
+            texts: The words, in order of preference.
+            after: Text in front of each of them.
+            answers: Whether they serve as answers: then none may begin with the tokens of another.
         """
-        texts = [text for text in texts if speller.spells(after + text)]
-        spelt = [speller.piece(after + text) for text in texts]
-        blank = _common_blank(speller, spelt)
-        lead = Word(after if blank else "", spelt[0][:blank] if spelt else ())
-        in_front = "" if blank else after
+        texts = [text for text in texts if tokenizer.can_encode(after + text)]
+        encoded = [tokenizer.encode_piece(after + text) for text in texts]
+        # White-space tokens that all of them begin with.
+        spaces = min(map(tokenizer.leading_spaces, encoded), default=0)
+        while len({ids[:spaces] for ids in encoded}) > 1:
+            spaces -= 1
+        lead = Word(after if spaces else "", encoded[0][:spaces] if encoded else ())
         kept: list[Word] = []
-        taken: set[tuple[int, ...]] = set()
-        begun: set[tuple[int, ...]] = set()
-        for text, ids in zip(texts, (ids[blank:] for ids in spelt), strict=True):
+        used: set[tuple[int, ...]] = set()
+        used_starts: set[tuple[int, ...]] = set()
+        for text, ids in zip(texts, (ids[spaces:] for ids in encoded), strict=True):
             starts = {ids[:end] for end in range(1, len(ids) + 1)}
-            if ids in taken or (answers and (ids in begun or not starts.isdisjoint(taken))):
+            if ids in used or (answers and (ids in used_starts or not starts.isdisjoint(used))):
                 continue
-            taken.add(ids)
-            begun |= starts
-            kept.append(Word(in_front + text, ids))
+            used.add(ids)
+            used_starts |= starts
+            kept.append(Word(text if spaces else after + text, ids))
         return cls(lead, tuple(sorted(kept, key=lambda word: len(word.ids) > 1)))
 
     def of_one_token(self, *, least: int) -> Pool:
-        """The words of a single token, if there are at least ``least``; else all of them."""
+        """Return the words of a single token if there are at least ``least``, else all words."""
         short = tuple(word for word in self.words if len(word.ids) == 1)
         return Pool(self.lead, short) if len(short) >= least else self
 
     def draw(self, rng: random.Random, count: int) -> list[Word]:
-        """``count`` different words in random order.
+        """Return ``count`` different words in random order.
 
-        Words of a single token come before longer ones, and words that differ in their first token before those that
+        Words of a single token are preferred to longer ones, and words that differ in their first token to those that
         differ only later.
         """
         shuffled = rng.sample(self.words, len(self.words))
         shuffled.sort(key=lambda word: len(word.ids) > 1)
         firsts: set[int] = set()
-        clear: list[Word] = []
-        alike: list[Word] = []
+        distinct: list[Word] = []
+        similar: list[Word] = []
         for word in shuffled:
-            (alike if word.ids[0] in firsts else clear).append(word)
+            (similar if word.ids[0] in firsts else distinct).append(word)
             firsts.add(word.ids[0])
-        chosen = [*clear, *alike][:count]
+        chosen = [*distinct, *similar][:count]
         rng.shuffle(chosen)
         return chosen
 
-    def draw_again(self, rng: random.Random, *counts: int) -> list[Word]:
-        """Words in random order for lists of ``counts`` words, one list after the other.
+    def draw_lists(self, rng: random.Random, *counts: int) -> list[Word]:
+        """Return words in random order for lists of ``counts`` words, one list after the other.
 
-        All different where there are enough; else each list has every word as often as any other, within one.
+        All words differ if there are enough; otherwise their counts in each list differ by at most one.
         """
         if sum(counts) <= len(self.words):
             return self.draw(rng, sum(counts))
@@ -197,16 +198,6 @@ class Pool:
             rng.shuffle(listed)
             drawn += listed
         return drawn
-
-
-def _common_blank(speller: Speller, spelt: list[tuple[int, ...]]) -> int:
-    """How many white-space tokens all the spellings begin with."""
-    if not spelt:
-        return 0
-    count = min(speller.blanks(ids) for ids in spelt)
-    while len({ids[:count] for ids in spelt}) > 1:
-        count -= 1
-    return count
 
 
 NAMES: tuple[str, ...] = tuple(
@@ -282,9 +273,13 @@ wheels whistles wind windows wine wings winter wolves wood wool words worms wres
 zebras zoos
     """.split()  # noqa: SIM905 - a list of quoted words would be three times as long
 )
-"""Nouns that stand alone after a verb: plurals and nouns without one."""
-
+"""Nouns that need no article after a verb: plurals and mass nouns."""
 
 LETTERS: tuple[str, ...] = tuple(string.ascii_lowercase)
+"""Lower-case letters."""
+
 BIGRAMS: tuple[str, ...] = tuple(one + two for one in LETTERS for two in LETTERS)
+"""Pairs of lower-case letters."""
+
 DIGITS: tuple[str, ...] = tuple(string.digits)
+"""Decimal digits."""

@@ -1,6 +1,6 @@
-// Text from files reaches the page through textContent alone.
+// Text from files is only ever set through textContent.
 const data = JSON.parse(by("data").textContent);
-// Okabe and Ito's colours, told apart by people with any colour vision; marks and dashes say it once more.
+// Okabe and Ito's colours, suited to colour-blind readers; marks and dashes repeat the distinction.
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F7F7F", "#B8A900"];
 const MARKS = ["circle", "square", "triangle-up", "cross", "x", "star", "pentagon", "hexagon"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
@@ -11,7 +11,7 @@ const fixed = (x, digits = 3) => (x === null || x === undefined ? "none" : x.toF
 const whole = (x) => (x === null ? "none" : Math.round(x).toLocaleString("en"));
 const faint = (colour) => colour + "33";
 
-// A chart without a legend: the one at the top is for all of them.
+// A chart without its own legend: the legend at the top applies to all charts.
 const plot = (id, traces, layout) =>
   draw(id, traces, { margin: { l: 64, r: 12, t: 12, b: 44 }, showlegend: false, ...layout });
 
@@ -26,22 +26,22 @@ function lines(one, x, curve, axes = {}) {
   ];
 }
 
-// ---- 1. one time axis: step 0 stands at half of the first step after it
+// ---- 1. curves over training: step 0 is drawn at half of the first step after it
 const first = Math.min(...data.encodings.map((one) => one.steps.find((step) => step > 0) || 1));
 const onAxis = (step) => (step === null ? null : Math.max(step, first / 2));
-// When half of a change was first reached and, where it fell back, when for good: [spread over seeds, symbol, words].
+// Steps at which half of a change was first and, if later, permanently reached: [spread over seeds, symbol, words].
 function marks(one, event) {
   const half = one.half[event];
   if (!half || half.mid === null) return [];
   const lasting = one.lasting[event];
   const found = [[half, (name) => name, "half-way"]];
-  if (lasting.mid > half.mid) found.push([lasting, (name) => `${name}-open`, "half-way for good"]);
+  if (lasting.mid > half.mid) found.push([lasting, (name) => `${name}-open`, "permanently half-way"]);
   return found;
 }
 function drawTime() {
   const count = data.panels.length;
   const gap = 0.012;
-  const layout = { height: 150 * count, margin: { l: 72, r: 12, t: 8, b: 44 }, xaxis: { type: "log", title: { text: "training step (0 stands at the left edge)" }, anchor: `y${count}` }, shapes: [] };
+  const layout = { height: 150 * count, margin: { l: 72, r: 12, t: 8, b: 44 }, xaxis: { type: "log", title: { text: "training step (0 is at the left edge)" }, anchor: `y${count}` }, shapes: [] };
   const traces = [];
   data.panels.forEach((panel, row) => {
     const suffix = row === 0 ? "" : String(row + 1);
@@ -65,7 +65,7 @@ function drawTime() {
   plot("time", traces, layout);
 }
 
-// ---- 2. what comes first
+// ---- 2. order of events
 const title = (name) => data.panels.find((panel) => panel.name === name).title.replace(/ \(.*/, "");
 function drawWhen() {
   const traces = shown().map((one) => {
@@ -88,12 +88,12 @@ function drawWhen() {
     make(row, "th", one.name, { scope: "row" });
     for (const event of data.events) {
       const found = marks(one, event).map(([mark]) => `${whole(mark.mid)} (${whole(mark.low)}–${whole(mark.high)})${mark.missing ? `, ${mark.missing} without` : ""}`);
-      make(row, "td", found.join("; for good ") || "none");
+      make(row, "td", found.join("; permanently ") || "none");
     }
   }
 }
 
-// ---- 3. to 5. curves afterwards
+// ---- 3. to 5. measurements after training
 function choices(id, options, redraw) {
   for (const [value, text] of options) make(by(id), "option", text, { value });
   by(id).addEventListener("change", redraw);
@@ -108,16 +108,16 @@ function drawLength() {
     if (curve) traces.push(...lines(one, one.lengths.position, curve)); else without.push(one.name);
   }
   by("length-note").textContent =
-    "Loss by position, a quarter context at a time, mean over seeds and documents with 95 % over documents. The vertical line is the context it was trained on." +
+    "Loss by position range of a quarter context, mean over seeds and documents with 95 % intervals over documents. The vertical line is the training context." +
     (without.length ? ` The method does not apply to ${without.join(", ")}.` : "") +
-    " Learned positions end with the context: no method makes more of them.";
+    " Learned positions end with the context; no method extends them.";
   const edge = data.about.context;
   plot("length", traces, { xaxis: { type: "log", title: { text: "position (bytes)" } }, yaxis: { title: { text: "loss (nats/byte)" } }, shapes: [{ type: "line", x0: edge, x1: edge, yref: "paper", y0: 0, y1: 1, line: { dash: "dot", width: 1, color: isDark() ? "#b3b3bf" : "#55555e" } }] });
 }
 function drawPerturb() {
   const kind = by("kind").value;
   const traces = shown().flatMap((one) => (one.perturbed[kind] ? lines(one, one.perturbed[kind].x.map((x) => 100 * x), one.perturbed[kind]) : []));
-  plot("perturb", traces, { xaxis: { title: { text: "% disturbed" } }, yaxis: { title: { text: "rise (nats/byte)" } } });
+  plot("perturb", traces, { xaxis: { title: { text: "% perturbed" } }, yaxis: { title: { text: "increase (nats/byte)" } } });
 }
 function drawResidual() {
   const traces = shown().flatMap((one) => (one.residual ? lines(one, one.residual.x, one.residual) : []));
@@ -135,12 +135,12 @@ function drawRelation() {
   plot("relation", traces, { xaxis: { title: { text: data.additivity[x] } }, yaxis: { title: { text: data.tolerance[y] } } });
   const found = data.relations.find((one) => one.x === x && one.y === y);
   by("relation-note").textContent = found.rho === null ? "Too few encodings for a correlation."
-    : `Spearman's ρ = ${fixed(found.rho, 2)} (95 % ${fixed(found.low, 2)} to ${fixed(found.high, 2)}, drawing encodings anew), p = ${fixed(found.p, 2)} over all ways to match the two orders, n = ${found.n} encodings, means over seeds. So few encodings can only show a nearly perfect order.`;
+    : `Spearman's ρ = ${fixed(found.rho, 2)} (95 % ${fixed(found.low, 2)} to ${fixed(found.high, 2)}, bootstrap over encodings), p = ${fixed(found.p, 2)} (permutation test), n = ${found.n} encodings, means over seeds. With this few encodings only a nearly perfect order is significant.`;
 }
 function fillRelations() {
   const table = by("relation-table");
   const head = make(make(table, "thead"), "tr");
-  make(head, "th", "tolerance");
+  make(head, "th", "robustness");
   for (const name of Object.values(data.additivity)) make(head, "th", name, { scope: "col" });
   const body = make(table, "tbody");
   for (const [y, name] of Object.entries(data.tolerance)) {
