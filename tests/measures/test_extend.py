@@ -210,12 +210,14 @@ def test_shift_part_by_part_is_that_of_all():
     whole = x[100:].double().transpose(0, 1)
     moved = (whole.mean(1) - reference.mean).norm(dim=-1) / reference.spread
     found = sums.result()
-    torch.testing.assert_close(found.mean, moved)
+    torch.testing.assert_close(found["output_shift"], moved)
     covariance = torch.stack([torch.cov(head.T, correction=0) for head in whole])
     size = reference.covariance.norm(dim=(-1, -2))
-    torch.testing.assert_close(found.covariance, (covariance - reference.covariance).norm(dim=(-1, -2)) / size)
+    torch.testing.assert_close(
+        found["output_covariance"], (covariance - reference.covariance).norm(dim=(-1, -2)) / size
+    )
     away = (whole - reference.mean[:, None]).norm(dim=-1)
-    torch.testing.assert_close(found.outliers, (away > reference.far[:, None]).double().mean(-1))
+    torch.testing.assert_close(found["output_outliers"], (away > reference.far[:, None]).double().mean(-1))
 
 
 @pytest.mark.parametrize("n", [21, 40, 47])

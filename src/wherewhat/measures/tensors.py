@@ -33,7 +33,7 @@ def over_documents(values: Tensor) -> Tensor:
 
 
 def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:
-    """Wilson's 95 % intervals of shares, ``(..., 2)`` float64; NaN where nothing was counted.
+    """Return Wilson's 95 % intervals of shares, ``(..., 2)`` float64; NaN where the count is zero.
 
     Args:
         hits: Number of hits, any shape.
