@@ -124,7 +124,6 @@ def test_modules_are_named_by_nouns():
     assert {name for name in names if name.endswith("ing")} - NOUNS_IN_ING == set()
 
 
-@pytest.mark.xfail(strict=False, reason="classes with the same name are being renamed or merged")
 def test_no_two_public_classes_have_the_same_name():
     count = Counter(node.name for _, node in definitions() if isinstance(node, ast.ClassDef))
     assert {name: n for name, n in count.items() if n > 1} == {}
