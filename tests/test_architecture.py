@@ -137,3 +137,9 @@ def test_every_public_function_and_class_has_a_docstring():
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, wherewhat; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from wherewhat.cli.main import run_cli; run_cli(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0

@@ -134,7 +134,7 @@ def on_disk(folder, tmp_path):
     """The model with its first layer in memory and the others on disk, fetched by accelerate when they are run."""
     from wherewhat.runs.execution import load
 
-    plain = load(folder)
+    plain = load(folder, device="cpu")
     names = [name for name, _ in plain.model.named_modules() if name.count(".") == 2 and name.split(".")[-1].isdigit()]
     places = {name: "cpu" if index == 0 else "disk" for index, name in enumerate(names)}
     places |= {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
