@@ -199,7 +199,8 @@ def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
     def spread(a):
         worst.extend(float((x - x[:, :, :1]).abs().max() / x.abs().max()) for x in (a.q, a.k))
 
-    model = shared(kind)
+    # Dynamic frequencies depend on the longest text so far, which other tests may have made longer.
+    model = tiny(kind) if kind == "llama:dynamic" else shared(kind)
     with torch.no_grad(), capture(model, spread):
         model(input_ids=torch.full((1, 23), 77), use_cache=False)
     assert max(worst) < 3e-6

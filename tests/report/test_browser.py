@@ -67,7 +67,7 @@ def test_charts_wait_until_the_reader_comes_near(opened):
 
 def test_reader_finds_a_head(opened, shots):
     opened.select_option("#metric", label="symbolic score (heads)")
-    assert "goes along with the tokens" in opened.text_content("#reading")
+    assert "follows the tokens" in opened.text_content("#reading")
     opened.select_option("#weights", "random")
     opened.select_option("#layer", "1")
     opened.select_option("#head", "2")

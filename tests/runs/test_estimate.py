@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.models import llama_config
-from wherewhat.measures.measurement import DocumentScores, Measurement
+from wherewhat.measures.measurement import DocumentScores, Text, TextMeasurement
 from wherewhat.runs.execution import duration, estimate, memory
 
 
@@ -17,23 +17,28 @@ def test_durations_in_words(seconds, words):
     assert duration(seconds) == words
 
 
-def slow(per_token):
-    def measure(subject, ids, config):
-        time.sleep(per_token * ids.shape[1])
+class Slow(TextMeasurement):
+    def __init__(self, per_token):
+        self._per_token = per_token
+
+    def measure(self, subject, text, config):
+        time.sleep(self._per_token * text.ids.shape[1])
         return DocumentScores([])
 
-    return Measurement("slow", "Slow.", dict, measure, (), "Nothing.")
+
+def texts(length, count):
+    return [Text(torch.arange(length)[None])] * count
 
 
 def test_time_is_extrapolated_from_short_pieces():
-    line = estimate(None, slow(1e-4), None, [torch.arange(4096)] * 20)
+    line = estimate(None, Slow(1e-4), None, texts(4096, 20))
     assert line.startswith("20 documents of 4096 tokens: about ")
     assert float(line.split()[-2]) == pytest.approx(8.2, rel=0.3)
 
 
 def test_quick_work_is_not_announced():
-    assert estimate(None, slow(0), None, [torch.arange(1000)]) == ""
-    assert estimate(None, slow(1), None, [torch.arange(200)] * 50) == ""
+    assert estimate(None, Slow(0), None, texts(1000, 1)) == ""
+    assert estimate(None, Slow(1), None, texts(200, 50)) == ""
 
 
 def test_memory_counts_the_weights_and_grows_with_the_text():
