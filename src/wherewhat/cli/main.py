@@ -9,8 +9,14 @@ from typing import Any, cast
 
 import typer
 
+from wherewhat.cli.check import check
+from wherewhat.cli.compare import compare
+from wherewhat.cli.measurements import command_for
+from wherewhat.cli.report import export, report
+from wherewhat.cli.sweep import sweep
 from wherewhat.errors import WherewhatError
 from wherewhat.imports import plugins
+from wherewhat.measures.registry import measurements
 
 _PANELS = ("Decomposition", "Heads", "Behaviour")
 """Panels of the help with measurements; those of other packages follow."""
@@ -27,14 +33,8 @@ runs are not computed again; interrupted runs are resumed.
 """
 
 
-def build(first: str = "") -> typer.Typer:
-    """Return the application, with one command per measurement.
-
-    Args:
-        first: The command that will be called; ``sweep`` alone is built without importing torch.
-    """
-    from wherewhat.cli.sweep import sweep
-
+def build() -> typer.Typer:
+    """Return the application, with one command per measurement; nothing of it imports torch before it is called."""
     app = typer.Typer(
         name="wherewhat",
         help=_HELP,
@@ -44,22 +44,6 @@ def build(first: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    if first != "sweep":
-        _add_others(app)
-    app.command("sweep", rich_help_panel=_MANY)(sweep)
-    if first != "sweep":
-        for name, contributed in plugins("wherewhat.commands").items():
-            app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
-    return app
-
-
-def _add_others(app: typer.Typer) -> None:
-    from wherewhat.cli.check import check
-    from wherewhat.cli.compare import compare
-    from wherewhat.cli.measurements import command_for
-    from wherewhat.cli.report import export, report
-    from wherewhat.measures.registry import measurements
-
     app.command("report", rich_help_panel="Start here")(report)
     app.command("check", rich_help_panel="Start here")(check)
     # Panels of the help are in the order of their first commands.
@@ -68,6 +52,10 @@ def _add_others(app: typer.Typer) -> None:
         app.command(measurement.name, **options)(command_for(measurement))
     app.command("compare", rich_help_panel=_MANY)(compare)
     app.command("export", rich_help_panel=_MANY)(export)
+    app.command("sweep", rich_help_panel=_MANY)(sweep)
+    for name, contributed in plugins("wherewhat.commands").items():
+        app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,7 +86,7 @@ def main() -> None:
 def run_cli(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0, 2 for wrong input, 130 if interrupted."""
     try:
-        command = typer.main.get_command(build(*arguments[:1]))
+        command = typer.main.get_command(build())
         # Not through the command's own main, which handles interrupts and closed pipes itself.
         with command.make_context("wherewhat", list(arguments)) as context:
             result = command.invoke(context)
