@@ -178,7 +178,7 @@ class Trial:
             options=options or step.options,
         )
         directory = run(request, out=self._options.out, progress=self._progress, models=self._models)
-        return directory, {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
+        return directory, {summary.metric.name: summary for summary in StoredRun(directory).summaries}
 
 
 def _line(weights: Weights, kind: str = "", layers: Sequence[int] = ()) -> str:

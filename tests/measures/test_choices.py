@@ -285,7 +285,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
         options={"rates": "0,0.2,0.5", "kinds": "words,position_gaps"},
     )
     directory = run(request, out=tmp_path)
-    found = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
+    found = {summary.metric.name: summary for summary in StoredRun(directory).summaries}
     table = directory.scores().to_pydict()
     right = [v for m, d, v in zip(table["metric"], table["document"], table["value"], strict=True) if m == "accuracy"]
     assert len(right) == 6

@@ -337,7 +337,7 @@ def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     found = stored(directory, "q_position", 0)
     for head in range(4):
         assert found[head] == pytest.approx(dense_share(q[:, head, 1:].double())[1], rel=1e-4)
-    summaries = {summary.metric.name: summary for summary in StoredRun(directory).summaries()}
+    summaries = {summary.metric.name: summary for summary in StoredRun(directory).summaries}
     assert set(summaries) == {metric.name for metric in SplitMeasurement.metrics}
     overall = summaries["q_position"].overall
     assert overall.n == 5

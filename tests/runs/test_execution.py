@@ -115,7 +115,7 @@ def test_summary_is_the_mean_over_heads_with_an_interval_over_documents(folder, 
     other.write_text("a dog and a cat ran on the mat . " * 4)
     both = Request(measurement="attention", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
     directory = run(both, out=tmp_path / "out")
-    entropy = StoredRun(directory).summaries()[0]
+    entropy = StoredRun(directory).summaries[0]
     table = directory.scores().to_pydict()
     rows = [
         (document, value)

@@ -55,7 +55,7 @@ def _execute(measurement: Measurement, given: Given) -> None:
     progress = TerminalProgress(Console(stderr=True))
     made = run_with_controls(given.request, controls, out=given.out, progress=progress)
     runs = {weights: StoredRun(directory) for weights, directory in made.runs.items()}
-    summaries = [(weights, run.summaries()) for weights, run in runs.items()]
+    summaries = [(weights, run.summaries) for weights, run in runs.items()]
     first = next(iter(runs.values()))
     console = Console()
     estimates = {summary.metric.name: summary.overall for summary in summaries[0][1]}

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,8 +53,10 @@ def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
     return decorate
 
 
-def _parameters(request: type) -> Iterator[inspect.Parameter]:
+@functools.cache
+def _parameters(request: type) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(request)
+    found = []
     for field in dataclasses.fields(request):
         if "help" not in field.metadata:
             continue
@@ -64,9 +66,9 @@ def _parameters(request: type) -> Iterator[inspect.Parameter]:
             info = typer.Argument(metavar="[MODEL]", help=shown["help"])
         else:
             info = typer.Option(f"--{field.name.replace('_', '-')}", **shown)
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, info]
-        )
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[kind, info]))
+    return found
 
 
 def _terminal_type(hint: Any) -> Any:

@@ -300,6 +300,7 @@ class Measurement(ABC):
 
     Attributes:
         name: Subcommand and name in the store.
+        group: Panel of ``wherewhat --help`` that lists it.
         summary: One line for ``--help`` and the report.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
         metrics: Its metrics, most important first.

@@ -81,7 +81,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     seen: set[str] = set()
     for run in (run for request, run in runs.finished if request.model.weights == runs.own):
         name = run.measurement.name
-        controls = {summary.metric.name: summary.control for summary in run.summaries()}
+        controls = {summary.metric.name: summary.control for summary in run.summaries}
         for metric in run.metrics:
             if metric.name in seen or metric.name not in run.head_means:
                 continue
@@ -183,7 +183,7 @@ _WANTED = (
 def headline(runs: Runs) -> list[Number]:
     """Return the headline numbers of the runs."""
     summaries = {
-        (request.measurement, str(request.model.weights)): {summary.metric.name: summary for summary in run.summaries()}
+        (request.measurement, str(request.model.weights)): {summary.metric.name: summary for summary in run.summaries}
         for request, run in runs.finished
     }
     numbers = []

@@ -117,7 +117,7 @@ def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: b
     """Draw each curve with this prefix: x in the first column, the mean over documents of the second."""
     from plotly.graph_objects import Figure
 
-    ends = (name.rsplit("/", 1)[1] for name in run.directory.profiles())
+    ends = (name.rsplit("/", 1)[1] for name in run.profiles)
     names = list(dict.fromkeys(end.removeprefix(prefix) for end in ends if end.startswith(prefix)))
     if not names:
         raise ConfigError(f"{run.measurement.name} has no {prefix.strip('_').replace('_', ' ')}: see the docs")

@@ -38,7 +38,7 @@ class Result(RunDirectory):
 
     def summary(self) -> list[MetricSummary]:
         """Return means over heads with intervals over documents, and their controls."""
-        return StoredRun(self).summaries()
+        return StoredRun(self).summaries
 
     @checked()
     def plot(self, name: str | None = None, **options: Any) -> Figure:
@@ -65,7 +65,7 @@ class Result(RunDirectory):
             f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td>"
             + "".join(f"<td>{_words(s.kinds[kind]) if kind in s.kinds else ''}</td>" for kind in kinds)
             + "</tr>"
-            for s in run.summaries()
+            for s in run.summaries
         )
         more = "".join(f"<th>{html.escape(kind)} ({len(layers)})</th>" for kind, layers in kinds.items())
         measurement = run.measurement

@@ -58,7 +58,7 @@ def bands(runs: Runs) -> dict[str, Any] | None:
 
 def _turns(run: StoredRun, count: int) -> list[list[float | None]]:
     """Return the shortest and longest period of each band in tokens, in the first layer with RoPE; None for none."""
-    profiles = run.directory.profiles()
+    profiles = run.profiles
     names = [name for name in profiles if name.startswith(f"{run.documents[0]}/") and name.endswith("/inv_freq")]
     inv_freq = profiles[min(names, key=lambda name: int(name.rsplit("/", 2)[1]))]
     found = []
@@ -273,7 +273,7 @@ def others(runs: Runs) -> list[dict[str, Any]]:
         if run is None:
             continue
         beside = {
-            weights: {summary.metric.name: summary.overall for summary in other.summaries()}
+            weights: {summary.metric.name: summary.overall for summary in other.summaries}
             for weights, other in runs.weights(name).items()
             if weights != runs.own
         }
@@ -289,7 +289,7 @@ def others(runs: Runs) -> list[dict[str, Any]]:
                     weights: interval_json(named[metric]) for weights, named in beside.items() if metric in named
                 },
             }
-            for summary in run.summaries()
+            for summary in run.summaries
             for metric in [summary.metric.name]
         ]
         try:

@@ -197,15 +197,19 @@ class StoredRun:
                 found.setdefault(metric, {})[document] = value
         return found
 
+    @cached_property
+    def profiles(self) -> ProfileFile:
+        """All curves by name, each read on access."""
+        return self.directory.profiles()
+
     def curves(self, name: str) -> list[Tensor]:
         """Return a curve of the model as a whole, of every document that has it."""
-        profiles = self.directory.profiles()
         names = (profile_name(document, None, name) for document in self.documents)
-        return [profiles[name] for name in names if name in profiles]
+        return [self.profiles[name] for name in names if name in self.profiles]
 
     def curve(self, layer: int, name: str, *, document: int = 0) -> Tensor | None:
         """Return a curve of a layer of one document, by default the first; None if there is none."""
-        return self.directory.profiles().get(profile_name(self.documents[document], layer, name))
+        return self.profiles.get(profile_name(self.documents[document], layer, name))
 
     @cached_property
     def head_means(self) -> dict[str, Heads]:
@@ -223,8 +227,9 @@ class StoredRun:
             for metric, layers in found.items()
         }
 
+    @cached_property
     def summaries(self) -> list[MetricSummary]:
-        """Return a summary of each metric that the run holds."""
+        """A summary of each metric that the run holds."""
         by_metric: dict[str, _Values] = {}
         together: dict[str, dict[int | None, float]] = {}
         for name, document, layer, head, value in self._rows:
