@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import TerminalProgress
+from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
 _Layers = Annotated[bool, typer.Option("--layers", help="Show one line per layer, with all errors.")]
@@ -26,7 +26,7 @@ def check(layers: _Layers = False, **given: Any) -> None:
     from wherewhat.cli.tables import proof_remarks, proof_table
     from wherewhat.runs.execution import load_model
 
-    loaded = load_model(ModelRequest(**given), say=TerminalProgress(Console(stderr=True)).say)
+    loaded = load_model(ModelRequest(**given), say=TerminalProgress().say)
     proof = prove(loaded.model)
     console = Console()
     console.print(proof_table(proof, each=layers))
