@@ -6,6 +6,7 @@ A package adds measurements with the entry point group ``wherewhat.measurements`
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from typing import TypeVar
 
@@ -34,10 +35,20 @@ _known: dict[str, Measurement] = {}
 
 
 def register(declared: _Declared) -> _Declared:
-    """Add a measurement; use it as a class decorator."""
+    """Add a measurement; use it as a class decorator.
+
+    A class of a notebook or script (``__main__``) may be registered again after it was changed.
+    """
+    if not isinstance(declared, type) or not issubclass(declared, Measurement):
+        raise ConfigError(f"{declared!r} is not a class derived from LayerMeasurement or another kind of measurement")
+    missing = [name for name in ("name", "summary", "metrics") if not getattr(declared, name, None)]
+    if missing or inspect.isabstract(declared):
+        what = missing[0] if missing else ", ".join(sorted(declared.__abstractmethods__))
+        raise ConfigError(f"{declared.__name__} has no {what}: a measurement needs name, summary, metrics and measure")
     measurement = declared()
-    known = measurements()
-    if measurement.name in known:
+    known = measurements().get(measurement.name)
+    again = declared.__module__ == "__main__" and type(known).__qualname__ == declared.__qualname__
+    if known is not None and not again:
         raise ConfigError(f"there is already a measurement '{measurement.name}': choose another name")
     _known[measurement.name] = measurement
     return declared
