@@ -29,6 +29,16 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return getattribute, lambda: sorted(homes)
 
 
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, without importing it; None when it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def plugins(group: str) -> dict[str, Any]:
     """Load the entry points of a group by name, sorted; none where the package runs without installed metadata.
 

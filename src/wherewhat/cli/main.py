@@ -60,7 +60,7 @@ def build() -> typer.Typer:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from wherewhat.runs.provenance import package_version
+        from wherewhat.imports import package_version
 
         typer.echo(f"wherewhat {package_version('wherewhat') or '(not installed)'}")
         raise typer.Exit
