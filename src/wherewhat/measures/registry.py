@@ -6,11 +6,12 @@ A package adds measurements with the entry point group ``wherewhat.measurements`
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TypeVar
 
 from wherewhat.errors import ConfigError
-from wherewhat.imports import plugins
+from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.options import nearest
 
@@ -29,12 +30,22 @@ BUILT_IN = (
     "attention.measurement.AttentionMeasurement",
 )
 
+GROUP = "wherewhat.measurements"
+"""Entry points of measurements."""
+
 _Declared = TypeVar("_Declared", bound=type[Measurement])
 _known: dict[str, Measurement] = {}
 
 
 def register(declared: _Declared) -> _Declared:
     """Add a measurement; use it as a class decorator."""
+    if not (isinstance(declared, type) and issubclass(declared, Measurement)):
+        raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
+    missing = [name for name in ("name", "summary", "config", "metrics", "limits") if not hasattr(declared, name)]
+    if missing:
+        raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")
+    if not is_dataclass(declared.config):
+        raise ConfigError(f"the config of the measurement {declared.__name__} is {declared.config!r}: give a dataclass")
     measurement = declared()
     known = measurements()
     if measurement.name in known:
@@ -50,8 +61,9 @@ def measurements() -> dict[str, Measurement]:
             module, name = path.rsplit(".", 1)
             measurement: Measurement = getattr(import_module(f"wherewhat.measures.{module}"), name)()
             _known[measurement.name] = measurement
-        for declared in plugins("wherewhat.measurements").values():
-            register(declared)
+        for name, declared in plugins(GROUP).items():
+            with isolated(GROUP, name):
+                register(declared)
     return _known
 
 
