@@ -33,6 +33,10 @@ class StoreError(WherewhatError):
     """A run directory cannot be read or written."""
 
 
+class PluginWarning(UserWarning):
+    """An entry point of another package cannot be used and is left out."""
+
+
 def one_line(error: BaseException, *, most: int = 200) -> str:
     """Return the message of an error on one line of at most `most` characters; its class if the message is empty."""
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, PluginWarning, WherewhatError, one_line
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -29,8 +29,20 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return getattribute, lambda: sorted(homes)
 
 
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, without importing it; None when it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def plugins(group: str) -> dict[str, Any]:
     """Load the entry points of a group by name, sorted; none where the package runs without installed metadata.
+
+    An entry point that cannot be loaded is left out with a warning, see :func:`isolated`.
 
     Args:
         group: ``wherewhat.commands`` for Typer applications that become commands, ``wherewhat.report`` for functions
@@ -39,7 +51,25 @@ def plugins(group: str) -> dict[str, Any]:
     from importlib.metadata import entry_points
 
     found = sorted(entry_points(group=group), key=lambda entry: entry.name)
-    return {entry.name: entry.load() for entry in found}
+    loaded = {}
+    for entry in found:
+        with isolated(group, entry.name):
+            loaded[entry.name] = entry.load()
+    return loaded
+
+
+@contextlib.contextmanager
+def isolated(group: str, name: str) -> Iterator[None]:
+    """Turn any error in the context into a warning of one line that names the entry point and its package."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of other packages may raise any exception
+        from importlib.metadata import entry_points
+
+        packages = {entry.dist.name for entry in entry_points(group=group) if entry.name == name and entry.dist}
+        source = f" of the package {' or '.join(sorted(packages))}" if packages else ""
+        reason = one_line(error) if isinstance(error, WherewhatError) else f"{type(error).__name__}: {one_line(error)}"
+        warnings.warn(f"the entry point '{name}' in {group}{source} is left out: {reason}", PluginWarning, stacklevel=3)
 
 
 def require(package: str, *, why: str, install: str | None = None) -> ModuleType:

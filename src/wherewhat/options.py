@@ -39,6 +39,30 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(listed) or 'none'}"
 
 
+def short_repr(instance: Any) -> str:
+    """Return a dataclass instance as text in which tensors are dtype and shape; use it as ``__repr__``."""
+    shown = (f"{f.name}={_brief(getattr(instance, f.name))}" for f in dataclasses.fields(instance) if f.repr)
+    return f"{type(instance).__name__}({', '.join(shown)})"
+
+
+def _brief(value: Any) -> str:
+    """Return a field's value: tensors as ``float32[9, 128]``, long sequences as their first entries and length."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        device = "" if str(getattr(value, "device", "cpu")) == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{device}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        entries = {str(key): _brief(entry) for key, entry in value.items()}
+        if len(entries) > 1 and len(set(entries.values())) == 1:
+            return f"{{{', '.join(entries)}: {next(iter(entries.values()))} each}}"
+        return f"{{{', '.join(f'{key}: {entry}' for key, entry in entries.items())}}}"
+    if isinstance(value, list | tuple):
+        first = [*map(_brief, value[:4]), *([f"… {len(value)} in all"] if len(value) > 4 else [])]
+        return f"[{', '.join(first)}]"
+    return repr(value)
+
+
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raise if torch or the store does not accept the seed."""
     if not 0 <= seed < 2**63:

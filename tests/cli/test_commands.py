@@ -10,10 +10,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from transformers import MambaConfig
 
-from conformance.tiny_models import build
+import wherewhat
+from conformance.tiny_models import build as build_tiny
+from helpers.command_line import assert_one_line
 from wherewhat.captures.proof import prove
-from wherewhat.cli.tables import proof_remarks, proof_table
+from wherewhat.cli.tables import proof_table
 from wherewhat.measures.registry import measurements
 
 
@@ -106,11 +109,34 @@ def test_check_prints_every_layer_if_asked(cli, model, monkeypatch):
     ],
 )
 def test_a_proof_fits_into_80_columns(model_type, expected, remarks):
-    proof = prove(build(model_type).model)
+    proof = prove(build_tiny(model_type).model)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(proof_table(proof))
+    console.print(proof_table(proof.table()))
     assert [row[:4] for row in rows(console.export_text())] == expected
-    assert proof_remarks(proof) == remarks
+    assert list(proof.table().remarks) == remarks
+
+
+def test_check_prints_json_and_nothing_else(cli, model):
+    shown = cli("check", model, "--json", "--layers")
+    assert (shown.code, shown.err) == (0, "")
+    values = json.loads(shown.out)
+    assert (values["proved"], values["name"], values["model_type"]) == (True, "tiny", "llama")
+    python = prove(wherewhat.load(model, device="cpu").model).as_dict()
+    assert values == python | {"name": "tiny"}
+    assert [layer["layer"] for layer in values["layers"]] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["mamba", "nowhere"])
+def test_check_prints_json_for_a_refused_model(cli, build, tmp_path, name):
+    if name == "mamba":
+        config = MambaConfig(vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=2)
+        build.model(tmp_path / "mamba", config)
+    shown = cli("check", f"./{name}", "--json")
+    assert shown.code == 2
+    assert shown.err.count("\n") == 1
+    values = json.loads(shown.out)
+    assert values == {"proved": False, "reason": shown.err.removeprefix("wherewhat: ").strip()}
+    assert_one_line(cli("check", f"./{name}"), values["reason"])
 
 
 def test_check_shows_the_name_as_it_is(cli, model, tmp_path):

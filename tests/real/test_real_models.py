@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import wherewhat
+from wherewhat.captures.summary import layer_kinds
 from wherewhat.cli.main import run_cli
-from wherewhat.runs.results import StoredRun, layer_kinds
+from wherewhat.runs.results import StoredRun
 
 pytestmark = pytest.mark.slow
 

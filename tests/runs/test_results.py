@@ -9,9 +9,10 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from helpers.models import llama_config, save_model
 from wherewhat.captures.proof import prove
+from wherewhat.captures.summary import layer_kinds
 from wherewhat.report.result import run
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import StoredRun, layer_kinds
+from wherewhat.runs.results import StoredRun
 
 LOCAL, GLOBAL = "window 8, RoPE base 10,000", "full, RoPE base 1,000,000"
 

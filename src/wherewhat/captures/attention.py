@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.rotation import Rotation
+from wherewhat.options import short_repr
 
 _HIDDEN_BELOW = -9e3
 """A key this far below the row's best key is hidden: models add -inf, the dtype's minimum or -1e4."""
@@ -40,6 +41,8 @@ class Mask:
     visible_only: tuple[Tensor, ...] = ()
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    __repr__ = short_repr
 
     @property
     def only_causal(self) -> bool:
@@ -177,6 +180,21 @@ class LayerAttention:
             positions=copy(self.positions),
             sinks=None if self.sinks is None else copy(self.sinks),
         )
+
+    def __repr__(self) -> str:
+        batch, heads, n, d = self.rot_q.shape
+        dtype = str(self.rot_q.dtype).removeprefix("torch.")
+        shown = [
+            f"layer {self.layer}",
+            f"{heads} heads" if heads == self.kv_heads else f"{heads} heads / {self.kv_heads} kv",
+            f"{n} tokens" if n == self.m else f"{n} tokens over {self.m} keys",
+            f"d {d}",
+            "no rotation" if self.rotation is None else f"RoPE {self.rotation.pairing}",
+            *([] if self.declared_window is None else [f"window {self.declared_window:,}"]),
+            *([] if batch == 1 else [f"batch {batch}"]),
+            f"{dtype} on {self.rot_q.device}",
+        ]
+        return f"LayerAttention({', '.join(shown)})"
 
     @property
     def heads(self) -> int:

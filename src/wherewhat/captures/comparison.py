@@ -110,6 +110,13 @@ class LayerProof:
     features: tuple[str, ...]
     window: int | None = None
 
+    def __repr__(self) -> str:
+        kv = "" if self.heads == self.kv_heads else f" / {self.kv_heads} kv"
+        rotation = "no rotation" if self.plan.rotation is None else f"RoPE {self.plan.rotation}"
+        error = max(self.rotation_error, self.weights_error, self.output_error)
+        shown = [f"layer {self.plan.layer}", f"{self.heads} heads{kv}", f"d {self.head_dim}", rotation, *self.features]
+        return f"LayerProof({', '.join(shown)}, error {error:.0e})"
+
 
 def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
     """Compare one layer's normal and eager attention with the recomputed one."""

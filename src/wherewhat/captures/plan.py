@@ -95,6 +95,9 @@ class CapturePlan:
     layers: tuple[LayerPlan, ...]
     seen: set[tuple[int, int]] = field(default_factory=set, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"CapturePlan({self.route} route, {len(self.layers)} layers)"
+
 
 class PassRecorder(Observer):
     """Records all attention and rotations of a short pass.

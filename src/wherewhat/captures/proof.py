@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
 import torch
@@ -27,8 +28,11 @@ from wherewhat.captures.guard import NAN_LOGITS
 from wherewhat.captures.plan import CapturePlan, Unmeasured, unmeasured_layers
 from wherewhat.captures.session import Capture, Editor, Reducer, capture_with
 from wherewhat.captures.structure import State, state_of
+from wherewhat.captures.summary import ProofTable, layer_values
 from wherewhat.captures.wrappers import opened, transformers_model, uncompiled, wrapped_model
 from wherewhat.errors import CaptureError, one_line
+from wherewhat.imports import package_version
+from wherewhat.models.loaded import describe_device, describe_dtype
 from wherewhat.models.positions import hard_limit
 from wherewhat.numerics import onednn_for, weight_dtypes
 from wherewhat.options import checked
@@ -64,6 +68,10 @@ class Proof:
         length: Number of tokens of the prompt.
         state: State on which it depends, see :func:`~wherewhat.captures.structure.state_of`.
         unmeasured: Layers without softmax self-attention, in models that have both.
+        name: Name or path the model was loaded from; its class for a model made in memory.
+        model_type: Its ``model_type`` in transformers.
+        dtype: Dtype of its weights.
+        device: Its device, or devices joined by "+".
     """
 
     plan: CapturePlan
@@ -74,6 +82,47 @@ class Proof:
     length: int
     state: State = field(repr=False, compare=False)
     unmeasured: tuple[Unmeasured, ...] = ()
+    name: str = ""
+    model_type: str = ""
+    dtype: str = ""
+    device: str = ""
+
+    def __repr__(self) -> str:
+        return f"Proof of {self._subject}, {self.table().text()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>Proof of {escape(self._subject)}</p>{self.table().html()}"
+
+    @property
+    def _subject(self) -> str:
+        return f"{self.name} ({self.model_type}, {self.dtype} on {self.device})"
+
+    def table(self, *, each: bool = False) -> ProofTable:
+        """Return layers, heads, rotation, features and errors as a table, with equal layers in one row.
+
+        Args:
+            each: Whether to show one row per layer, with all errors.
+        """
+        title = f"{self.plan.route} route, {self.implementation} attention, errors up to {self.tolerance:g} are allowed"
+        return ProofTable.of(self.layers, self.unmeasured, title=title, each=each)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the proof as JSON values, as printed by ``wherewhat check --json``."""
+        return {
+            "proved": self.ok,
+            "name": self.name,
+            "model_type": self.model_type,
+            "route": self.plan.route,
+            "implementation": self.implementation,
+            "dtype": self.dtype,
+            "device": self.device,
+            "tolerance": self.tolerance,
+            "tokens": self.length,
+            "output_change": self.output_change,
+            "layers": layer_values(self.layers),
+            "unmeasured": [asdict(layer) for layer in self.unmeasured],
+            "versions": {name: package_version(name) for name in ("wherewhat", "torch", "transformers")},
+        }
 
     @property
     def failures(self) -> list[str]:
@@ -166,6 +215,10 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         length=ids.shape[1],
         state=state,
         unmeasured=unmeasured_layers(model, plan),
+        name=str(getattr(model.config, "name_or_path", "") or type(model).__name__),
+        model_type=str(getattr(model.config, "model_type", "")),
+        dtype=describe_dtype(model),
+        device=describe_device(model),
     )
     if proof.failures:
         more = f" (and {len(proof.failures) - 1} more)" if len(proof.failures) > 1 else ""

@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wherewhat.options import short_repr
+
 Pairing = Literal["half", "interleaved"]
 """``half`` pairs dimension f with f + planes; ``interleaved`` pairs 2f with 2f + 1."""
 
@@ -37,6 +39,12 @@ class Rotation:
     inv_freq: Tensor
     scaling: float
     _copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    __repr__ = short_repr
+
+    def __str__(self) -> str:
+        planes = f"{self.planes} planes"
+        return f"{self.pairing}, {planes if self.turning == self.planes else f'{self.turning} of {planes} turn'}"
 
     @property
     def planes(self) -> int:

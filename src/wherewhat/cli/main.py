@@ -5,22 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import typer
+from rich.console import Console
 
 from wherewhat.cli.check import check
 from wherewhat.cli.compare import compare
 from wherewhat.cli.measurements import command_for
 from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
-from wherewhat.errors import WherewhatError
-from wherewhat.imports import plugins
+from wherewhat.errors import ConfigError, PluginWarning, WherewhatError
+from wherewhat.imports import isolated, plugins
 from wherewhat.measures.registry import measurements
 
 _PANELS = ("Decomposition", "Heads", "Behaviour")
 """Panels of the help with measurements; those of other packages follow."""
 _MANY = "Many runs"
+_COMMANDS = "wherewhat.commands"
 
 # Typer may use its own copy of click, so the base class of its errors is not imported but looked up.
 _CLICK_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
@@ -53,14 +58,19 @@ def build() -> typer.Typer:
     app.command("compare", rich_help_panel=_MANY)(compare)
     app.command("export", rich_help_panel=_MANY)(export)
     app.command("sweep", rich_help_panel=_MANY)(sweep)
-    for name, contributed in plugins("wherewhat.commands").items():
-        app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
+    taken = {command.name for command in app.registered_commands}
+    for name, contributed in plugins(_COMMANDS).items():
+        with isolated(_COMMANDS, name):
+            if name in taken:
+                raise ConfigError(f"there is already a command '{name}'")
+            typer.main.get_group(contributed)  # raises here, and not when the whole application is built
+            app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
     return app
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from wherewhat.runs.provenance import package_version
+        from wherewhat.imports import package_version
 
         typer.echo(f"wherewhat {package_version('wherewhat') or '(not installed)'}")
         raise typer.Exit
@@ -85,6 +95,29 @@ def main() -> None:
 
 def run_cli(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0, 2 for wrong input, 130 if interrupted."""
+    with _plugin_warnings_as_lines():
+        return _run(arguments)
+
+
+@contextmanager
+def _plugin_warnings_as_lines() -> Iterator[None]:
+    """Show each warning about an entry point as one dim line inside the context, and other warnings as before."""
+    with warnings.catch_warnings():
+        show_other: Any = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, PluginWarning):
+                line = f"wherewhat: {message}"
+                Console(stderr=True).print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+            else:
+                show_other(message, category, *where, **more)
+
+        warnings.simplefilter("always", PluginWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(build())
         # Not through the command's own main, which handles interrupts and closed pipes itself.

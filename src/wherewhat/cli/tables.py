@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.markup import escape
 
-from wherewhat.captures.comparison import LayerProof
-from wherewhat.captures.plan import Unmeasured
-from wherewhat.captures.proof import Proof
+from wherewhat.captures.summary import ProofTable
 from wherewhat.cli.terminal import Table
 from wherewhat.measures.measurement import ComparisonTable, Measurement
 from wherewhat.measures.statistics import Interval
-from wherewhat.runs.results import MetricSummary, layer_kinds
+from wherewhat.runs.results import MetricSummary
 
 
 def headline(
@@ -104,85 +100,14 @@ def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, widt
     return [table, verdicts]
 
 
-def proof_table(proof: Proof, *, each: bool = False) -> Table:
-    """Return what was proved of each layer, with identical layers in one line, and the layers that are not measured.
-
-    Args:
-        proof: The proof.
-        each: Whether to show one line per layer, with all errors.
-    """
-    modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.plan.name) for layer in proof.layers))
-    table = Table(
-        title=f"{modules}: {proof.plan.route} route, {proof.implementation} attention, "
-        f"errors up to {proof.tolerance:g} are allowed",
-    )
-    errors = ("rot. err", "wts. err", "out. err") if each else ("error",)
-    for name in ("layer", "heads", "rotation", "also", *errors):
-        table.add_column(name, justify="right" if name in errors else "left")
-    kinds = {layer: kind for kind, layers in layer_kinds(proof.layers).items() for layer in layers}
-    looks = {id(layer): _looks(layer, kinds.get(layer.plan.layer, "")) for layer in proof.layers}
-    groups: dict[Any, list[LayerProof]] = {}
-    for layer in proof.layers:
-        groups.setdefault(layer.plan.layer if each else looks[id(layer)], []).append(layer)
-    for layers in groups.values():
-        numbers = [[x.rotation_error, x.weights_error, x.output_error] for x in layers]
-        shown = [max(column) for column in zip(*numbers, strict=True)] if each else [max(map(max, numbers))]
-        table.add_row(_ranges([x.plan.layer for x in layers]), *looks[id(layers[0])], *(f"{x:.0e}" for x in shown))
-    for places in _unmeasured(proof).values():
-        table.add_row(places, "", "not measured")
+def proof_table(proof: ProofTable) -> Table:
+    """Return the numbers of a proof as a table."""
+    table = Table(title=escape(proof.title))
+    for name in proof.columns:
+        table.add_column(name, justify="right" if "err" in name else "left")
+    for row in proof.rows:
+        table.add_row(*map(escape, row))
     return table
-
-
-def proof_remarks(proof: Proof) -> list[str]:
-    """Return notes on the rotation of layers, and why layers are not measured, one line each."""
-    noted: dict[str, list[int]] = {}
-    for layer in proof.layers:
-        noted.setdefault(layer.plan.note, []).append(layer.plan.layer)
-    noted.pop("", None)
-    return [
-        *(f"Layers {_ranges(layers)}: {note}." for note, layers in noted.items()),
-        *(f"Layers {places}: no softmax self-attention: {reason}." for reason, places in _unmeasured(proof).items()),
-    ]
-
-
-def _unmeasured(proof: Proof) -> dict[str, str]:
-    """Return the layers that are not measured, by the reason.
-
-    They are named where measured layers are numbered by the order of their calls and not by their block.
-    """
-    by_block = all(str(layer.plan.layer) in layer.plan.name.split(".") for layer in proof.layers)
-    found: dict[str, list[Unmeasured]] = {}
-    for layer in proof.unmeasured:
-        found.setdefault(layer.reason, []).append(layer)
-    return {
-        reason: _ranges([x.layer for x in layers]) if by_block else ", ".join(x.name for x in layers)
-        for reason, layers in found.items()
-    }
-
-
-def _looks(layer: LayerProof, kind: str) -> tuple[str, str, str]:
-    """Return heads, rotation, and kind and further features of a layer."""
-    rotation = layer.plan.rotation
-    turned = "none"
-    if rotation is not None:
-        planes = f"{rotation.planes} planes"
-        all_turn = rotation.turning == rotation.planes
-        turned = f"{rotation.pairing}, {planes if all_turn else f'{rotation.turning} of {planes} turn'}"
-    heads = str(layer.heads) if layer.heads == layer.kv_heads else f"{layer.heads} / {layer.kv_heads} kv"
-    kind = kind.replace("RoPE base", "base")
-    features = [feature for feature in layer.features if feature != "window" or "window" not in kind]
-    return heads, turned, ", ".join([kind, *features] if kind else features)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ``0-4, 6``."""
-    ends: list[list[int]] = []
-    for number in sorted(numbers):
-        if ends and number == ends[-1][1] + 1:
-            ends[-1][1] = number
-        else:
-            ends.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def _interval(value: Interval) -> str:

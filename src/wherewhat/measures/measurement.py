@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.options import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,6 +110,8 @@ class Curve:
     values: Tensor
     axes: tuple[str, ...]
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True)
 class LayerScores:
@@ -125,6 +128,8 @@ class LayerScores:
     heads: Mapping[str, Tensor]
     whole: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,8 @@ class DocumentScores:
     whole: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True)
 class Question:
@@ -190,6 +197,8 @@ class Question:
     kind: str
     size: int
     place: float
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -220,6 +229,8 @@ class Text:
     ids: Tensor
     prefix: int = 0
     find_spans: Callable[[], Spans] = Spans
+
+    __repr__ = short_repr
 
     @cached_property
     def spans(self) -> Spans:

@@ -6,12 +6,12 @@ A package adds measurements with the entry point group ``wherewhat.measurements`
 
 from __future__ import annotations
 
-import inspect
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TypeVar
 
 from wherewhat.errors import ConfigError
-from wherewhat.imports import plugins
+from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.options import nearest
 
@@ -30,6 +30,9 @@ BUILT_IN = (
     "attention.measurement.AttentionMeasurement",
 )
 
+GROUP = "wherewhat.measurements"
+"""Entry points of measurements."""
+
 _Declared = TypeVar("_Declared", bound=type[Measurement])
 _known: dict[str, Measurement] = {}
 
@@ -39,12 +42,14 @@ def register(declared: _Declared) -> _Declared:
 
     A class of a notebook or script (``__main__``) may be registered again after it was changed.
     """
-    if not isinstance(declared, type) or not issubclass(declared, Measurement):
-        raise ConfigError(f"{declared!r} is not a class derived from LayerMeasurement or another kind of measurement")
+    if not (isinstance(declared, type) and issubclass(declared, Measurement)):
+        raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
     missing = [name for name in ("name", "summary", "metrics") if not getattr(declared, name, None)]
-    if missing or inspect.isabstract(declared):
-        what = missing[0] if missing else ", ".join(sorted(declared.__abstractmethods__))
-        raise ConfigError(f"{declared.__name__} has no {what}: a measurement needs name, summary, metrics and measure")
+    missing += sorted(declared.__abstractmethods__)
+    if missing:
+        raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")
+    if not is_dataclass(declared.config):
+        raise ConfigError(f"the config of the measurement {declared.__name__} is {declared.config!r}: give a dataclass")
     measurement = declared()
     known = measurements().get(measurement.name)
     again = declared.__module__ == "__main__" and type(known).__qualname__ == declared.__qualname__
@@ -61,8 +66,9 @@ def measurements() -> dict[str, Measurement]:
             module, name = path.rsplit(".", 1)
             measurement: Measurement = getattr(import_module(f"wherewhat.measures.{module}"), name)()
             _known[measurement.name] = measurement
-        for declared in plugins("wherewhat.measurements").values():
-            register(declared)
+        for name, declared in plugins(GROUP).items():
+            with isolated(GROUP, name):
+                register(declared)
     return _known
 
 

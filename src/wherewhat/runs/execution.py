@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch
 
 from wherewhat.captures.proof import Proof, prove
+from wherewhat.captures.summary import layer_kinds
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, WherewhatError
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
@@ -40,7 +41,7 @@ from wherewhat.runs.layout import PartResult
 from wherewhat.runs.profiles import Profile, profile_name
 from wherewhat.runs.provenance import Provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
-from wherewhat.runs.results import layer_kinds, stored_document
+from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import ScoreSource
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document, text_hash

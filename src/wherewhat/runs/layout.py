@@ -34,8 +34,9 @@ from wherewhat.hashes import (
     read_sealed,
     write_sealed,
 )
+from wherewhat.imports import package_version
 from wherewhat.runs.profiles import Profile, write_profiles
-from wherewhat.runs.provenance import PartTimes, package_version
+from wherewhat.runs.provenance import PartTimes
 from wherewhat.runs.schema import SCHEMA_VERSION, Score, encode_scores, is_current, score_table
 
 CONFIG = "config.json"

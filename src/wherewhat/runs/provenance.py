@@ -5,19 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 
 from wherewhat.hashes import JSON
+from wherewhat.imports import package_version
 
 _PACKAGES = ("wherewhat", "torch", "transformers", "safetensors", "numpy", "pyarrow", "gguf")
-
-
-def package_version(name: str) -> str | None:
-    """Return the version of an installed package, without importing it; None when it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def collect_versions() -> dict[str, str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from wherewhat.captures.comparison import LayerProof
-from wherewhat.captures.rotation import Rotation
+from wherewhat.captures.summary import Kinds
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Measurement, Metric
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
@@ -59,38 +57,6 @@ def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> Doc
         for i in indices
     ]
     return DocumentScores(layers, whole.get(None, {}), curves.get(None, {}))
-
-
-Kinds = dict[str, list[int]]
-"""Layers by the name of their kind, in the order of the first layer; empty where all layers are alike."""
-
-
-def layer_kinds(layers: Sequence[LayerProof]) -> Kinds:
-    """Group layers by attention window and rotation; the name of each group states what differs."""
-    windows, ropes = [_window(layer) for layer in layers], [_rope(layer.plan.rotation) for layer in layers]
-    differing = [names for names in (windows, ropes) if len(set(names)) > 1]
-    kinds: Kinds = {}
-    for layer, *names in zip(layers, *differing, strict=True):
-        found = kinds.setdefault(", ".join(names), [])
-        if layer.plan.layer not in found:
-            found.append(layer.plan.layer)
-    return kinds if differing else {}
-
-
-def _window(layer: LayerProof) -> str:
-    if layer.window is not None:
-        return f"window {layer.window:,}"
-    return "window" if "window" in layer.features else "full"
-
-
-def _rope(rotation: Rotation | None) -> str:
-    """Return the RoPE base, from the ratio of frequencies; ``÷ s`` where the fastest plane is s times slower."""
-    turning = [] if rotation is None else sorted((abs(x) for x in rotation.inv_freq.tolist() if x), reverse=True)
-    if rotation is None or not turning:
-        return "no RoPE"
-    base = (turning[0] / turning[-1]) ** (rotation.planes / max(1, len(turning) - 1))
-    slowed = "" if math.isclose(turning[0], 1, rel_tol=1e-3) else f" ÷ {1 / turning[0]:.3g}"
-    return f"RoPE base {float(f'{base:.3g}'):,.0f}{slowed}"
 
 
 _Values = dict[str | None, dict[int | None, list[float]]]

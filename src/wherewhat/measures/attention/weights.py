@@ -14,6 +14,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.attention.measurement import AttentionConfig
 from wherewhat.measures.measurement import LayerScores
 from wherewhat.measures.tensors import per_query_head
+from wherewhat.options import short_repr
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -169,6 +170,8 @@ class AttentionSpread:
     uniform_sink_mass: float
     learned_sink_mass: Tensor | None
 
+    __repr__ = short_repr
+
     def heads(self) -> dict[str, Tensor]:
         """Return values per head by metric."""
         found = {"entropy": self.entropy, "sink_mass": self.sink_mass}
@@ -238,6 +241,8 @@ class AttentionStats(AttentionSpread):
     q_rank: Tensor
     k_rank: Tensor
     gaussian_rank: float
+
+    __repr__ = short_repr
 
 
 def attention_stats(attention: LayerAttention, config: AttentionConfig) -> AttentionStats:

@@ -12,6 +12,7 @@ from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_ma
 from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.tensors import check_heads
+from wherewhat.options import short_repr
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class AxesFit:
     pairs: int
     rank: int
     method: str
+
+    __repr__ = short_repr
 
 
 @torch.no_grad()
@@ -245,6 +248,8 @@ class SharedCurve:
     r: Tensor
     r_separate: Tensor
     r_pooled: Tensor
+
+    __repr__ = short_repr
 
 
 def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, mean: Tensor, *, n: int) -> SharedCurve:

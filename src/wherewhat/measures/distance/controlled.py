@@ -12,6 +12,7 @@ from torch import Tensor
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine
+from wherewhat.options import short_repr
 
 
 def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
@@ -149,6 +150,8 @@ class ControlledDistance:
     logit_drift: Tensor
     logit_rank_correlation: Tensor
     rank_correlation_reference: Tensor
+
+    __repr__ = short_repr
 
 
 def controlled_distance(

@@ -20,6 +20,7 @@ from wherewhat.measures.attention.weights import (
 from wherewhat.measures.heads.measurement import PatternConfig
 from wherewhat.measures.measurement import Curve
 from wherewhat.measures.tensors import check_single_text, defined, per_query_head
+from wherewhat.options import short_repr
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Slashes:
     by_lag: Tensor
     uniform: Tensor
     compared: int
+
+    __repr__ = short_repr
 
     @property
     def largest(self) -> Tensor:
@@ -116,6 +119,8 @@ class TargetMass:
     hits: Tensor
     uniform: float
     queries: int
+
+    __repr__ = short_repr
 
 
 def target_keys(ids: Tensor, rows: slice) -> Tensor:
@@ -204,6 +209,8 @@ class PatternStatistics:
     rank_one: dict[str, Tensor]
     rank_one_gaussian: float
     spread: AttentionSpread
+
+    __repr__ = short_repr
 
 
 def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternConfig) -> PatternStatistics:

@@ -11,6 +11,7 @@ from torch import Tensor
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.tensors import check_finite, check_heads
+from wherewhat.options import short_repr
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Planes:
     turning: Tensor
     rest: int
     scaling: float = 1.0
+
+    __repr__ = short_repr
 
     @classmethod
     def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:

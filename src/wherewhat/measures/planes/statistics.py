@@ -10,6 +10,7 @@ from torch import Tensor
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.planes.layout import Planes, band_sums, check
+from wherewhat.options import short_repr
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 """Entries of q processed at a time."""
@@ -48,6 +49,8 @@ class PlaneStats:
     share: Tensor
     period: Tensor
     slow: Tensor
+
+    __repr__ = short_repr
 
     @property
     def slow_dominance(self) -> Tensor:
@@ -138,6 +141,8 @@ class ResidualBound:
     turning_q: Tensor
     turning_k: Tensor
     content: Tensor
+
+    __repr__ = short_repr
 
     @property
     def from_causes(self) -> Tensor:

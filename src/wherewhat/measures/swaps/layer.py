@@ -16,6 +16,7 @@ from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.placement import choose_queries, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import check_finite, check_heads, over_documents
+from wherewhat.options import short_repr
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Swaps:
     by_tau: Tensor
     blocks: tuple[int, ...]
     by_block: Tensor
+
+    __repr__ = short_repr
 
     def intervals(self) -> tuple[Tensor, Tensor]:
         """Return 95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.

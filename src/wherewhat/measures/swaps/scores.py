@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.swaps import LABELS, TAU
+from wherewhat.options import short_repr
 
 
 def label(s_pos: Tensor, s_sym: Tensor, gamma: float) -> Tensor:
@@ -55,6 +56,8 @@ class QueryLogits:
     bias: Tensor | None = None
     softcap: float | None = None
 
+    __repr__ = short_repr
+
     def heads(self, which: slice) -> QueryLogits:
         """Return some of the heads."""
         bias = None if self.bias is None else self.bias[which]
@@ -80,6 +83,8 @@ class SwapScores:
     variance: Tensor
     positional_deviation: Tensor
     symbolic_deviation: Tensor
+
+    __repr__ = short_repr
 
     @property
     def exclusion(self) -> Tensor:
