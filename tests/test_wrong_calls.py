@@ -90,13 +90,11 @@ def entered(manager):
 WRONG = {
     # requests
     "Request(model=None)": (lambda h: h.request(model=None), "model is None"),
-    "Request(model=module)": (lambda h: h.request(model=h.model), "model is a LlamaForCausalLM"),
     "Request(text=(Document,))": (lambda h: h.request(text=(Document("a", "b", "c"),)), "text holds a Document"),
     "Request(text=5)": (lambda h: h.request(text=5), "text is 5"),
     "Request(text=[None])": (lambda h: h.request(text=[None]), "text is a tuple of NoneType"),
     "Request(tokens='512')": (lambda h: h.request(tokens="512"), "tokens is '512'"),
     "Request(tokens=24.5)": (lambda h: h.request(tokens=24.5), "tokens is 24.5"),
-    "Request(tokens=None)": (lambda h: h.request(tokens=None), "tokens is None"),
     "Request(tokens=True)": (lambda h: h.request(tokens=True), "tokens is True"),
     "Request(tokens=-3)": (lambda h: h.request(tokens=-3), "tokens is -3"),
     "Request(documents='2')": (lambda h: h.request(documents="2"), "documents is '2'"),
@@ -111,7 +109,13 @@ WRONG = {
     "Request(prompts=3)": (lambda h: h.request(prompts=3, text=None), "prompts is 3"),
     "Request(items=3)": (lambda h: h.request(items=3), "items is 3"),
     "Request(token=3)": (lambda h: h.request(token=3), "did you mean 'tokens'"),
-    "Request('axes')": (lambda _: Request("axes"), "too many positional arguments"),
+    "Request('axes', 'gpt2')": (lambda _: Request("axes", "gpt2"), "too many positional arguments"),
+    "Request(texts=[])": (lambda _: Request("axes", texts=[]), "texts is empty"),
+    "Request(texts='')": (lambda _: Request("axes", texts=""), "text 1 has only white space"),
+    "Request(texts=[3.5])": (lambda _: Request("axes", texts=[3.5]), "text 1 is of type float"),
+    "Request(texts=dict)": (lambda _: Request("axes", texts={"input_ids": [1]}), "give its input_ids"),
+    "Request(texts=3)": (lambda _: Request("axes", texts=3), "texts is of type int"),
+    "Request(text, texts)": (lambda h: h.request(texts=["a b c"]), "were both given"),
     "Request()": (lambda _: Request(), "'measurement'"),
     "Request.with_weights('gold')": (lambda h: h.request().with_weights("gold"), "weights is 'gold'"),
     "ModelRequest(seed='0')": (lambda _: ModelRequest(seed="0"), "seed is '0'"),
@@ -127,7 +131,6 @@ WRONG = {
     "run('axis')": (lambda h: h.run("axis"), "did you mean 'axes'"),
     "run(unknown option)": (lambda h: h.run(h.request(options={"skp": 1})), "did you mean 'skip'"),
     "run(option of another type)": (lambda h: h.run(h.request(options={"skip": [1]})), "skip=[1]"),
-    "run(out=None)": (lambda h: h.run(h.request(), out=None), "out is None"),
     "run(out=3)": (lambda h: h.run(h.request(), out=3), "out is 3"),
     "run(out=file)": (lambda h: h.run(h.request(tokens=20), out=h.tmp / "text.txt"), "is not a folder"),
     "run(progress='yes')": (lambda h: h.run(h.request(), progress="yes"), "progress is 'yes'"),
@@ -205,8 +208,8 @@ WRONG = {
         lambda h: RunDirectory.open(h.tmp, name="a", config={"a": object()}),
         "config.a has type object",
     ),
-    "RunDirectory.part(3)": (lambda h: h.result.part(3), "key is 3"),
-    "RunDirectory.has(None)": (lambda h: h.result.has(None), "key is None"),
+    "RunDirectory.part(3)": (lambda h: h.result.directory.part(3), "key is 3"),
+    "RunDirectory.has(None)": (lambda h: h.result.directory.has(None), "key is None"),
     # texts
     "read_documents(3)": (lambda _: wherewhat.read_documents(3), "sources is 3"),
     "read_documents([None])": (lambda _: wherewhat.read_documents([None]), "sources is a list of NoneType"),
@@ -241,6 +244,11 @@ WRONG = {
 
 RIGHT = {
     "Request(model=name)": lambda h: h.request().model == ModelRequest(model=str(h.folder)),
+    "Request(model=module)": lambda h: h.request(model=h.model).model.module is h.model,
+    "Request(model=loaded)": lambda h: h.request(model=h.loaded).model.loaded is h.loaded,
+    "Request(texts)": lambda _: [d.name for d in Request("axes", texts=["a", "b"]).texts] == ["text-1", "text-2"],
+    "Request(texts=ids)": lambda _: Request("axes", texts=torch.ones(1, 3).long()).texts[0].ids == (1, 1, 1),
+    "run(out=None)": lambda h: h.run(h.request(), out=None).in_memory,
     "Request(model=path)": lambda h: h.request(model=h.folder).model == ModelRequest(model=h.folder),
     "Request(text=list of paths)": lambda h: h.request(text=[Path("a"), "b"]).text == ("a", "b"),
     "run(tokens=numpy)": lambda h: h.run(h.request(tokens=np.int64(24))).path == h.result.path,
@@ -270,11 +278,11 @@ def test_natural_call_works(here, call):
 def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):
     asked = []
 
-    def run(request, **_):
+    def run(request, *_, **__):
         asked.append(request)
         raise WherewhatError("enough")
 
-    monkeypatch.setattr("wherewhat.report.result.run_request", run)
+    monkeypatch.setattr("wherewhat.report.result.run_with_controls", run)
     with pytest.raises(WherewhatError, match="enough"):
         wherewhat.run("axes", out=tmp_path)
     assert asked == [Request(measurement="axes")]

@@ -178,7 +178,7 @@ def test_numbers_of_layers_are_stored_with_their_unit(folder, text, tmp_path):
 def test_stored_documents_come_back_as_they_were_measured(folder, text, tmp_path):
     directory = run(request(folder, text), out=tmp_path)
     name = directory.scores().to_pydict()["document"][0]
-    document = stored_document(*directory.part(name))
+    document = stored_document(*directory.directory.part(name))
     found = values(directory)
     assert [layer.layer for layer in document.layers] == [0, 1]
     for layer in document.layers:

@@ -44,7 +44,7 @@ def register(declared: _Declared) -> _Declared:
     """
     if not (isinstance(declared, type) and issubclass(declared, Measurement)):
         raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
-    missing = [name for name in ("name", "summary", "metrics") if not getattr(declared, name, None)]
+    missing = [name for name in ("name", "summary", "metrics") if not hasattr(declared, name)]
     missing += sorted(declared.__abstractmethods__)
     if missing:
         raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")

@@ -31,7 +31,10 @@ _LOADING = 3000
 
 def _requests(models: Any) -> Any:
     """Return one or several models as a list of requests."""
-    return [model_request(model) for model in (models if isinstance(models, list | tuple) else [models])]
+    if isinstance(models, list | tuple):
+        return [model_request(model) for model in models]
+    made = model_request(models)
+    return [made] if isinstance(made, ModelRequest | MemoryModel) else made
 
 
 @checked(models=_requests, texts=documents_of)

@@ -6,10 +6,11 @@ import html
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
@@ -57,7 +58,7 @@ class Result:
         *,
         controls: Mapping[str, Result] | None = None,
         left_out: Mapping[str, str] | None = None,
-        folder: Any = None,
+        folder: _TemporaryFolder | None = None,
     ) -> None:
         """Use :func:`measure`, :func:`run` or :meth:`load`."""
         self.directory = directory
@@ -238,8 +239,8 @@ def run(
     """
     asked = Request(request) if isinstance(request, str) else request
     find_measurement(asked.measurement)
-    folder = None if out is not None else tempfile.TemporaryDirectory(prefix="wherewhat-")
-    place = Path(out if folder is None else folder.name)  # type: ignore[arg-type]
+    folder = _TemporaryFolder() if out is None else None
+    place = folder.path if folder is not None else Path(cast("str", out))
     made = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress())
     return _result(made, folder)
 
@@ -302,11 +303,20 @@ def measure(
     return run(request, out=out, controls=controls, progress=progress)
 
 
-def _result(made: Controlled, folder: Any) -> Result:
+class _TemporaryFolder:
+    """A folder that is removed with this object, or at the end of the process."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="wherewhat-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _result(made: Controlled, folder: _TemporaryFolder | None) -> Result:
     """Return the run of the model itself, with those of its control models."""
-    first, *others = made.runs
-    controls = {weights: Result(made.runs[weights], folder=folder) for weights in others}
-    return Result(made.runs[first], controls=controls, left_out=made.left_out, folder=folder)
+    # Opened again, which verifies that each is complete.
+    first, *others = ((weights, RunDirectory.load(one.path)) for weights, one in made.runs.items())
+    controls = {weights: Result(directory, folder=folder) for weights, directory in others}
+    return Result(first[1], controls=controls, left_out=made.left_out, folder=folder)
 
 
 def _copy(run: Path, out: Path) -> Path:

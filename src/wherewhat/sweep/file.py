@@ -59,7 +59,7 @@ def _fields(kind: type[Any], without: tuple[str, ...]) -> type[Any]:
 
 ON_MODELS = _fields(ModelRequest, without=("model", "weights", "seed", "revision"))
 """Options of all models, or of one."""
-ON_TEXTS = _fields(Request, without=("measurement", "model", "text", "prompts", "options"))
+ON_TEXTS = _fields(Request, without=("measurement", "model", "text", "texts", "prompts", "options"))
 """Options of all texts and measurements, or of one."""
 
 
