@@ -347,7 +347,7 @@ class Measurement(ABC):
     def __init_subclass__(cls) -> None:
         """Take the summary from the docstring where the class has none."""
         super().__init_subclass__()
-        if not hasattr(cls, "summary") and cls.__doc__:
+        if not hasattr(cls, "summary") and cls.__doc__ and Measurement not in cls.__bases__:
             cls.summary = cls.__doc__.strip().splitlines()[0]
 
     def more_metrics(self, config: Any) -> tuple[Metric, ...]:

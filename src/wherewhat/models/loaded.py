@@ -115,7 +115,7 @@ class LoadedModel:
         limit, hard = max_positions(self.model)
         if limit is None or count <= limit or (allow_beyond and not hard):
             return
-        way_out = "" if hard else ", or go beyond them where a command has --beyond"
+        way_out = "" if hard else ", or allow more with --beyond (beyond=True)"
         raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")
 
 
