@@ -13,6 +13,7 @@ from wherewhat.imports import lazy_names
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.proof import Proof, capture, intervene, prove
+    from wherewhat.models.catalog import SupportedModel, supported_models
     from wherewhat.report.result import Result, run
     from wherewhat.runs.directory import RunDirectory
     from wherewhat.runs.execution import load
@@ -28,6 +29,7 @@ _HOMES = {
     "Request": "wherewhat.runs.request",
     "Result": "wherewhat.report.result",
     "RunDirectory": "wherewhat.runs.directory",
+    "SupportedModel": "wherewhat.models.catalog",
     "WherewhatError": "wherewhat.errors",
     "capture": "wherewhat.captures.proof",
     "embedded_documents": "wherewhat.text.documents",
@@ -36,6 +38,7 @@ _HOMES = {
     "prove": "wherewhat.captures.proof",
     "read_documents": "wherewhat.text.files",
     "run": "wherewhat.report.result",
+    "supported_models": "wherewhat.models.catalog",
 }
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "Request",
     "Result",
     "RunDirectory",
+    "SupportedModel",
     "WherewhatError",
     "capture",
     "embedded_documents",
@@ -54,6 +58,7 @@ __all__ = [
     "prove",
     "read_documents",
     "run",
+    "supported_models",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
