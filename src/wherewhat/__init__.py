@@ -13,52 +13,109 @@ from wherewhat.imports import lazy_names
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.proof import Proof, capture, intervene, prove
+    from wherewhat.measures.layers import attention_statistics, axes, frequencies, planes, swaps
+    from wherewhat.measures.measurement import (
+        ChoicesMeasurement,
+        Curve,
+        DocumentScores,
+        DocumentsMeasurement,
+        LayerMeasurement,
+        LayerScores,
+        Measurement,
+        Metric,
+        QuestionMeasurement,
+        Text,
+        TextMeasurement,
+    )
+    from wherewhat.measures.registry import register
     from wherewhat.models.catalog import SupportedModel, supported_models
-    from wherewhat.report.result import Result, run
+    from wherewhat.report.report import make_report
+    from wherewhat.report.result import Result, measure, run
     from wherewhat.runs.directory import RunDirectory
     from wherewhat.runs.execution import load
+    from wherewhat.runs.layers import attention
     from wherewhat.runs.request import ModelRequest, Request
     from wherewhat.text.documents import Document, embedded_documents
     from wherewhat.text.files import read_documents
 
 _HOMES = {
+    "ChoicesMeasurement": "wherewhat.measures.measurement",
+    "Curve": "wherewhat.measures.measurement",
     "Document": "wherewhat.text.documents",
+    "DocumentScores": "wherewhat.measures.measurement",
+    "DocumentsMeasurement": "wherewhat.measures.measurement",
     "LayerAttention": "wherewhat.captures.attention",
+    "LayerMeasurement": "wherewhat.measures.measurement",
+    "LayerScores": "wherewhat.measures.measurement",
+    "Measurement": "wherewhat.measures.measurement",
+    "Metric": "wherewhat.measures.measurement",
     "ModelRequest": "wherewhat.runs.request",
     "Proof": "wherewhat.captures.proof",
+    "QuestionMeasurement": "wherewhat.measures.measurement",
     "Request": "wherewhat.runs.request",
     "Result": "wherewhat.report.result",
     "RunDirectory": "wherewhat.runs.directory",
     "SupportedModel": "wherewhat.models.catalog",
+    "Text": "wherewhat.measures.measurement",
+    "TextMeasurement": "wherewhat.measures.measurement",
     "WherewhatError": "wherewhat.errors",
+    "attention": "wherewhat.runs.layers",
+    "attention_statistics": "wherewhat.measures.layers",
+    "axes": "wherewhat.measures.layers",
     "capture": "wherewhat.captures.proof",
     "embedded_documents": "wherewhat.text.documents",
+    "frequencies": "wherewhat.measures.layers",
     "intervene": "wherewhat.captures.proof",
     "load": "wherewhat.runs.execution",
+    "make_report": "wherewhat.report.report",
+    "measure": "wherewhat.report.result",
+    "planes": "wherewhat.measures.layers",
     "prove": "wherewhat.captures.proof",
     "read_documents": "wherewhat.text.files",
+    "register": "wherewhat.measures.registry",
     "run": "wherewhat.report.result",
     "supported_models": "wherewhat.models.catalog",
+    "swaps": "wherewhat.measures.layers",
 }
 
 __all__ = [
+    "ChoicesMeasurement",
+    "Curve",
     "Document",
+    "DocumentScores",
+    "DocumentsMeasurement",
     "LayerAttention",
+    "LayerMeasurement",
+    "LayerScores",
+    "Measurement",
+    "Metric",
     "ModelRequest",
     "Proof",
+    "QuestionMeasurement",
     "Request",
     "Result",
     "RunDirectory",
     "SupportedModel",
+    "Text",
+    "TextMeasurement",
     "WherewhatError",
+    "attention",
+    "attention_statistics",
+    "axes",
     "capture",
     "embedded_documents",
+    "frequencies",
     "intervene",
     "load",
+    "make_report",
+    "measure",
+    "planes",
     "prove",
     "read_documents",
+    "register",
     "run",
     "supported_models",
+    "swaps",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,9 +1,12 @@
-"""Progress of long work. The command line shows it; the library is silent by default."""
+"""Progress of long work, on a terminal, in a notebook, or nowhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 T = TypeVar("T")
 
@@ -34,3 +37,47 @@ class Silent:
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
         """Iterate over ``items``."""
         return iter(items)
+
+
+class TerminalProgress:
+    """Progress on a terminal and, without bars, in a notebook; silent in scripts and logs.
+
+    Args:
+        console: Where to write; standard error by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console(stderr=True)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the output is a terminal or a notebook."""
+        return self._console.is_terminal or self._console.is_jupyter
+
+    def say(self, line: str) -> None:
+        """Show one line, unless it is empty or nobody would see it."""
+        if line and self.shown:
+            self._console.print(line, style="dim", markup=False, highlight=False)
+
+    def track(self, items: Sequence[T], label: str) -> Iterator[T]:
+        """Iterate over ``items`` with a progress bar and the remaining time."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
+            yield from bar.track(items, description=label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -101,6 +101,10 @@ def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
     return term if term.shape[-2] == 1 else term[..., rows, :]
 
 
+MaskCopies = dict[tuple[int, torch.Size, tuple[int, ...]], tuple[Tensor, Tensor]]
+"""Terms of masks and their copies, by address and shape of the original."""
+
+
 @dataclass(frozen=True)
 class LayerAttention:
     """Attention of one layer in one forward pass.
@@ -126,6 +130,8 @@ class LayerAttention:
         softcap: If given, ``softcap · tanh(logit / softcap)`` is applied before the mask.
         sinks: Logit of the sink column of each head, ``(heads,)``.
         declared_window: Sliding window that the model declares for this layer, if any.
+        key_mixing: How much keys depend on the inputs of other tokens, see
+            :func:`~wherewhat.captures.blocks.key_mixing`; None if that was not measured.
     """
 
     layer: int
@@ -141,6 +147,39 @@ class LayerAttention:
     softcap: float | None = None
     sinks: Tensor | None = None
     declared_window: int | None = None
+    key_mixing: float | None = None
+
+    def copied(self, *, device: torch.device | None = None, memo: MaskCopies | None = None) -> LayerAttention:
+        """Return a copy that stays valid after the forward pass.
+
+        Args:
+            device: Device of the copy; that of the layer by default.
+            memo: Masks that were copied before: layers that share a mask then share its copy.
+        """
+        known: MaskCopies = {} if memo is None else memo
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device or tensor.device, copy=True)
+
+        def shared(term: Tensor) -> Tensor:
+            key = (term.data_ptr(), term.shape, term.stride())
+            if key not in known:
+                known[key] = (term, copy(term))  # the original is held, so that its address stays its own
+            return known[key][1]
+
+        mask = self.mask
+        added, hidden, visible = (tuple(map(shared, terms)) for terms in (mask.added, mask.hidden, mask.visible_only))
+        on = device or mask.device
+        return replace(
+            self,
+            rot_q=copy(self.rot_q),
+            rot_k=copy(self.rot_k),
+            value=copy(self.value),
+            output=copy(self.output),
+            mask=replace(mask, added=added, hidden=hidden, visible_only=visible, device=on),
+            positions=copy(self.positions),
+            sinks=None if self.sinks is None else copy(self.sinks),
+        )
 
     def __repr__(self) -> str:
         batch, heads, n, d = self.rot_q.shape

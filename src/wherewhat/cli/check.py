@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import TerminalProgress
 from wherewhat.errors import WherewhatError
+from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _proved(given: dict[str, Any]) -> tuple[str, Proof]:
     from wherewhat.captures.proof import prove
     from wherewhat.runs.execution import load_model
 
-    loaded = load_model(ModelRequest(**given), say=TerminalProgress(Console(stderr=True)).say)
+    loaded = load_model(ModelRequest(**given), say=TerminalProgress().say)
     return loaded.name, prove(loaded.model)
 
 

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from wherewhat.cli import options
 from wherewhat.cli.options import Given, collect, with_fields
-from wherewhat.cli.terminal import TerminalProgress, print_line
+from wherewhat.cli.terminal import print_line
 from wherewhat.measures.measurement import Measurement
+from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest, Request
 
 
@@ -52,7 +53,7 @@ def _execute(measurement: Measurement, given: Given) -> None:
     from wherewhat.runs.results import StoredRun
 
     controls = measurement.controls if given.control and given.request.model.weights == "trained" else ()
-    progress = TerminalProgress(Console(stderr=True))
+    progress = TerminalProgress()
     made = run_with_controls(given.request, controls, out=given.out, progress=progress)
     runs = {weights: StoredRun(directory) for weights, directory in made.runs.items()}
     summaries = [(weights, run.summaries) for weights, run in runs.items()]

@@ -11,7 +11,8 @@ from rich.markup import escape
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, TerminalProgress, print_line
+from wherewhat.cli.terminal import Table, print_line
+from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def report(
         documents=documents,
         tokens=tokens,
         multihop=tuple(multihop or ()),
-        progress=TerminalProgress(Console(stderr=True)),
+        progress=TerminalProgress(),
     )
     path = made.write(out / f"{made.name}.html")
     console = Console()

@@ -306,13 +306,18 @@ class ReportRun:
     beyond: bool = False
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """The config of a measurement without options."""
+
+
 class Measurement(ABC):
     """Declaration common to all measurements. Subclass one of the five kinds below, not this class.
 
     Attributes:
         name: Subcommand and name in the store.
         group: Panel of ``wherewhat --help`` that lists it.
-        summary: One line for ``--help`` and the report.
+        summary: One line for ``--help`` and the report; by default the first line of the class's docstring.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
         metrics: Its metrics, most important first.
         limits: Limitations of the numbers.
@@ -328,9 +333,9 @@ class Measurement(ABC):
     name: ClassVar[str]
     group: ClassVar[str] = "Measurements"
     summary: ClassVar[str]
-    config: ClassVar[type[Any]]
+    config: ClassVar[type[Any]] = NoOptions
     metrics: ClassVar[tuple[Metric, ...]]
-    limits: ClassVar[str]
+    limits: ClassVar[str] = ""
     page: ClassVar[str | None] = None
     controls: ClassVar[tuple[Control, ...]] = ("random",)
     least_documents: ClassVar[int] = 1
@@ -338,6 +343,12 @@ class Measurement(ABC):
     over: ClassVar[str] = "mean over heads and documents"
     report: ClassVar[ReportRun | None] = None
     revision: ClassVar[int] = 1
+
+    def __init_subclass__(cls) -> None:
+        """Take the summary from the docstring where the class has none."""
+        super().__init_subclass__()
+        if not hasattr(cls, "summary") and cls.__doc__:
+            cls.summary = cls.__doc__.strip().splitlines()[0]
 
     def more_metrics(self, config: Any) -> tuple[Metric, ...]:
         """Return the metrics whose names depend on the config; they come after ``metrics``."""
@@ -381,9 +392,11 @@ class Measurement(ABC):
 class LayerMeasurement(Measurement):
     """A measurement of one layer at a time, while the forward pass runs."""
 
+    report: ClassVar[ReportRun | None] = ReportRun(2.0, documents=1)
+
     @abstractmethod
-    def measure(self, layer: LayerAttention, config: Any) -> LayerScores:
-        """Return the scores of one layer."""
+    def measure(self, layer: LayerAttention, config: Any) -> LayerScores | Mapping[str, Tensor]:
+        """Return the scores of one layer, or only values per head by metric: ``(heads,)`` or ``(kv_heads,)`` each."""
 
     def check(self, layers: Sequence[LayerScores]) -> None:
         """Raise a :class:`~wherewhat.errors.MeasureError` if no layer of the model can be measured."""
@@ -393,8 +406,8 @@ class TextMeasurement(Measurement):
     """A measurement of a model on one text."""
 
     @abstractmethod
-    def measure(self, subject: Subject, text: Text, config: Any) -> DocumentScores:
-        """Return the scores of one text."""
+    def measure(self, subject: Subject, text: Text, config: Any) -> DocumentScores | Mapping[str, float]:
+        """Return the scores of one text, or only values of the model as a whole by metric."""
 
 
 class QuestionMeasurement(Measurement):
@@ -432,13 +445,33 @@ class DocumentsMeasurement(Measurement):
 def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> DocumentScores:
     """Return the scores of one text, for measurements of layers and of texts."""
     if isinstance(measurement, TextMeasurement):
-        return measurement.measure(subject, text, config)
+        found = measurement.measure(subject, text, config)
+        return found if isinstance(found, DocumentScores) else DocumentScores([], found)
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
     layers: list[LayerScores] = []
-    subject.run(text.ids, lambda layer: layers.append(measurement.measure(layer, config)))
+    subject.run(
+        text.ids, lambda layer: layers.append(_layer_scores(measurement, layer, measurement.measure(layer, config)))
+    )
     measurement.check(layers)
     return DocumentScores(layers, measurement.pooled(layers))
+
+
+def _layer_scores(
+    measurement: Measurement, layer: LayerAttention, found: LayerScores | Mapping[str, Tensor]
+) -> LayerScores:
+    """Return values per head as scores of the layer, those of key heads repeated for the query heads that read them."""
+    if isinstance(found, LayerScores):
+        return found
+    heads = {}
+    for name, values in found.items():
+        if tuple(values.shape) not in ((layer.heads,), (layer.kv_heads,)):
+            raise MeasureError(
+                f"{measurement.name} returned {name} of shape {tuple(values.shape)} for layer {layer.layer}: return "
+                f"one value per head, ({layer.heads},)"
+            )
+        heads[name] = values.detach().cpu().repeat_interleave(layer.heads // len(values))
+    return LayerScores(layer.layer, heads)
 
 
 def check_minimum(config: Any, least: int, *names: str) -> None:

@@ -38,17 +38,22 @@ _known: dict[str, Measurement] = {}
 
 
 def register(declared: _Declared) -> _Declared:
-    """Add a measurement; use it as a class decorator."""
+    """Add a measurement; use it as a class decorator.
+
+    A class of a notebook or script (``__main__``) may be registered again after it was changed.
+    """
     if not (isinstance(declared, type) and issubclass(declared, Measurement)):
         raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
-    missing = [name for name in ("name", "summary", "config", "metrics", "limits") if not hasattr(declared, name)]
+    missing = [name for name in ("name", "summary", "metrics") if not getattr(declared, name, None)]
+    missing += sorted(declared.__abstractmethods__)
     if missing:
         raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")
     if not is_dataclass(declared.config):
         raise ConfigError(f"the config of the measurement {declared.__name__} is {declared.config!r}: give a dataclass")
     measurement = declared()
-    known = measurements()
-    if measurement.name in known:
+    known = measurements().get(measurement.name)
+    again = declared.__module__ == "__main__" and type(known).__qualname__ == declared.__qualname__
+    if known is not None and not again:
         raise ConfigError(f"there is already a measurement '{measurement.name}': choose another name")
     _known[measurement.name] = measurement
     return declared

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wherewhat.errors import ConfigError, LoadError, TextError, one_line
+from wherewhat.hashes import ascii_json_sha256
 from wherewhat.imports import require
 from wherewhat.models.positions import max_positions
 from wherewhat.models.source import Weights
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 DTYPES = {dtype: getattr(torch, dtype) for dtype in ("float32", "bfloat16", "float16", "float64")}
 """Supported dtypes by name."""
+
+PROBE = "a"
+"""Shortest text, to find out what a tokenizer does."""
 
 
 @dataclass(frozen=True)
@@ -59,37 +64,50 @@ class LoadedModel:
         return bool(self.prefix)
 
     @checked()
-    def encode(self, text: str, *, tokens: int | None = None, allow_beyond: bool = False) -> torch.Tensor:
+    def encode(
+        self, text: str | Sequence[int], *, tokens: int | None = None, allow_beyond: bool = False
+    ) -> torch.Tensor:
         """Return the token ids of a text.
 
         Args:
-            text: The text.
+            text: The text, or its token ids, to which nothing is added.
             tokens: Exact number of ids to return, the prefix included; None for the whole text.
             allow_beyond: Allow more tokens than the model was designed for, if it can compute them.
 
         Returns:
             Tensor `(n,)` of int64 on the CPU: BOS if the model expects it, then the text, without an end token.
         """
-        if tokens is not None and tokens <= len(self.prefix):
+        if isinstance(text, str) and tokens is not None and tokens <= len(self.prefix):
             raise ConfigError(f"tokens={tokens} leaves no token for the text: ask for at least {len(self.prefix) + 1}")
         # Checked before a long text is tokenised.
         self.check_length(tokens or 0, allow_beyond=allow_beyond)
+        ids = self.tokenize(text)
+        if tokens is not None and len(ids) < tokens:
+            raise TextError(f"the text has {len(ids)} tokens, but {tokens} were asked for: use a longer text")
+        ids = ids[:tokens]
+        self.check_length(len(ids), allow_beyond=allow_beyond)
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def tokenize(self, text: str | Sequence[int]) -> list[int]:
+        """Return the prefix and all ids of a text, or token ids as they are, checked to be in the vocabulary."""
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        if not isinstance(text, str):
+            outside = next((index for index in text if not 0 <= index < rows), None)
+            if outside is not None or not text:
+                problem = (
+                    "there are no token ids" if outside is None else f"token id {outside} is not in the vocabulary"
+                )
+                raise TextError(f"{problem}: {self.name} has ids 0 to {rows - 1}")
+            return list(text)
         try:
             body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         except (TypeError, UnicodeError) as error:  # lone surrogates
             raise TextError(f"the tokenizer cannot read the text: {one_line(error)}") from None
         if not body:
             raise TextError("the text is empty: it has no tokens")
-        ids = [*self.prefix, *body]
-        if tokens is not None:
-            if len(ids) < tokens:
-                raise TextError(f"the text has {len(ids)} tokens, but {tokens} were asked for: use a longer text")
-            ids = ids[:tokens]
-        self.check_length(len(ids), allow_beyond=allow_beyond)
-        rows = self.model.get_input_embeddings().weight.shape[0]
-        if max(ids) >= rows:
-            raise TextError(f"the tokenizer gave id {max(ids)}, but {self.name} knows only {rows} tokens")
-        return torch.tensor(ids, dtype=torch.int64)
+        if max(body) >= rows:
+            raise TextError(f"the tokenizer gave id {max(body)}, but {self.name} knows only {rows} tokens")
+        return [*self.prefix, *body]
 
     @checked()
     def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
@@ -145,3 +163,21 @@ def describe_dtype(model: torch.nn.Module) -> str:
     """Return the dtype of a model's weights, which for quantised checkpoints may differ from the requested one."""
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return str(dtype).removeprefix("torch.")
+
+
+def text_prefix(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that a tokenizer puts in front of a text: usually BOS or nothing, two tokens for GLM."""
+    body = list(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    full = list(tokenizer(PROBE, add_special_tokens=True)["input_ids"])
+    for start in range(len(full) - len(body) + 1):
+        if full[start : start + len(body)] == body:
+            return tuple(full[:start])
+    return ()
+
+
+def tokenizer_hash(tokenizer: Any, prefix: tuple[int, ...]) -> str:
+    """Return the hash of a tokenizer's prefix and rules, or of its vocabulary if its rules cannot be serialised."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None and hasattr(backend, "to_str") else ""
+    vocabulary = sorted(tokenizer.get_vocab().items()) if not rules else None
+    return ascii_json_sha256({"rules": rules, "vocabulary": vocabulary, "prefix": list(prefix)})

@@ -17,18 +17,19 @@ from wherewhat.models.controls import random_control, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
+    PROBE,
     LoadedModel,
     check_device_map,
     describe_device,
     describe_dtype,
     resolve_device,
     resolve_dtype,
+    text_prefix,
+    tokenizer_hash,
 )
 from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
 from wherewhat.models.suitability import check_finite, check_loaded, is_readable, read_config, stored_tensors
 from wherewhat.options import check_seed, checked
-
-_PROBE = "a"
 
 
 @checked(spec=not_loaded, device=torch_name, dtype=torch_name)
@@ -107,7 +108,7 @@ def load(
             check_finite(stored_tensors(weight_files(folder, source.spec)), source.spec, "stored")
     model.eval()
     model.requires_grad_(False)
-    prefix = _text_prefix(tokenizer) if source.gguf is None else (() if bos is None else (bos,))
+    prefix = text_prefix(tokenizer) if source.gguf is None else (() if bos is None else (bos,))
     identified = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     return LoadedModel(
         model=model,
@@ -120,7 +121,7 @@ def load(
         device=describe_device(model),
         revision=source.revision,
         weights_hash=ascii_json_sha256(identified),
-        tokenizer_hash=_tokenizer_hash(tokenizer, prefix),
+        tokenizer_hash=tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
     )
 
@@ -181,27 +182,9 @@ def _load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_o
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
         )
-        works = bool(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
+        works = bool(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     except Exception as error:  # noqa: BLE001 - the Rust tokenizers raise bare Exception
         raise LoadError(f"the tokenizer of {spec!r} cannot be read: {one_line(error)}") from None
     if not works:
-        raise LoadError(f"the tokenizer of {spec!r} is empty: {_PROBE!r} gives no tokens")
+        raise LoadError(f"the tokenizer of {spec!r} is empty: {PROBE!r} gives no tokens")
     return tokenizer
-
-
-def _text_prefix(tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that a tokenizer puts in front of a text: usually BOS or nothing, two tokens for GLM."""
-    body = list(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
-    full = list(tokenizer(_PROBE, add_special_tokens=True)["input_ids"])
-    for start in range(len(full) - len(body) + 1):
-        if full[start : start + len(body)] == body:
-            return tuple(full[:start])
-    return ()
-
-
-def _tokenizer_hash(tokenizer: Any, prefix: tuple[int, ...]) -> str:
-    """Return the hash of a tokenizer's prefix and rules, or of its vocabulary if its rules cannot be serialised."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None and hasattr(backend, "to_str") else ""
-    vocabulary = sorted(tokenizer.get_vocab().items()) if not rules else None
-    return ascii_json_sha256({"rules": rules, "vocabulary": vocabulary, "prefix": list(prefix)})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
-from wherewhat.errors import ConfigError, StoreError, TextError
+from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import config_hash, parse_object, run_folder_name
 from wherewhat.measures.measurement import Capacity
@@ -25,6 +25,7 @@ from wherewhat.models.positions import max_positions
 from wherewhat.models.source import resolve
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.inputs import document_length, document_text
 from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
 from wherewhat.runs.provenance import collect_versions
 from wherewhat.runs.request import ModelRequest, Request
@@ -67,8 +68,8 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         proof: The model's proof; a new one by default.
     """
     loaded.check_length(tokens)
-    shortest = min(_token_count(loaded, text, tokens) for text in texts)
-    ids = loaded.encode(texts[0].text, tokens=tokens)
+    shortest = min(document_length(loaded, text) for text in texts)
+    ids, *_ = [document_text(loaded, text, tokens).ids[0] for text in texts]  # all are long enough
     logits: dict[int, Tensor] = {}
     kv_heads: set[int] = set()
     planes: list[int] = []
@@ -105,15 +106,15 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "dtype": loaded.dtype,
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)
-    return Excerpt(_pieces(loaded, texts[0].text, ids), logits, facts, capacity, seconds)
+    return Excerpt(_pieces(loaded, texts[0], ids), logits, facts, capacity, seconds)
 
 
-def _pieces(loaded: LoadedModel, text: str, ids: Tensor) -> list[str]:
+def _pieces(loaded: LoadedModel, document: Document, ids: Tensor) -> list[str]:
     """Return the text in pieces, one per token; together they are the text if the tokenizer has character offsets."""
-    prefix = len(loaded.prefix)
+    prefix, text = len(loaded.prefix) if document.ids is None else 0, document.text
     names = [str(loaded.tokenizer.decode([index])) for index in ids[:prefix].tolist()]
     body = ids[prefix:].tolist()
-    if not getattr(loaded.tokenizer, "is_fast", False):
+    if document.ids is not None or not getattr(loaded.tokenizer, "is_fast", False):
         return [*names, *(str(loaded.tokenizer.decode([index])) for index in body)]
     encoded = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     end = 0
@@ -122,15 +123,6 @@ def _pieces(loaded: LoadedModel, text: str, ids: Tensor) -> list[str]:
         names.append(text[end : max(end, stop)])
         end = max(end, stop)
     return names
-
-
-def _token_count(loaded: LoadedModel, text: Document, tokens: int) -> int:
-    """Return the number of tokens of a text, which must be at least ``tokens``."""
-    body = loaded.tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
-    found = len(loaded.prefix) + len(body)
-    if found < tokens:
-        raise TextError(f"document '{text.name}' has {found} tokens, but {tokens} are needed: use a longer text")
-    return found
 
 
 @dataclass(frozen=True)

@@ -54,16 +54,20 @@ class Report:
         name: File name without extension.
         data: Everything the page shows, as plain JSON.
         models: The models with their headline numbers.
+        body: File in ``assets`` with its HTML.
+        scripts: Names of its scripts in ``assets``.
     """
 
     name: str
     data: dict[str, Any]
     models: list[Profiled] = field(default_factory=list)
+    body: str = "page.html"
+    scripts: tuple[str, ...] = _SCRIPTS
 
     def html(self) -> str:
         """Return the page. Text of models and documents is in the data only; the script inserts it as text."""
-        scripts = [asset(f"{name}.js") for name in _SCRIPTS]
-        body, style = asset("page.html"), asset("page.css")
+        scripts = [asset(f"{name}.js") for name in self.scripts]
+        body, style = asset(self.body), asset("page.css")
         return whole_page(title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data)
 
     def write(self, path: Path) -> Path:
@@ -72,6 +76,12 @@ class Report:
         make_folder(path.parent)
         write_file(path, content)
         return path
+
+
+def result_page(data: dict[str, Any]) -> Report:
+    """Return the page of one measurement, from :func:`wherewhat.report.sections.result_data`."""
+    scripts = ("tools", "charts", "others", "method", "result")
+    return Report("result", data, body="result.html", scripts=scripts)
 
 
 def asset(name: str) -> str:

@@ -116,16 +116,17 @@ def plan(
         run = measurement.report_run(capacity, tokens=tokens)
         if run is None:
             continue
+        length = run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
         request = Request(
             measurement=measurement.name,
             model=model,
             text=tuple(text) if text else None,
             documents=min(run.documents or documents, documents),
-            tokens=run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens),
+            tokens=length,
             beyond=run.beyond,
             options=run.options,
         )
-        cost = run.passes * (request.documents or 1) * request.tokens
+        cost = run.passes * (request.documents or 1) * length
         planned.append(Planned(request, cost))
         if model.weights == "trained":
             controls += [Planned(request.with_weights(weights), cost) for weights in run.controls]

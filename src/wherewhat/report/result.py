@@ -1,49 +1,155 @@
-"""``Result``: a finished run with tables and figures for notebooks."""
+"""Measure a model from Python; the result is a finished run with tables, figures and a page."""
 
 from __future__ import annotations
 
 import html
 import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, StoreError
+from wherewhat.files import make_folder
+from wherewhat.measures.measurement import Control
+from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval
 from wherewhat.options import checked
-from wherewhat.progress import Progress
+from wherewhat.progress import Progress, TerminalProgress
 from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save_table
+from wherewhat.report.page import result_page
+from wherewhat.report.sections import result_data
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import run as run_request
-from wherewhat.runs.request import Request
+from wherewhat.runs.execution import Controlled, run_with_controls
+from wherewhat.runs.frames import FrameKind, as_frame, curve_table, head_table, layer_table
+from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary, StoredRun
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from plotly.graph_objects import Figure
 
+    from wherewhat.runs.profiles import ProfileFile
 
-class Result(RunDirectory):
-    """A finished run directory with a summary table and figures.
+
+class Result:
+    """A finished run with tables, figures and a page; in a notebook it is displayed as a table.
+
+    Attributes:
+        directory: Its run directory.
+        stored: Reader of its scores and curves.
+        controls: Results of the control models that were measured with it, by their weights.
+        left_out: Why a control model is missing, by its weights.
 
     Examples:
-        >>> result = wherewhat.run(wherewhat.Request(measurement="axes"), out=Path("runs"))
-        >>> result  # a table of means, intervals and controls
+        >>> result = wherewhat.measure("axes", model, ids, controls=("random",))
+        >>> result.heads().sort_values("unique_c")  # a DataFrame with one row per head
         >>> result.plot("map", metric="r_behaviour")
-        >>> result.export(Path("r.svg"))
+        >>> result.report("page.html")
     """
 
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        controls: Mapping[str, Result] | None = None,
+        left_out: Mapping[str, str] | None = None,
+        folder: Any = None,
+    ) -> None:
+        """Use :func:`measure`, :func:`run` or :meth:`load`."""
+        self.directory = directory
+        self.stored = StoredRun(directory)
+        self.controls = dict(controls or {})
+        self.left_out = dict(left_out or {})
+        self._folder = folder  # temporary folder of a run in memory, removed with the last result that is in it
+
     @classmethod
+    @checked()
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Open a finished run for reading."""
-        return cast("Result", super().load(path))
+        return cls(RunDirectory.load(path))
+
+    @property
+    def path(self) -> Path:
+        """Path of the run directory."""
+        return self.directory.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that the numbers depend on."""
+        return self.directory.config
+
+    @property
+    def measurement(self) -> str:
+        """Name of the measurement."""
+        return self.stored.measurement.name
+
+    def scores(self) -> pa.Table:
+        """Return all scores as stored: one row per document, layer, head and metric."""
+        return self.directory.scores()
+
+    def profiles(self) -> ProfileFile:
+        """Return all curves by name, each read on access."""
+        return self.directory.profiles()
+
+    def provenance(self) -> dict[str, Any]:
+        """Return versions, hashes, device and times."""
+        return dict(self.directory.provenance())
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the run is kept only as long as this object; use :meth:`save` to keep it."""
+        return self._folder is not None
+
+    @checked()
+    def save(self, out: str | os.PathLike[str]) -> Result:
+        """Copy the run and those of its control models into a folder of run directories; return the copy.
+
+        A run that the folder holds already is left as it is.
+        """
+        controls = {weights: one.save(out) for weights, one in self.controls.items()}
+        return Result(RunDirectory.load(_copy(self.path, Path(out))), controls=controls, left_out=self.left_out)
 
     def summary(self) -> list[MetricSummary]:
         """Return means over heads with intervals over documents, and their controls."""
-        return StoredRun(self).summaries
+        return self.stored.summaries
+
+    @checked()
+    def heads(self, *, tidy: bool = False, frame: FrameKind = "pandas") -> Any:
+        """Return one row per head with one column per metric: means over documents.
+
+        Args:
+            tidy: Return one row per document, head and metric instead.
+            frame: Library of the table: pandas, polars or pyarrow.
+        """
+        return as_frame(head_table(self._runs, tidy=tidy), frame)
+
+    @checked()
+    def layers(self, *, tidy: bool = False, frame: FrameKind = "pandas") -> Any:
+        """Return one row per layer with one column per metric: means over heads and documents.
+
+        Args:
+            tidy: Return one row per layer and metric instead, with the 95 % interval over documents.
+            frame: Library of the table: pandas, polars or pyarrow.
+        """
+        return as_frame(layer_table(self._runs, tidy=tidy), frame)
+
+    @checked()
+    def curves(self, name: str | None = None, *, frame: FrameKind = "pandas") -> Any:
+        """Return curves with one row per value, such as the distance term of every head.
+
+        Args:
+            name: Name of the curve, such as ``a``; all curves by default.
+            frame: Library of the table: pandas, polars or pyarrow.
+        """
+        return as_frame(curve_table(self._runs, name), frame)
 
     @checked()
     def plot(self, name: str | None = None, **options: Any) -> Figure:
         """Return a figure; see :func:`wherewhat.report.figures.figure`."""
-        return figure(StoredRun(self), name, **options)
+        return figure(self.stored, name, **options)
 
     @checked()
     def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
@@ -53,50 +159,180 @@ class Result(RunDirectory):
             return save_figure(self.plot(name, **options), path)
         if name is not None or options:
             raise ConfigError(f"{path.name} holds all scores: leave out the figure and its options")
-        return save_table(self, path)
+        return save_table(self.directory, path)
+
+    @checked()
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page with the numbers, controls, figure and provenance of this run; return its path.
+
+        It is one HTML file that opens offline. :func:`wherewhat.make_report` makes the report of all measurements.
+        """
+        return result_page(result_data(self._runs, self.left_out)).write(Path(path))
+
+    @property
+    def _runs(self) -> dict[str, StoredRun]:
+        controls = {weights: one.stored for weights, one in self.controls.items()}
+        return {str(self.config["weights"]): self.stored, **controls}
+
+    def __repr__(self) -> str:
+        """Return a table of means, intervals and controls."""
+        run = self.stored
+        rows = [_cells(summary, self._beside) for summary in run.summaries]
+        header = [run.measurement.over, "value (95 %)", *(f"{name} control" for name in self._beside), "control"]
+        keep = [i for i in range(len(header)) if i < 2 or any(row[i] for row in rows)]
+        table = [[row[i] for i in keep] for row in (header, *rows)]
+        widths = [max(len(row[i]) for row in table) for i in range(len(keep))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        place = "in memory" if self.in_memory else str(self.path)
+        return "\n".join([f"{run.measurement.name}: {run.title}", *lines, place])
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows; names of models and documents are escaped."""
-        run = StoredRun(self)
-        kinds = run.kinds
-        rows = "".join(
-            f'<tr title="{html.escape(s.metric.reading)}"><td style="text-align:left">'
-            f"{html.escape(s.metric.title)}</td>"
-            f"<td>{_words(s.overall)}</td><td>{html.escape(s.metric.unit)}</td><td>{_control(s)}</td>"
-            + "".join(f"<td>{_words(s.kinds[kind]) if kind in s.kinds else ''}</td>" for kind in kinds)
-            + "</tr>"
-            for s in run.summaries
-        )
-        more = "".join(f"<th>{html.escape(kind)} ({len(layers)})</th>" for kind, layers in kinds.items())
-        measurement = run.measurement
+        run = self.stored
+        header = [run.measurement.over, "value (95 %)", *(f"{name} control" for name in self._beside), "control"]
+        header += [f"{kind} ({len(layers)})" for kind, layers in run.kinds.items()]
+        rows = ""
+        for summary in run.summaries:
+            kinds = [_words(summary.kinds[kind]) if kind in summary.kinds else "" for kind in run.kinds]
+            first, *cells = map(html.escape, [*_cells(summary, self._beside), *kinds])
+            rows += (
+                f'<tr title="{html.escape(summary.metric.reading)}"><td style="text-align:left">{first}</td>'
+                + "".join(f"<td>{cell}</td>" for cell in cells)
+                + "</tr>"
+            )
+        left_out = [f"No {weights} control: {reason}" for weights, reason in self.left_out.items()]
         return (
-            f"<b>{html.escape(measurement.name)}</b>: {html.escape(run.title)}"
-            '<table><thead><tr><th style="text-align:left">mean over heads and documents</th><th>value, 95 %</th>'
-            f"<th>unit</th><th>control</th>{more}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<small>{html.escape(measurement.limits)}</small>"
+            f"<b>{html.escape(run.measurement.name)}</b>: {html.escape(run.title)}<table><thead><tr>"
+            + "".join(f'<th style="text-align:left">{html.escape(name)}</th>' for name in header)
+            + f"</tr></thead><tbody>{rows}</tbody></table>"
+            f"<small>{html.escape(' '.join([*left_out, run.measurement.limits]))}</small>"
         )
+
+    @property
+    def _beside(self) -> dict[str, dict[str, Interval]]:
+        """Values of the control models by weights and metric."""
+        return {
+            weights: {summary.metric.name: summary.overall for summary in one.summary()}
+            for weights, one in self.controls.items()
+        }
 
 
 @checked()
-def run(request: Request | str, *, out: str | os.PathLike[str], progress: Progress | None = None) -> Result:
-    """Measure, store, and return the finished run; see :func:`wherewhat.runs.execution.run`.
+def run(
+    request: Request | str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    controls: Sequence[Control] = (),
+    progress: Progress | None = None,
+) -> Result:
+    """Measure what a request describes and return the finished run.
 
     Args:
-        request: What to measure; the name of a measurement means ``Request(measurement=name)``.
-        out: Folder of run directories.
-        progress: Progress callback; silent by default.
+        request: What to measure; the name of a measurement means ``Request(name)``, with the embedded model and text.
+        out: Folder of run directories, in which finished parts are found again; None keeps the run in memory.
+        controls: Weights of control models to measure as well, such as ``("random", "shuffled")``.
+        progress: Progress callback; by default progress is shown on a terminal and in notebooks.
     """
-    asked = Request(measurement=request) if isinstance(request, str) else request
-    return Result.load(run_request(asked, out=Path(out), progress=progress).path)
+    asked = Request(request) if isinstance(request, str) else request
+    find_measurement(asked.measurement)
+    folder = None if out is not None else tempfile.TemporaryDirectory(prefix="wherewhat-")
+    place = Path(out if folder is None else folder.name)  # type: ignore[arg-type]
+    made = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress())
+    return _result(made, folder)
+
+
+@checked()
+def measure(
+    measurement: str,
+    model: Any = "smollm2",
+    ids: Any = None,
+    *,
+    texts: Any = None,
+    tokenizer: Any = None,
+    controls: Sequence[Control] = (),
+    out: str | os.PathLike[str] | None = None,
+    documents: int | None = None,
+    tokens: int | None = None,
+    prompts: str | None = None,
+    items: str | None = None,
+    beyond: bool = False,
+    chunk: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Result:
+    """Measure a model, in memory or by name, and return the result.
+
+    Args:
+        measurement: Name of the measurement, such as ``axes``, ``heads`` or one of your own.
+        model: A model of transformers, a PEFT model, a pipeline, what :func:`wherewhat.load` returned, or a name,
+            folder or file.
+        ids: Token ids: ``(n,)`` for one document, ``(documents, n)`` or a list of lists for several.
+        texts: Strings, documents or a column of a dataset instead; by default the embedded prose.
+        tokenizer: Tokenizer of a model in memory, for texts.
+        controls: Control models to measure as well: ``random``, ``shuffled``.
+        out: Folder of run directories; None keeps the run in memory until it is saved.
+        documents: Number of documents; by default all that are given.
+        tokens: Tokens of each document; by default as many as the shortest has, of texts at most 512.
+        prompts: Kind of prompts to generate instead of texts.
+        items: Task or file of questions with alternatives, for the measurement ``choices``.
+        beyond: Allow texts longer than the model's trained length.
+        chunk: Run longer documents in chunks of this many tokens.
+        seed: Seed of control models and prompts.
+        progress: Progress callback; by default progress is shown on a terminal and in notebooks.
+        options: Options of the measurement, by name.
+    """
+    if ids is not None and texts is not None:
+        raise ConfigError("ids and texts were both given: give one of them")
+    request = Request(
+        measurement,
+        model=replace(model_request(model, tokenizer), seed=seed) if seed else model_request(model, tokenizer),
+        texts=texts if ids is None else ids,
+        documents=documents,
+        tokens=tokens,
+        prompts=prompts,
+        items=items,
+        beyond=beyond,
+        chunk=chunk,
+        options=options,
+    )
+    return run(request, out=out, controls=controls, progress=progress)
+
+
+def _result(made: Controlled, folder: Any) -> Result:
+    """Return the run of the model itself, with those of its control models."""
+    first, *others = made.runs
+    controls = {weights: Result(made.runs[weights], folder=folder) for weights in others}
+    return Result(made.runs[first], controls=controls, left_out=made.left_out, folder=folder)
+
+
+def _copy(run: Path, out: Path) -> Path:
+    """Copy a run directory into a folder, so that it appears there complete or not at all."""
+    target = out / run.name
+    if target.exists():
+        return target
+    make_folder(out)
+    try:
+        with tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as started:
+            shutil.copytree(run, Path(started) / run.name)
+            (Path(started) / run.name).rename(target)
+    except OSError as error:
+        raise StoreError(f"cannot save to {out}: {error.strerror or error}") from error
+    return target
+
+
+def _cells(summary: MetricSummary, beside: Mapping[str, Mapping[str, Interval]]) -> list[str]:
+    """Return title, value and controls of a metric."""
+    metric = summary.metric
+    own = "" if summary.control is None else f"{summary.control:.4g} {metric.control_title}"
+    others = [_words(named[metric.name]) if metric.name in named else "" for named in beside.values()]
+    title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+    return [title, _words(summary.overall), *others, own]
 
 
 def _words(value: Interval) -> str:
     if value.low is None or value.high is None:
         return f"{value.mean:.4g}"
     return f"{value.mean:.4g} ({value.low:.4g} to {value.high:.4g})"
-
-
-def _control(summary: MetricSummary) -> str:
-    if summary.control is None:
-        return ""
-    return html.escape(f"{summary.control:.4g} {summary.metric.control_title}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -267,37 +267,58 @@ _DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "exte
 
 def others(runs: Runs) -> list[dict[str, Any]]:
     """Return every other measurement: its metrics with intervals and controls, and its figure."""
-    found = []
-    for name in dict.fromkeys(request.measurement for request, _ in runs.finished if request.measurement not in _DRAWN):
-        run = runs.find(name)
-        if run is None:
-            continue
-        beside = {
-            weights: {summary.metric.name: summary.overall for summary in other.summaries}
-            for weights, other in runs.weights(name).items()
-            if weights != runs.own
+    names = dict.fromkeys(request.measurement for request, _ in runs.finished if request.measurement not in _DRAWN)
+    return [numbers_and_figure(runs.weights(name)) for name in names if runs.find(name) is not None]
+
+
+def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
+    """Return the metrics of one measurement with intervals and controls, and its figure.
+
+    Args:
+        runs: Runs by weights: the model, then its control models.
+    """
+    run, *controls = runs.values()
+    beside = {
+        weights: {summary.metric.name: summary.overall for summary in other.summaries}
+        for weights, other in zip(list(runs)[1:], controls, strict=True)
+    }
+    rows = [
+        {
+            "title": summary.metric.title,
+            "unit": summary.metric.unit,
+            "reading": summary.metric.reading,
+            "value": interval_json(summary.overall),
+            "control": rounded(summary.control),
+            "control_title": summary.metric.control_title,
+            "controls": {weights: interval_json(named[metric]) for weights, named in beside.items() if metric in named},
         }
-        rows = [
-            {
-                "title": summary.metric.title,
-                "unit": summary.metric.unit,
-                "reading": summary.metric.reading,
-                "value": interval_json(summary.overall),
-                "control": rounded(summary.control),
-                "control_title": summary.metric.control_title,
-                "controls": {
-                    weights: interval_json(named[metric]) for weights, named in beside.items() if metric in named
-                },
-            }
-            for summary in run.summaries
-            for metric in [summary.metric.name]
-        ]
-        try:
-            drawn = json.loads(figure(run).to_json())
-        except ConfigError:  # no map without scores of single heads
-            drawn = None
-        found.append({"name": name, "summary": run.measurement.summary, "rows": rows, "figure": drawn})
-    return found
+        for summary in run.summaries
+        for metric in [summary.metric.name]
+    ]
+    try:
+        drawn = json.loads(figure(run).to_json())
+    except ConfigError:  # no map without scores of single heads
+        drawn = None
+    return {"name": run.measurement.name, "summary": run.measurement.summary, "rows": rows, "figure": drawn}
+
+
+def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> dict[str, Any]:
+    """Return everything that the page of one measurement shows.
+
+    Args:
+        runs: Runs by weights: the model, then its control models.
+        left_out: Why a control model is missing, by its weights.
+    """
+    weights, run = next(iter(runs.items()))
+    made = run.measurement
+    one = {
+        "model": {"weights": weights, "unmeasured": []},
+        "others": [numbers_and_figure(runs)],
+        "method": [{"name": made.name, "summary": made.summary, "limits": made.limits}],
+        "left_out": [f"{name} control: {reason}" for name, reason in left_out.items()],
+        "runs": [_run(one.directory) for one in runs.values()],
+    }
+    return {"models": [one], "title": f"{made.name}: {run.title}", "command": None}
 
 
 def _number(number: Number) -> dict[str, Any]:

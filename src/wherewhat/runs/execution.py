@@ -31,15 +31,16 @@ from wherewhat.measures.measurement import (
 from wherewhat.measures.registry import find_measurement
 from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.memory import evaluation, load_memory
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config, config_values
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.inputs import Input, model_inputs, read_texts
+from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.layout import PartResult
 from wherewhat.runs.profiles import Profile, profile_name
 from wherewhat.runs.provenance import Provenance
-from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import ScoreSource
 from wherewhat.runs.subject import ModelSubject
@@ -74,8 +75,11 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
 load = _then_proved(loader.load)
 
 
-def load_model(model: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
+def load_model(model: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None) -> LoadedModel:
     """Load the model of a request, without proving it."""
+    if isinstance(model, MemoryModel):
+        options = {name: getattr(model, name) for name in ("weights", "seed", "loaded")}
+        return load_memory(model.module, model.tokenizer, name=model.model, **options)
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     return loader.load(options.pop("model"), **options, progress=say)
 
@@ -84,11 +88,11 @@ class LastModel:
     """Keeps the model loaded last, with its proof, until another one is requested."""
 
     def __init__(self) -> None:
-        self._request: ModelRequest | None = None
+        self._request: ModelRequest | MemoryModel | None = None
         self._loaded: LoadedModel | None = None
         self._proof: Proof | None = None
 
-    def loaded(self, request: ModelRequest, *, say: Callable[[str], None] | None = None) -> LoadedModel:
+    def loaded(self, request: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None) -> LoadedModel:
         """Return the model of a request: the kept one, or a newly loaded one."""
         if self._loaded is None or request != self._request:
             self.forget()  # first, since memory may not suffice for both
@@ -160,6 +164,9 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
     progress.say(f"loading {request.model.model} ({request.model.weights})")
     loaded = models.loaded(request.model, say=progress.say)
     inputs = {made.document.name: made for made in model_inputs(request, measurement, config, loaded, texts)}
+    if request.tokens is None:
+        lengths = [made.text.ids.shape[1] for made in inputs.values()] if texts else [DEFAULT_TOKENS]
+        request = dataclasses.replace(request, tokens=min(lengths))
     directory = RunDirectory.open(
         out,
         name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
@@ -222,7 +229,8 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
         part = _part(measurement.all_metrics(config), source, compute())
         directory.save(key, part, seconds=time.perf_counter() - started)
 
-    with directory.lock(on_wait=progress.say), new_process_settings(weight_dtypes(loaded.model)):
+    settings = new_process_settings(weight_dtypes(loaded.model))
+    with directory.lock(on_wait=progress.say), settings, evaluation(loaded.model):
         keys = _keys(measurement, list(inputs))
         missing = [key for key in keys if not directory.has(key)]
         across = isinstance(measurement, DocumentsMeasurement)
@@ -234,7 +242,12 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
             if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
                 ahead = [made.text for name, made in inputs.items() if name in with_model or across]
                 line = estimate(subject, measurement, config, ahead)
-                size = memory(loaded.model, request.tokens, together=across, chunk=request.chunk)
+                size = memory(
+                    loaded.model,
+                    max(made.text.ids.shape[1] for made in inputs.values()),
+                    together=across,
+                    chunk=request.chunk,
+                )
                 progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
             for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 save(key, partial(_found, measurement, subject, key, inputs, config))

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.measures.choices.answers import Choices
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Question, QuestionMeasurement, Text
 from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.positions import max_positions
 from wherewhat.runs.request import Request
 from wherewhat.runs.words import with_spans
-from wherewhat.text.documents import Document
+from wherewhat.text.documents import Document, check_count
 from wherewhat.text.files import read_documents
 from wherewhat.text.prompts.kinds import make_prompts
 from wherewhat.text.prompts.prompt import Prompt
@@ -67,6 +67,9 @@ def text_seed(text: str) -> int:
 DEFAULT_DOCUMENTS = 4
 """Number of embedded documents or prompts by default."""
 
+DEFAULT_TOKENS = 512
+"""Tokens of a document by default, if it has as many."""
+
 
 @dataclass(frozen=True)
 class Input:
@@ -88,9 +91,9 @@ class Input:
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
     """Return the documents of a request; none where the run is on prompts or items."""
     makes_own, on_items = (isinstance(measurement, kind) for kind in (QuestionMeasurement, ChoicesMeasurement))
-    if makes_own and (request.text is not None or request.prompts is not None):
+    if makes_own and (request.given_texts or request.prompts is not None):
         raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
-    if on_items and (request.text is not None or request.prompts is not None):
+    if on_items and (request.given_texts or request.prompts is not None):
         raise ConfigError(f"{measurement.name} is measured on items: leave --text and --prompts out")
     if on_items and request.items is None:
         raise ConfigError(f"{measurement.name} needs --items: a task such as arc_easy or boolq, or a .jsonl file")
@@ -99,9 +102,13 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
     if on_items or makes_own or request.prompts is not None:
         return []
     count = request.documents
-    if request.text is None and count is None:
+    if not request.given_texts and count is None:
         count = max(DEFAULT_DOCUMENTS, measurement.least_documents)
-    texts = read_documents(request.text, count=count)
+    if request.texts is not None:
+        check_count(count, len(request.texts))
+        texts = list(request.texts[:count])
+    else:
+        texts = read_documents(request.text, count=count)
     if len(texts) < (least := measurement.least_documents):
         raise TextError(
             f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "
@@ -118,16 +125,15 @@ def model_inputs(
         assert request.items is not None
         return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]
     if not isinstance(measurement, QuestionMeasurement) and request.prompts is None:
-        return [Input(text, with_spans(loaded, text.text, _encode(loaded, text, request))) for text in texts]
+        tokens = request.tokens or common_length(loaded, texts, beyond=request.beyond)
+        return [Input(text, document_text(loaded, text, tokens, beyond=request.beyond)) for text in texts]
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     tokenizer = PieceTokenizer.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
     seed = request.model.seed
     if not isinstance(measurement, QuestionMeasurement):
         assert request.prompts is not None
-        count = request.documents or DEFAULT_DOCUMENTS
-        named = [
-            (p.name, p) for p in make_prompts(request.prompts, tokenizer, tokens=request.tokens, count=count, seed=seed)
-        ]
+        count, tokens = request.documents or DEFAULT_DOCUMENTS, request.tokens or DEFAULT_TOKENS
+        named = [(p.name, p) for p in make_prompts(request.prompts, tokenizer, tokens=tokens, count=count, seed=seed)]
     else:
         named = [
             (f"{made.name}-{number}", prompt)
@@ -168,8 +174,38 @@ def _chosen(loaded: LoadedModel, item: ChoiceItem, request: Request) -> Input:
     return Input(Document(item.name, item.text, item.source), choices.context, choices=choices)
 
 
-def _encode(loaded: LoadedModel, text: Document, request: Request) -> Tensor:
+def document_text(loaded: LoadedModel, document: Document, tokens: int, *, beyond: bool = False) -> Text:
+    """Return the first ``tokens`` tokens of a document, the model's prefix included."""
     try:
-        return loaded.encode(text.text, tokens=request.tokens, allow_beyond=request.beyond)
+        ids = loaded.encode(content(document), tokens=tokens, allow_beyond=beyond)
     except TextError as error:
-        raise TextError(f"document '{text.name}': {error}") from error
+        raise TextError(f"document '{document.name}': {error}") from error
+    if document.ids is None:
+        return with_spans(loaded, document.text, ids)
+    has_prefix = document.ids[: len(loaded.prefix)] == loaded.prefix
+    return Text(ids[None], len(loaded.prefix) if has_prefix else 0)
+
+
+def content(document: Document) -> str | tuple[int, ...]:
+    """Return the text of a document, or its token ids."""
+    return document.text if document.ids is None else document.ids
+
+
+def document_length(loaded: LoadedModel, document: Document) -> int:
+    """Return the number of tokens of a document, the model's prefix included."""
+    try:
+        return len(loaded.tokenize(content(document)))
+    except TextError as error:
+        raise TextError(f"document '{document.name}': {error}") from error
+
+
+def common_length(loaded: LoadedModel, texts: Sequence[Document], *, beyond: bool = False) -> int:
+    """Return the default number of tokens: as many as the shortest document has, of texts at most 512.
+
+    Texts are also limited by the model's positions, unless ``beyond`` is set; token ids are used whole.
+    """
+    lengths = [document_length(loaded, text) for text in texts]
+    if any(text.ids is None for text in texts):
+        limit, hard = max_positions(loaded.model)
+        lengths += [DEFAULT_TOKENS, *([limit] if limit is not None and (hard or not beyond) else [])]
+    return min(lengths)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.models.source import Weights, not_loaded, torch_name
 from wherewhat.options import check_seed, checked, nearest, option
-from wherewhat.text.documents import Document
+from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.prompts.kinds import KINDS
+
+if TYPE_CHECKING:
+    from wherewhat.models.loaded import LoadedModel
 
 
 @checked(model=not_loaded, device=torch_name, dtype=torch_name)
@@ -45,9 +48,79 @@ class ModelRequest:
         check_seed(self.seed, "--seed")
 
 
-def model_request(model: Any) -> Any:
-    """Return a model's name, folder or file as a request with defaults; anything else unchanged."""
-    return ModelRequest(model=model) if isinstance(model, str | os.PathLike) else model
+@dataclass(frozen=True, eq=False)
+class MemoryModel:
+    """A model in memory: measured as it is, or a control model made from it.
+
+    Attributes:
+        module: A causal language model of transformers, without wrappers.
+        tokenizer: Its tokenizer; None if only token ids are measured.
+        model: Name in tables and of run directories; by default the one it was loaded by, or its class.
+        weights: ``trained`` for the model as it is, else the control model to make from it.
+        seed: Seed of control models, and of prompts.
+        loaded: The same model as :func:`wherewhat.load` returned it, which knows the hash of its files.
+    """
+
+    module: Any
+    tokenizer: Any = None
+    model: str = ""
+    weights: Weights = "trained"
+    seed: int = 0
+    loaded: LoadedModel | None = None
+
+    def __post_init__(self) -> None:
+        """Name the model and check that the tokenizer can be its own."""
+        from wherewhat.models.memory import check_tokenizer, model_name
+
+        if not self.model:
+            object.__setattr__(self, "model", model_name(self.module))
+        if self.tokenizer is not None:
+            check_tokenizer(self.tokenizer, self.module)
+
+    @property
+    def attn_implementation(self) -> str | None:
+        """The attention implementation that the model uses."""
+        return getattr(self.module.config, "_attn_implementation", None)
+
+    @property
+    def revision(self) -> None:
+        """None: a model in memory has no revision."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by identity of model and tokenizer."""
+        return isinstance(other, MemoryModel) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        return id(self.module), id(self.tokenizer), self.model, self.weights, self.seed
+
+
+def model_request(model: Any, tokenizer: Any = None) -> Any:
+    """Return a model as a request: a name, folder or file, a model in memory, or what :func:`wherewhat.load` returned.
+
+    Args:
+        model: A string or path stands for ``ModelRequest(model=name)``; a transformers model, PEFT model, pipeline or
+            other wrapper for :class:`MemoryModel`. Requests are returned unchanged.
+        tokenizer: Tokenizer of a model in memory; by default a pipeline's own, or none.
+    """
+    if isinstance(model, str | os.PathLike):
+        model = ModelRequest(model=model)
+    if isinstance(model, ModelRequest | MemoryModel):
+        if tokenizer is not None:
+            raise ConfigError(f"tokenizer is given with {model.model}, which has its own: leave it out")
+        return model
+    if not hasattr(model, "config") and not hasattr(model, "model"):
+        return model  # no model at all: refused by its type
+    from wherewhat.captures.wrappers import transformers_model
+
+    if hasattr(model, "weights_hash"):
+        if tokenizer is not None:
+            raise ConfigError(f"tokenizer is given with {model.name}, which has its own: leave it out")
+        return MemoryModel(transformers_model(model.model), model.tokenizer, model=model.name, loaded=model)
+    own = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    return MemoryModel(transformers_model(model), own)
 
 
 def _names(text: Any) -> Any:
@@ -56,28 +129,32 @@ def _names(text: Any) -> Any:
     if not isinstance(listed, tuple):
         return listed
     if any(isinstance(one, Document) for one in listed):
-        raise ConfigError("text holds a Document: give names of files or folders, such as one its text is written to")
+        raise ConfigError("text holds a Document, but names files or folders: give documents and strings as texts")
     return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in listed)
 
 
-@checked(model=model_request, text=_names)
-@dataclass(frozen=True, kw_only=True)
+@checked(model=model_request, text=_names, texts=documents_of)
+@dataclass(frozen=True)
 class Request:
     """One measurement of one model on some texts. The help of each field is that of its command-line option.
 
     Attributes:
         measurement: Name of the measurement.
-        model: The model; a name, folder or file stands for ``ModelRequest(model=name)``.
+        model: The model: a name, folder or file stands for ``ModelRequest(model=name)``; a model in memory (of
+            transformers, PEFT, a pipeline) for :class:`MemoryModel`.
+        texts: Texts in place of files: strings, documents, token ids, or a column of a dataset.
         options: Options of the measurement, by name.
     """
 
     measurement: str
-    model: ModelRequest = field(default_factory=ModelRequest)
+    _: KW_ONLY
+    model: ModelRequest | MemoryModel = field(default_factory=ModelRequest)
     text: tuple[str, ...] | None = option(
         None,
         "A text file, a folder, a .jsonl file, or - ; repeat for several (default: embedded prose).",
         metavar="FILE",
     )
+    texts: tuple[Document, ...] | None = None
     prompts: str | None = option(
         None, "Generated prompts instead of texts: binding, numbers, letters, random.", metavar="KIND"
     )
@@ -89,7 +166,9 @@ class Request:
     documents: int | None = option(
         None, "Number of documents or items (default: all given; embedded text and prompts: 4, tasks: 100)."
     )
-    tokens: int = option(512, "Tokens of each document.")
+    tokens: int | None = option(
+        None, "Tokens of each document (default: 512, or as many as the shortest document has)."
+    )
     beyond: bool = option(False, "Allow texts longer than the model's trained length.")
     chunk: int | None = option(
         None, "Run longer documents in chunks of this many tokens through the key-value cache, such as 512."
@@ -99,7 +178,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.tokens < 2:
+        if self.tokens is not None and self.tokens < 2:
             raise ConfigError(
                 f"--tokens is {self.tokens}: attention needs at least 2 tokens, and most measurements more, such as 16"
             )
@@ -111,10 +190,17 @@ class Request:
             check_chunk(self.chunk)
         if self.offload and self.chunk is None:
             raise ConfigError("--offload needs --chunk: give it as well, such as --chunk 512")
-        if self.prompts is not None and self.text is not None:
+        if self.prompts is not None and self.given_texts:
             raise ConfigError("--text and --prompts exclude each other: give one of them")
+        if self.text is not None and self.texts is not None:
+            raise ConfigError("text (files) and texts (strings or token ids) were both given: give one of them")
         if self.prompts is not None and self.prompts not in KINDS:
             raise ConfigError(f"there is no kind of prompt '{self.prompts}': {nearest(self.prompts, KINDS)}")
+
+    @property
+    def given_texts(self) -> bool:
+        """Whether texts were given, as files or in memory."""
+        return self.text is not None or self.texts is not None
 
     def with_weights(self, weights: Weights) -> Request:
         """Return the same request on a control model, or on the trained one."""

@@ -44,7 +44,7 @@ from wherewhat.text.documents import Document, text_hash
 from wherewhat.text.questions import read_items
 
 _MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(ModelRequest))
-_REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(Request) if f.name != "model")
+_REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(Request) if f.name not in ("model", "texts"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,15 @@ class Cell:
         return f"{readable}-{digest[:HASH_DIGITS]}"
 
     @property
+    def model(self) -> ModelRequest:
+        """The model, which is named by a file."""
+        assert isinstance(self.request.model, ModelRequest)
+        return self.request.model
+
+    @property
     def described(self) -> str:
         """The cell in a few words."""
-        model = self.request.model
+        model = self.model
         at = "" if self.checkpoint is None else f" at {self.checkpoint}"
         seed = f", seed {model.seed}" if model.weights != "trained" or model.seed else ""
         on = "" if self.text is None else f" on {self.text}"

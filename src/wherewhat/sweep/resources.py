@@ -29,8 +29,8 @@ def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int |
         raise ConfigError(f"--workers is {workers}: at least 1 is needed")
     base = {"OMP_NUM_THREADS": str(cpus), "TOKENIZERS_PARALLELISM": "false"}
     # A model distributed over GPUs, or on a chosen device, needs all of them visible.
-    devices = {cell.request.model.device for cell in cells}
-    placed = any(cell.request.model.device_map is not None for cell in cells) or any(":" in name for name in devices)
+    devices = {cell.model.device for cell in cells}
+    placed = any(cell.model.device_map is not None for cell in cells) or any(":" in name for name in devices)
     gpus = [] if devices == {"cpu"} else visible_gpus()
     if gpus and placed:
         return [base] * (workers or 1)
@@ -113,7 +113,7 @@ def memory_needed(cell: Cell) -> int:
 
     Files mostly hold two bytes per weight, GGUF files about one. A model that is not local counts as nothing.
     """
-    model = cell.request.model
+    model = cell.model
     name = os.fspath(model.model)
     size = {"float64": 8, "float32": 4}.get(model.dtype, 2)
     if name == EMBEDDED:

@@ -1,12 +1,14 @@
-"""Named documents, and the English prose that ships with the package."""
+"""Named documents, made from strings or token ids, and the English prose that ships with the package."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from numbers import Integral
+from typing import Any
 
 from wherewhat.errors import TextError
 from wherewhat.options import checked
@@ -19,18 +21,82 @@ class Document:
 
     Attributes:
         name: Label in results; unique within a list of documents.
-        text: The content, without carriage returns and NUL, never blank.
-        source: ``"embedded"``, the path of a file, or ``"standard input"``.
+        text: The content, without carriage returns and NUL, never blank; empty for token ids.
+        source: ``"embedded"``, the path of a file, ``"standard input"`` or ``"memory"``.
+        ids: Token ids in place of a text, with BOS if the model expects it.
     """
 
     name: str
     text: str
-    source: str
+    source: str = "memory"
+    ids: tuple[int, ...] | None = None
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the text in UTF-8, in hexadecimal."""
-        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+        """SHA-256 of the text in UTF-8, or of the token ids as decimal numbers, in hexadecimal."""
+        content = self.text if self.ids is None else " ".join(map(str, self.ids))
+        return hashlib.sha256(content.encode("utf-8")).hexdigest()
+
+
+def clean(text: str, *, where: str) -> str:
+    """Return the text with every line end a line feed; refuse blank texts, NUL and lone surrogates.
+
+    Args:
+        text: The text.
+        where: Its name in error messages.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    at = text.find("\0")
+    if at >= 0:
+        line = text.count("\n", 0, at) + 1
+        raise TextError(f"{where} is binary, not text: NUL in line {line}; give UTF-8 text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise TextError(f"{where} has half of a surrogate pair in line {line}: repair that character") from None
+    if not text.strip():
+        raise TextError(f"{where} has only white space: give a text with content")
+    return text
+
+
+def documents_of(given: Any) -> Any:
+    """Return strings, documents or token ids as a tuple of documents with unique names; None unchanged.
+
+    Args:
+        given: One of them or several: strings, documents, a column of a dataset, token ids as lists of integers or as
+            tensors ``(n,)`` or ``(documents, n)``.
+    """
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        raise TextError("texts is a mapping, such as the output of a tokenizer: give its input_ids, or strings")
+    single = isinstance(given, str | Document) or _as_ids(given) is not None
+    if not single and not isinstance(given, Iterable):
+        raise TextError(f"texts is of type {type(given).__name__}: give strings, documents or token ids")
+    listed = [given] if single else list(given)
+    if not listed:
+        raise TextError("texts is empty: give at least one text")
+    return tuple(with_unique_names(_document(one, number) for number, one in enumerate(listed, 1)))
+
+
+def _document(given: Any, number: int) -> Document:
+    if isinstance(given, Document):
+        return given
+    if isinstance(given, str):
+        return Document(f"text-{number}", clean(given, where=f"text {number}"))
+    ids = _as_ids(given)
+    if ids is None:
+        raise TextError(f"text {number} is of type {type(given).__name__}: give strings, documents or token ids")
+    return Document(f"ids-{number}", "", ids=ids)
+
+
+def _as_ids(given: Any) -> tuple[int, ...] | None:
+    """Return a list or one-dimensional tensor of integers as a tuple; None for anything else."""
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(listed, list | tuple) or not listed:
+        return None
+    return tuple(map(int, listed)) if all(isinstance(x, Integral) and not isinstance(x, bool) for x in listed) else None
 
 
 def text_hash(documents: Iterable[Document]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from wherewhat.errors import TextError
 from wherewhat.options import checked
-from wherewhat.text.documents import Document, check_count, embedded_documents, with_unique_names
+from wherewhat.text.documents import Document, check_count, clean, embedded_documents, with_unique_names
 
 STANDARD_INPUT = "standard input"
 """Source of documents read from ``-``."""
@@ -211,28 +211,6 @@ def _decode(data: bytes, *, where: str) -> str:
     if "\0" in text:
         raise _binary(data, where=where)
     return clean(text, where=where)
-
-
-def clean(text: str, *, where: str) -> str:
-    """Return the text with every line end a line feed; refuse blank texts, NUL and lone surrogates.
-
-    Args:
-        text: The text.
-        where: Its name in error messages.
-    """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    at = text.find("\0")
-    if at >= 0:
-        line = text.count("\n", 0, at) + 1
-        raise TextError(f"{where} is binary, not text: NUL in line {line}; give UTF-8 text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        line = text.count("\n", 0, error.start) + 1
-        raise TextError(f"{where} has half of a surrogate pair in line {line}: repair that character") from None
-    if not text.strip():
-        raise TextError(f"{where} has only white space: give a text with content")
-    return text
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, *, where: str) -> TextError:

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from wherewhat.errors import ConfigError, TextError, one_line
 from wherewhat.options import nearest
-from wherewhat.text.files import clean, clean_name, parse_json, shown
+from wherewhat.text.documents import clean
+from wherewhat.text.files import clean_name, parse_json, shown
 
 DEFAULT_COUNT = 100
 """Items of a task by default; a file is used completely."""

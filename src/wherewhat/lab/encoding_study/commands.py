@@ -39,9 +39,9 @@ def run(
     An interrupted model is resumed. Without a text the models are trained on the embedded prose, which is small and
     suited to a quick test.
     """
-    from wherewhat.cli.terminal import TerminalProgress
     from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
     from wherewhat.lab.encoding_study.study import run_study
+    from wherewhat.progress import TerminalProgress
 
     run_study(
         EncodingRecipe() if recipe is None else read_recipe(recipe),
@@ -50,7 +50,7 @@ def run(
         device=device,
         only=tuple(only or ()),
         keep=keep,
-        progress=TerminalProgress(Console(stderr=True)),
+        progress=TerminalProgress(),
         finished=typer.echo,
     )
 

@@ -117,19 +117,19 @@ def construct(
     longest: Annotated[int, typer.Option(help="Longest input to construct it for, up to 4096 tokens.")] = 32,
 ) -> None:
     """Construct the weights of an Index or Retrieval transformer, check it, and show its discrepancy by length."""
-    from wherewhat.cli.terminal import TerminalProgress
     from wherewhat.lab.multihop.tables import construction_tables
+    from wherewhat.progress import TerminalProgress
 
     console = Console()
-    for table in construction_tables(kind, longest, progress=TerminalProgress(Console(stderr=True))):
+    for table in construction_tables(kind, longest, progress=TerminalProgress()):
         console.print(table)
 
 
 def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[MultihopRun]:
-    from wherewhat.cli.terminal import TerminalProgress
     from wherewhat.lab.multihop.study import train_and_record
+    from wherewhat.progress import TerminalProgress
 
-    progress = TerminalProgress(Console(stderr=True))
+    progress = TerminalProgress()
     found = []
     # All setups first, so that an invalid seed is refused before the first training.
     seeded: list[tuple[int, Setup]] = [(seed, setup.seeded(seed)) for setup in setups for seed in seeds]
@@ -155,12 +155,12 @@ def _show(runs: list[MultihopRun]) -> None:
 
 
 def _show_lengths(runs: list[MultihopRun], at: tuple[int, ...], count: int, device: str) -> None:
-    from wherewhat.cli.terminal import TerminalProgress
     from wherewhat.lab.constructions.failure_length import predict_hop_heads
     from wherewhat.lab.multihop.study import measure_lengths
     from wherewhat.lab.multihop.tables import lengths_table, prediction_table
+    from wherewhat.progress import TerminalProgress
 
-    progress = TerminalProgress(Console(stderr=True))
+    progress = TerminalProgress()
     found, heads = [], []
     for one in progress.track(runs, "longer inputs"):
         found.append(measure_lengths(one, at, count=count, device=_device(device)))

@@ -48,6 +48,7 @@ class AttentionMeasurement(LayerMeasurement):
 
     name = "attention"
     group = "Heads"
+    report = None  # heads holds the same numbers
     revision = 2
     summary = "Attention entropy, sink mass, and effective rank of queries and keys, per head."
     config = AttentionConfig

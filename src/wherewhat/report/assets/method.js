@@ -10,7 +10,7 @@ function writeMethod() {
   by("unmeasured").textContent = others.length ? `Not measured, because they have no softmax self-attention: ${others.join("; ")}` : "";
   by("command").textContent = all.command;
   by("command").hidden = !all.command;
-  by("no-command").hidden = Boolean(all.command);
+  by("no-command").hidden = Boolean(all.command) || !all.learning;
   by("runs").replaceChildren();
   for (const run of data.runs) {
     const details = make(by("runs"), "details");

@@ -1,0 +1,166 @@
+"""Models in memory: a transformers model, PEFT model or pipeline in place of the name of a model."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.errors import ConfigError, LoadError
+from wherewhat.imports import quiet
+from wherewhat.models.controls import random_control, shuffle_query_key
+from wherewhat.models.loaded import LoadedModel, describe_device, describe_dtype, text_prefix, tokenizer_hash
+from wherewhat.models.source import Weights
+
+# Differ between copies of one model, and change no number.
+_NOT_HASHED = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
+
+
+class NoTokenizer:
+    """Stands for the tokenizer of a model that was given without one: it shows ids as numbers and reads no text."""
+
+    is_fast = False
+    bos_token_id = eos_token_id = unk_token_id = None
+
+    def decode(self, ids: list[int]) -> str:
+        """Return ids as numbers, each with a leading space."""
+        return "".join(f" {index}" for index in ids)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse a text."""
+        raise ConfigError("the model has no tokenizer: give tokenizer=…, or token ids instead of texts")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse everything else that a tokenizer can do, except private names, which are asked for by copies."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self.__call__()
+
+
+def load_memory(
+    module: Any,
+    tokenizer: Any,
+    *,
+    name: str,
+    weights: Weights,
+    seed: int,
+    loaded: LoadedModel | None = None,
+) -> LoadedModel:
+    """Return a model in memory, or a control model made from it, as :func:`wherewhat.models.loader.load` returns one.
+
+    Args:
+        module: A causal language model of transformers, without wrappers.
+        tokenizer: Its tokenizer; None if only token ids are measured.
+        name: Name in tables and of run directories.
+        weights: ``trained`` for the model as it is, else the control model to make from it.
+        seed: Seed of control models.
+        loaded: What the loader returned for the same model, if it loaded it.
+    """
+    if loaded is not None and weights == "trained":
+        return loaded
+    model = module if weights == "trained" else _control(module, weights, seed)
+    prefix = loaded.prefix if loaded is not None else () if tokenizer is None else text_prefix(tokenizer)
+    return LoadedModel(
+        model=model,
+        tokenizer=cast("Any", NoTokenizer()) if tokenizer is None else tokenizer,
+        spec="a model in memory",
+        name=name,
+        weights=weights,
+        seed=seed,
+        dtype=describe_dtype(model),
+        device=describe_device(model),
+        revision=None,
+        weights_hash=weights_hash(model),
+        tokenizer_hash="none" if tokenizer is None else tokenizer_hash(tokenizer, prefix),
+        prefix=prefix,
+    )
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's config, parameters and buffers; it depends neither on device nor on wrappers.
+
+    Tensors are hashed in parallel, at about 1 GB/s and core, and copied to the CPU one at a time per core.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    # Quantised layers keep scales in the state dict only.
+    tensors |= {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    absent = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
+    if absent is not None:
+        raise LoadError(f"{absent} is offloaded or on the meta device, so it cannot be hashed: give the model's name")
+    with ThreadPoolExecutor() as pool:
+        digests = dict(zip(tensors, pool.map(_tensor_hash, tensors.values()), strict=True))
+    config: Any = model.config
+    settings = {key: value for key, value in config.to_dict().items() if key not in _NOT_HASHED}
+    described = json.dumps([settings, sorted(digests.items())], sort_keys=True, default=str)
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _tensor_hash(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous()
+    found = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
+    if data.numel():
+        content: Any = data.reshape(-1).view(torch.uint8).numpy()
+        found.update(content)
+    return found.hexdigest()
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside the context, without gradients, then restore the mode of each module."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def _control(model: Any, weights: Weights, seed: int) -> Any:
+    """Return a control model with the device, dtype and attention implementation of a model."""
+    try:
+        if weights == "shuffled":
+            made = copy.deepcopy(model)
+            shuffle_query_key(made, seed=seed)
+        else:
+            config = copy.deepcopy(model.config)
+            if hasattr(config, "quantization_config"):  # describes weights that are not used
+                del config.quantization_config
+            with quiet():
+                made = random_control(config, seed=seed, attn_implementation=config._attn_implementation)
+            made.to(next(model.parameters()).device)
+            if (dtype := getattr(torch, describe_dtype(model))) != torch.float32:
+                made = type(made).from_pretrained(None, config=made.config, state_dict=made.state_dict(), dtype=dtype)
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LoadError(f"no {weights} control model can be made from {type(model).__name__}: {error}") from error
+    made.eval()
+    made.requires_grad_(False)
+    return made
+
+
+def model_name(model: Any) -> str:
+    """Return the last part of the name that a model was loaded by, or that of its class."""
+    given = str(getattr(model.config, "_name_or_path", "") or "").replace("\\", "/").rstrip("/")
+    return PurePath(given).name or type(model).__name__
+
+
+def check_tokenizer(tokenizer: Any, model: Any) -> None:
+    """Refuse objects that are no tokenizer, and tokenizers with more tokens than the model has embeddings."""
+    if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+        raise ConfigError(
+            f"tokenizer is {type(tokenizer).__name__}: give what AutoTokenizer.from_pretrained returns, or None"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer):,} tokens, but the model embeds {rows:,}: give that of this model"
+        )
