@@ -49,12 +49,15 @@ def _help_text(measurement: Measurement) -> str:
 def _execute(measurement: Measurement, given: Given) -> None:
     """Measure the model and its control models, and show their numbers side by side."""
     from wherewhat.cli.tables import by_kind, by_layer, compared, headline
-    from wherewhat.runs.execution import run_with_controls
+    from wherewhat.runs.known import KnownRuns
     from wherewhat.runs.results import StoredRun
 
     controls = measurement.controls if given.control and given.request.model.weights == "trained" else ()
-    progress = TerminalProgress()
-    made = run_with_controls(given.request, controls, out=given.out, progress=progress)
+    made = KnownRuns(given.out).find_all(given.request, controls)
+    if made is None:
+        from wherewhat.runs.execution import run_with_controls  # imports torch, which a finished run does not need
+
+        made = run_with_controls(given.request, controls, out=given.out, progress=TerminalProgress())
     runs = {weights: StoredRun(directory) for weights, directory in made.runs.items()}
     summaries = [(weights, run.summaries) for weights, run in runs.items()]
     first = next(iter(runs.values()))

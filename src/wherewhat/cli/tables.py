@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from wherewhat.captures.summary import ProofTable
 from wherewhat.cli.terminal import Table
 from wherewhat.measures.measurement import ComparisonTable, Measurement
 from wherewhat.measures.statistics import Interval
 from wherewhat.runs.results import MetricSummary
+
+if TYPE_CHECKING:
+    from wherewhat.captures.summary import ProofTable
 
 
 def headline(

@@ -1,10 +1,9 @@
-"""The excerpt of a model that a report makes in one pass, and the cache that holds it with the outcome of each run."""
+"""The excerpt of a model that a report makes in one pass, and the file that stores it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,24 +17,24 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder, write_file
-from wherewhat.hashes import config_hash, parse_object, run_folder_name
+from wherewhat.hashes import JSON, config_hash, parse_object, run_folder_name
 from wherewhat.measures.measurement import Capacity
-from wherewhat.models.loaded import LoadedModel, resolve_device
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.memory import evaluation
 from wherewhat.models.positions import max_positions
-from wherewhat.models.source import resolve
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_length, document_text
+from wherewhat.runs.known import model_state
 from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
-from wherewhat.runs.provenance import collect_versions
-from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document, text_hash
 
 ROWS = 48
 """Tokens whose logits are drawn: as many as a small screen resolves."""
 
-_LOGITS, _EXCERPT, _RUNS = "logits.safetensors", "excerpt.json", "runs.json"
+_LOGITS, _EXCERPT = "logits.safetensors", "excerpt.json"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
 
     subject = ModelSubject(loaded, proof)
     started = time.perf_counter()
-    with new_process_settings(weight_dtypes(loaded.model)):
+    with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
         subject.run(ids[None], keep)
     seconds = (time.perf_counter() - started) / len(ids)
     try:
@@ -126,51 +125,29 @@ def _pieces(loaded: LoadedModel, document: Document, ids: Tensor) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ReportCache:
-    """The excerpt of one model on some texts, and the outcome of each run, so that a report needs no model again.
-
-    Run directories are named by the hash of the model's weights, which are known only once they are loaded; the cache
-    finds them by the state of the model's files instead.
+class ExcerptFile:
+    """The stored excerpt of one model on some texts, so that a report needs no model again.
 
     Attributes:
         path: The folder; its name holds a hash of the model's files, its options, the texts and package versions.
-        out: The folder that holds it and the run directories.
     """
 
     path: Path
-    out: Path
 
     @classmethod
-    def of(cls, model: ModelRequest, texts: Sequence[Document], *, tokens: int, out: Path) -> ReportCache:
-        """Return the cache of a model, empty or not, without loading or writing anything.
+    def of(cls, model: ModelRequest | MemoryModel, texts: Sequence[Document], *, tokens: int, out: Path) -> ExcerptFile:
+        """Return the file of a model, stored or not, without loading or writing anything.
 
-        A model's files are identified by path, size and time of change.
+        A model's files are identified by path, size and time of change, a model in memory by its weights.
         """
-        source = resolve(
-            model.model,
-            offline=model.offline,
-            revision=model.revision,
-            with_weights=model.weights != "random",
-            with_code=model.trust_remote_code,
-        )
-        folder = source.folder
-        files = [source.gguf] if folder is None else []
-        folders = [found for found in (folder, source.adapter) if found is not None]
-        files += sorted(file for found in folders for file in found.rglob("*") if file.is_file())
-        states = [(file, file.stat()) for file in files if file is not None]
-        key = config_hash(
-            {
-                "files": [[str(file.resolve()), status.st_size, status.st_mtime_ns] for file, status in states],
-                "model": {**dataclasses.asdict(model), "model": os.fspath(model.model)},
-                "device": str(resolve_device(model.device)) if model.device_map is None else None,
-                "texts": text_hash(texts),
-                "tokens": tokens,
-                "versions": collect_versions(),
-            }
-        )
-        return cls(out / run_folder_name(f"excerpt-{source.name}-{model.weights}", key), out)
+        if isinstance(model, MemoryModel):
+            state: dict[str, JSON] = {"name": model.model, "weights": load_model(model).weights_hash}
+        else:
+            state = model_state(model)
+        key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens})
+        return cls(out / run_folder_name(f"excerpt-{state['name']}-{model.weights}", key))
 
-    def excerpt(self) -> Excerpt | None:
+    def read(self) -> Excerpt | None:
         """Return the excerpt; None if there is none or it cannot be read."""
         stored = _read(self.path / _EXCERPT)
         try:
@@ -180,7 +157,7 @@ class ReportCache:
         except (StoreError, KeyError, TypeError):
             return None
 
-    def keep_excerpt(self, excerpt: Excerpt) -> None:
+    def write(self, excerpt: Excerpt) -> None:
         """Store the excerpt."""
         make_folder(self.path)
         logits = {
@@ -196,29 +173,6 @@ class ReportCache:
             "seconds": excerpt.seconds,
         }
         _write(self.path / _EXCERPT, stored)
-
-    def finished(self, request: Request) -> RunDirectory | str | None:
-        """Return the finished run of a request, or why the model has none; None if that is not known."""
-        found = _read(self.path / _RUNS).get(_key(request), {})
-        if "left_out" in found:
-            return str(found["left_out"])
-        try:
-            return RunDirectory.load(self.out / found["run"])
-        except (StoreError, KeyError):
-            return None
-
-    def keep(self, request: Request, outcome: RunDirectory | str) -> None:
-        """Store the outcome of a request."""
-        note = {"left_out": outcome} if isinstance(outcome, str) else {"run": outcome.path.name}
-        make_folder(self.path)
-        _write(self.path / _RUNS, {**_read(self.path / _RUNS), _key(request): note})
-
-
-def _key(request: Request) -> str:
-    """Return the key of a request; the folder's name holds model and texts, but not the weights of control models."""
-    options: Any = json.loads(json.dumps(dict(request.options)))
-    what = {name: getattr(request, name) for name in ("measurement", "documents", "tokens", "beyond")}
-    return config_hash({**what, "weights": str(request.model.weights), "options": options})
 
 
 def _read(path: Path) -> dict[str, Any]:

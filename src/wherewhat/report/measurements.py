@@ -9,10 +9,10 @@ from pathlib import Path
 
 from wherewhat.errors import MeasureError
 from wherewhat.progress import Progress
-from wherewhat.report.excerpt import ReportCache
 from wherewhat.report.plan import Planned
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, duration, run, run_control
+from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun
 
@@ -77,21 +77,19 @@ class Pace:
         return found
 
 
-def measure(
-    planned: Sequence[Planned], *, cache: ReportCache, pace: Pace, progress: Progress, models: LastModel
-) -> Runs:
+def measure(planned: Sequence[Planned], *, out: Path, pace: Pace, progress: Progress, models: LastModel) -> Runs:
     """Make every run of a plan that is not finished.
 
     Args:
         planned: The runs; the first must succeed, others are left out where the model cannot be measured so, and
             control models where they cannot be made.
-        cache: What is known of the model, and the folder of run directories.
+        out: Folder of run directories.
         pace: Expected speed, for the first estimate; later estimates use the time taken so far.
         progress: Progress callback.
         models: Keeps a model from one run to the next.
     """
-    runs = Runs()
-    known = {number: cache.finished(item.request) for number, item in enumerate(planned)}
+    runs, earlier = Runs(), KnownRuns(out)
+    known = {number: earlier.find(item.request) for number, item in enumerate(planned)}
     missing = [number for number, outcome in known.items() if outcome is None]
     expected = dict(zip(missing, pace.seconds([planned[number] for number in missing]), strict=True))
     left = sum(expected.values())
@@ -102,10 +100,10 @@ def measure(
         if outcome is None:
             progress.say(f"{number + 1} of {len(planned)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
-            outcome = _outcome(request, cache.out, progress, models, first=planned[0].request)
+            outcome = _outcome(request, out, progress, models, first=planned[0].request)
             # A control model may succeed the next time, such as with more memory.
             if not isinstance(outcome, str) or request.model == planned[0].request.model:
-                cache.keep(request, outcome)
+                earlier.keep(request, outcome)
             left -= expected[number]
             spent, done = spent + time.perf_counter() - before, done + expected[number]
             if left > 0.5:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
 from wherewhat.measures.measurement import Capacity
 from wherewhat.measures.registry import measurements
-from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.text.documents import Document
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request
+from wherewhat.text.documents import Document, check_count
 from wherewhat.text.files import read_documents
 
 DOCUMENTS, TOKENS = 4, 512
@@ -30,11 +31,13 @@ class GivenText:
         sources: Files and folders to read it from; None for the embedded text.
         documents: The documents.
         kept: The file for the content of standard input, and that content; None if it was not given.
+        texts: The documents if they are only in memory.
     """
 
     sources: tuple[str, ...] | None
     documents: list[Document]
     kept: tuple[Path, bytes] | None = None
+    texts: tuple[Document, ...] | None = None
 
     def keep(self) -> None:
         """Write the content of standard input to its file, so that it can be read again."""
@@ -62,14 +65,23 @@ class _RecordedStream:
         return self._stream.isatty()
 
 
-def given_text(text: Sequence[str] | None, *, documents: int | None, out: Path) -> GivenText:
+def given_text(
+    text: Sequence[str] | None, *, documents: int | None, out: Path, texts: tuple[Document, ...] | None = None
+) -> GivenText:
     """Read the texts of a report.
 
     Args:
         text: Files, folders or ``-``; None for the embedded text.
         documents: Number of documents; the first four by default.
         out: Folder of run directories, and of the content of standard input.
+        texts: Documents in memory instead.
     """
+    if texts is not None:
+        if text:
+            raise ConfigError("text (files) and texts (strings or token ids) were both given: give one of them")
+        check_count(documents, len(texts))
+        chosen = texts[: documents or DOCUMENTS]
+        return GivenText(None, list(chosen), texts=chosen)
     sources = tuple(text) if text else None
     if sources is None:
         return GivenText(None, read_documents(None, count=documents or DOCUMENTS))
@@ -95,10 +107,11 @@ class Planned:
 
 
 def plan(
-    model: ModelRequest,
+    model: ModelRequest | MemoryModel,
     capacity: Capacity,
     *,
     text: Sequence[str] | None = None,
+    texts: tuple[Document, ...] | None = None,
     documents: int = DOCUMENTS,
     tokens: int = TOKENS,
 ) -> list[Planned]:
@@ -108,6 +121,7 @@ def plan(
         model: The model. A trained model is measured together with its control models.
         capacity: What the model and the texts allow to be measured.
         text: Files or folders; None for the embedded text.
+        texts: Documents in memory instead.
         documents: Documents of the decomposition; the others use fewer.
         tokens: Tokens of each; the others use fewer, except a length curve beyond the trained length.
     """
@@ -121,6 +135,7 @@ def plan(
             measurement=measurement.name,
             model=model,
             text=tuple(text) if text else None,
+            texts=texts,
             documents=min(run.documents or documents, documents),
             tokens=length,
             beyond=run.beyond,

@@ -16,24 +16,31 @@ from wherewhat.imports import plugins
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
-from wherewhat.report.excerpt import Excerpt, ReportCache, take_excerpt
+from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.measurements import Pace, Runs, measure
 from wherewhat.report.page import Profiled, Report, plotly_js
 from wherewhat.report.plan import TOKENS, GivenText, given_text, plan
 from wherewhat.report.sections import collect
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.request import ModelRequest, Request, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request, model_request
+from wherewhat.text.documents import Document, documents_of
 
 _LOADING = 3000
 """Tokens of a pass that takes about as long as loading and proving the model, where that was not timed."""
 
 
-@checked(models=model_request)
+def _requests(models: Any) -> Any:
+    """Return one or several models as a list of requests."""
+    return [model_request(model) for model in (models if isinstance(models, list | tuple) else [models])]
+
+
+@checked(models=_requests, texts=documents_of)
 def make_report(
-    models: ModelRequest | Sequence[ModelRequest],
+    models: Sequence[ModelRequest | MemoryModel],
     *,
     out: str | os.PathLike[str],
     text: Sequence[str] | None = None,
+    texts: tuple[Document, ...] | None = None,
     documents: int | None = None,
     tokens: int = TOKENS,
     multihop: Sequence[Path] = (),
@@ -42,16 +49,18 @@ def make_report(
     """Measure what is missing and collect everything into a report.
 
     Args:
-        models: The model or its name, or several models to be shown side by side, including control models.
+        models: The model, in memory or by name, or several to be shown side by side, including control models. A model
+            in memory brings its tokenizer as a pipeline, or as :class:`~wherewhat.runs.request.MemoryModel`.
         out: Folder of run directories.
         text: Files, folders or ``-``; None for the embedded text.
+        texts: Strings, documents or token ids instead.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each.
         multihop: Trainings of the multi-hop laboratory, or folders of them; those in ``out`` are always shown.
         progress: Progress callback; silent by default.
     """
     progress, out = progress or Silent(), Path(out)
-    listed = [models] if isinstance(models, ModelRequest) else list(models)
+    listed = list(models)
     for number, model in enumerate(listed):
         if model in listed[:number]:
             raise ConfigError(f"{model.model} ({model.weights}) was given twice: give each model once")
@@ -59,7 +68,7 @@ def make_report(
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
     learning = _learning_curves(multihop, out=out)
-    given = given_text(text, documents=documents, out=out)
+    given = given_text(text, documents=documents, out=out, texts=texts)
     made = []
     for number, model in enumerate(listed, 1):
         if len(listed) > 1:
@@ -90,11 +99,11 @@ def _learning_curves(multihop: Sequence[Path], *, out: Path) -> list[dict[str, A
 
 
 def _measured(
-    model: ModelRequest, given: GivenText, *, tokens: int, out: Path, progress: Progress
+    model: ModelRequest | MemoryModel, given: GivenText, *, tokens: int, out: Path, progress: Progress
 ) -> tuple[Excerpt, Runs]:
     """Return excerpt and runs of one model, which is loaded only if something is missing."""
-    cache = ReportCache.of(model, given.documents, tokens=tokens, out=out)
-    seen, start, models = cache.excerpt(), None, LastModel()
+    stored = ExcerptFile.of(model, given.documents, tokens=tokens, out=out)
+    seen, start, models = stored.read(), None, LastModel()
     if seen is None:
         progress.say(f"loading {model.model} ({model.weights}) and running it on the first tokens")
         started = time.perf_counter()
@@ -102,14 +111,16 @@ def _measured(
         seen = take_excerpt(loaded, given.documents, tokens=tokens, proof=models.proof())
         del loaded
         start = time.perf_counter() - started - tokens * seen.seconds
-        cache.keep_excerpt(seen)
+        stored.write(seen)
     given.keep()
-    planned = plan(model, seen.capacity, text=given.sources, documents=len(given.documents), tokens=tokens)
+    planned = plan(
+        model, seen.capacity, text=given.sources, texts=given.texts, documents=len(given.documents), tokens=tokens
+    )
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
-    return seen, measure(planned, cache=cache, pace=pace, progress=progress, models=models)
+    return seen, measure(planned, out=out, pace=pace, progress=progress, models=models)
 
 
-def _unique_names(models: Sequence[ModelRequest], seen: Sequence[Excerpt]) -> list[str]:
+def _unique_names(models: Sequence[ModelRequest | MemoryModel], seen: Sequence[Excerpt]) -> list[str]:
     """Return a unique name for each model: its own, with its weights, with the name as given, with a number."""
     names = [
         str(one.facts["name"]) if model.weights == "trained" else f"{one.facts['name']} ({model.weights})"
@@ -120,10 +131,17 @@ def _unique_names(models: Sequence[ModelRequest], seen: Sequence[Excerpt]) -> li
 
 
 def _command(
-    models: Sequence[ModelRequest], given: GivenText, *, documents: int, tokens: int, multihop: Sequence[Path]
+    models: Sequence[ModelRequest | MemoryModel],
+    given: GivenText,
+    *,
+    documents: int,
+    tokens: int,
+    multihop: Sequence[Path],
 ) -> str | None:
     """Return the command that makes the same report; None unless the models are all names with all weights."""
-    listed = [replace(model, model=str(model.model)) for model in models]
+    listed = [replace(model, model=str(model.model)) for model in models if isinstance(model, ModelRequest)]
+    if len(listed) < len(models) or given.texts is not None:
+        return None
     first = listed[0]
     names, weights = (list(dict.fromkeys(getattr(model, field) for model in listed)) for field in ("model", "weights"))
     if listed != [replace(first, model=name, weights=kind) for name in names for kind in weights]:

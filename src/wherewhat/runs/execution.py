@@ -37,6 +37,7 @@ from wherewhat.options import build_config, config_values
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
+from wherewhat.runs.known import Controlled, KnownRuns
 from wherewhat.runs.layout import PartResult
 from wherewhat.runs.profiles import Profile, profile_name
 from wherewhat.runs.provenance import Provenance
@@ -103,7 +104,8 @@ class LastModel:
         """Return the proof of the kept model, made once."""
         assert self._loaded is not None, "nothing is loaded yet"
         if self._proof is None:
-            self._proof = prove(self._loaded.model)
+            with evaluation(self._loaded.model):
+                self._proof = prove(self._loaded.model)
         return self._proof
 
     def forget(self) -> None:
@@ -151,8 +153,14 @@ def run(
         progress: Progress callback; silent by default.
         models: Keeps the model for the next request; by default it is released.
     """
-    progress, models = progress or Silent(), models or LastModel()
-    return measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
+    progress, models, known = progress or Silent(), models or LastModel(), KnownRuns(out)
+    finished = known.find(request)
+    if isinstance(finished, RunDirectory):
+        progress.say(f"already measured: {finished.path}")
+        return finished
+    made = measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
+    known.keep(request, made)
+    return made
 
 
 @new_process_settings()
@@ -405,19 +413,6 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
         seed=loaded.seed,
         extra=extra,
     )
-
-
-@dataclass(frozen=True)
-class Controlled:
-    """Finished runs of a model and its control models.
-
-    Attributes:
-        runs: Run directory by weights, the model itself first.
-        left_out: Why a control model is missing, by its weights.
-    """
-
-    runs: dict[str, RunDirectory]
-    left_out: dict[str, str]
 
 
 def run_with_controls(

@@ -8,10 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import Tensor
-
-from wherewhat.captures.summary import Kinds
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Measurement, Metric
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
@@ -21,6 +17,9 @@ from wherewhat.runs.profiles import ProfileFile, profile_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from torch import Tensor
+
+    from wherewhat.captures.summary import Kinds
 
 
 def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> DocumentScores:
@@ -28,6 +27,8 @@ def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> Doc
 
     Undefined values are NaN.
     """
+    import torch  # a table of a finished run needs none
+
     columns = table.select(["layer", "head", "metric", "value"]).to_pydict()
     heads: dict[int, dict[str, dict[int, float]]] = {}
     whole: dict[int | None, dict[str, float]] = {}

@@ -1,0 +1,149 @@
+"""Outcomes of earlier requests, found without loading a model.
+
+Run directories are named by a hash of the model's weights and tokens, which are known only once the model is loaded.
+Here requests are identified by the state of the model's files instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wherewhat.errors import StoreError
+from wherewhat.files import make_folder, write_file
+from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
+from wherewhat.measures.registry import find_measurement
+from wherewhat.models.source import Weights, resolve
+from wherewhat.options import build_config, config_values
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.text.documents import text_hash
+from wherewhat.text.files import read_documents
+from wherewhat.text.questions import read_items
+
+_FOLDER = ".requests"
+_STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """Finished runs of a model and its control models.
+
+    Attributes:
+        runs: Run directory by weights, the model itself first.
+        left_out: Why a control model is missing, by its weights.
+    """
+
+    runs: dict[str, RunDirectory]
+    left_out: dict[str, str]
+
+
+class KnownRuns:
+    """Outcomes of requests in a folder of run directories.
+
+    Args:
+        out: The folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def find(self, request: Request) -> RunDirectory | str | None:
+        """Return the finished run of a request, or why the model has none; None if neither is known."""
+        path = self._path(request)
+        if path is None:
+            return None
+        try:
+            found = parse_object(path.read_bytes()) or {}
+        except OSError:
+            return None
+        if "left_out" in found:
+            return str(found["left_out"])
+        try:
+            return RunDirectory.load(self.out / str(found["run"]))
+        except (StoreError, KeyError):
+            return None
+
+    def find_all(self, request: Request, controls: Iterable[Weights]) -> Controlled | None:
+        """Return the finished runs of a model and its control models; None if one of them is not known."""
+        runs: dict[str, RunDirectory] = {}
+        for weights in (request.model.weights, *controls):
+            found = self.find(request.with_weights(weights))
+            if not isinstance(found, RunDirectory):
+                return None
+            runs[weights] = found
+        return Controlled(runs, {})
+
+    def keep(self, request: Request, outcome: RunDirectory | str) -> None:
+        """Store the outcome of a request."""
+        path = self._path(request)
+        if path is None:
+            return
+        note: dict[str, JSON] = {"left_out": outcome} if isinstance(outcome, str) else {"run": outcome.path.name}
+        with suppress(StoreError, OSError):  # a folder that cannot be written only costs time
+            make_folder(path.parent)
+            write_file(path, readable_json(note))
+
+    def _path(self, request: Request) -> Path | None:
+        key = _key(request)
+        return None if key is None else self.out / _FOLDER / f"{request.measurement}-{key[:24]}.json"
+
+
+def model_state(model: ModelRequest) -> dict[str, JSON]:
+    """Return what identifies a model without loading it: options, and path, size and time of change of its files."""
+    source = resolve(
+        model.model,
+        offline=model.offline,
+        revision=model.revision,
+        with_weights=model.weights != "random",
+        with_code=model.trust_remote_code,
+    )
+    files = [source.gguf] if source.gguf is not None else []
+    folders = [found for found in (source.folder, source.adapter) if found is not None]
+    files += sorted(file for found in folders for file in found.rglob("*") if file.is_file())
+    states = [(file, file.stat()) for file in files]
+    return {
+        "name": source.name,
+        "files": [[str(file.resolve()), status.st_size, status.st_mtime_ns] for file, status in states],
+        "model": {**dataclasses.asdict(model), "model": os.fspath(model.model)},
+        # What "auto" stands for, without importing torch.
+        "devices": [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))],
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "versions": collect_versions(),
+    }
+
+
+def _key(request: Request) -> str | None:
+    """Return the hash of everything that the outcome of a request depends on; None for what is only in memory."""
+    if not isinstance(request.model, ModelRequest) or (request.text and _STANDARD_INPUT in request.text):
+        return None
+    measurement = find_measurement(request.measurement)
+    fields: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in ("prompts", "items", "documents", "tokens", "beyond", "chunk", "offload")
+    }
+    return config_hash(
+        {
+            **fields,
+            "measurement": measurement.name,
+            "revision": measurement.revision,
+            "options": config_values(build_config(measurement.config, request.options)),
+            "model": model_state(request.model),
+            "texts": text_hash(request.texts) if request.texts is not None else _texts(request.text),
+            "questions": None if request.items is None else _questions(request.items, request.documents),
+        }
+    )
+
+
+def _texts(text: tuple[str, ...] | None) -> str | None:
+    return None if text is None else text_hash(read_documents(text))
+
+
+def _questions(items: str, count: int | None) -> list[str]:
+    return [item.text for item in read_items(items, count=count)]
