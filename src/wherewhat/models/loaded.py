@@ -58,6 +58,10 @@ class LoadedModel:
     tokenizer_hash: str
     prefix: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        kind, weights = type(self.model).__name__, f"{self.weights} weights"
+        return f"LoadedModel({self.name!r}, {kind}, {weights}, {self.dtype} on {self.device})"
+
     @property
     def adds_bos(self) -> bool:
         """Whether every text starts with a token, usually BOS, that the model expects."""
