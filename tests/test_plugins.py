@@ -87,7 +87,7 @@ def test_measurements_that_cannot_be_used_are_left_out(installed, monkeypatch):
         assert set(registry.measurements()) == before
         assert set(registry.measurements()) == before
     reasons = {line.split("'")[1]: line.partition("left out: ")[2] for line in left_out(caught)}
-    assert reasons["Nameless"] == "the measurement Nameless has no name: define name, metrics"
+    assert reasons["Nameless"] == "the measurement Nameless has no name: define name, summary, metrics"
     assert reasons["Axes"] == "there is already a measurement 'axes': choose another name"
     assert reasons["Plain"].startswith("the config of the measurement Plain is <class 'dict'>")
     assert reasons["Abstract"] == "the measurement Abstract has no measure: define measure"
