@@ -53,6 +53,7 @@ def load_memory(
     weights: Weights,
     seed: int,
     loaded: LoadedModel | None = None,
+    hashed: bool = True,
 ) -> LoadedModel:
     """Return a model in memory, or a control model made from it, as :func:`wherewhat.models.loader.load` returns one.
 
@@ -63,6 +64,7 @@ def load_memory(
         weights: ``trained`` for the model as it is, else the control model to make from it.
         seed: Seed of control models.
         loaded: What the loader returned for the same model, if it loaded it.
+        hashed: Whether to hash the weights, which takes about a second per GB; runs need it, single passes do not.
     """
     if loaded is not None and weights == "trained":
         return loaded
@@ -78,7 +80,7 @@ def load_memory(
         dtype=describe_dtype(model),
         device=describe_device(model),
         revision=None,
-        weights_hash=weights_hash(model),
+        weights_hash=weights_hash(model) if hashed else "",
         tokenizer_hash="none" if tokenizer is None else tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
     )
@@ -135,11 +137,14 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
             config = copy.deepcopy(model.config)
             if hasattr(config, "quantization_config"):  # describes weights that are not used
                 del config.quantization_config
+            dtype = getattr(torch, describe_dtype(model))
             with quiet():
                 made = random_control(config, seed=seed, attn_implementation=config._attn_implementation)
+                if dtype != torch.float32:  # by transformers' loader, which keeps rotary frequencies in float32
+                    made = type(made).from_pretrained(
+                        None, config=made.config, state_dict=made.state_dict(), dtype=dtype
+                    )
             made.to(next(model.parameters()).device)
-            if (dtype := getattr(torch, describe_dtype(model))) != torch.float32:
-                made = type(made).from_pretrained(None, config=made.config, state_dict=made.state_dict(), dtype=dtype)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"no {weights} control model can be made from {type(model).__name__}: {error}") from error
     made.eval()
