@@ -20,6 +20,7 @@ from helpers.models import llama_config, save_model
 from wherewhat.errors import LoadError, WherewhatError
 from wherewhat.measures import registry
 from wherewhat.measures.registry import measurements
+from wherewhat.runs.request import model_request
 
 WORDS = "the cat sat on the mat and the dog ran after the cat into the house by the river "
 
@@ -269,3 +270,28 @@ def test_a_control_that_cannot_be_made_is_named(monkeypatch):
     assert list(found.controls) == ["random"]
     for shown in (repr(found), found._repr_html_()):
         assert "No shuffled control: its weights are quantised" in shown
+
+
+def test_labels_are_words(model):
+    found = wherewhat.measure("heads", model, tokens(24, batch=3) % 16, queries=4)
+    assert set(found.heads()["label_together"]) <= {"mixed", "positional", "symbolic", "uniform"}
+    tidy = found.heads(tidy=True)
+    codes = tidy[(tidy.metric == "label") & (tidy.layer == 0) & (tidy["head"] == 0)].value.tolist()
+    names = ("mixed", "positional", "symbolic", "uniform")
+    assert found.heads()["label"][0] == names[int(max(codes, key=codes.count))]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/cache/models--meta--Llama-3/snapshots/" + "a" * 40, "Llama-3"),
+        ("C:\\models\\gpt2", "gpt2"),
+        ("/cache/" + "0" * 64, "LlamaForCausalLM"),
+        ("org/model", "model"),
+        ("", "LlamaForCausalLM"),
+    ],
+)
+def test_a_model_in_memory_is_named_as_it_was_loaded(path, name):
+    model = tiny("llama")
+    model.config._name_or_path = path
+    assert model_request(model).model == name

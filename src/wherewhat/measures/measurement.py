@@ -328,6 +328,7 @@ class Measurement(ABC):
         over: What the means in a table are taken over.
         report: How a report runs it; None to leave it out, or to decide by :meth:`report_run`.
         revision: Bump when results change: runs of an earlier revision are measured again.
+        codes: Names that the values 0, 1, … of a metric stand for, by metric, such as labels of heads.
     """
 
     name: ClassVar[str]
@@ -343,6 +344,7 @@ class Measurement(ABC):
     over: ClassVar[str] = "mean over heads and documents"
     report: ClassVar[ReportRun | None] = None
     revision: ClassVar[int] = 1
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init_subclass__(cls) -> None:
         """Take the summary from the docstring where the class has none."""
