@@ -81,6 +81,9 @@ def report(
     )
     path = made.write(out / f"{made.name}.html")
     console = Console()
+    for one in made.models:
+        for finding in one.findings:
+            console.print(f"* {finding}" if len(made.models) == 1 else f"* {one.name}: {finding}", markup=False)
     console.print(_numbers_table(made.models))
     for one in made.models:
         for line in one.left_out:
