@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from itertools import islice
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,9 @@ _HOSTILE_NAME = "<img src=x onerror=alert(4)>.jsonl"
 # A test process has one fork server. It imports what the processes of all tests need.
 _PRELOADED = ["torch", "pyarrow.parquet", "pyarrow.compute", "filelock", "gguf", "transformers"]
 _PRELOADED += ["transformers.models.llama.modeling_llama", "wherewhat.cli.main", "wherewhat.runs.execution"]
+_PRELOADED += ["transformers.models.auto.tokenization_auto", "pandas", "pydantic", "platformdirs", "plotly.offline"]
+_PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.lab.encoding_study.commands"]
+_PRELOADED += ["wherewhat.lab.multihop.commands", "helpers.command_line"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language"]
 
 # CPU seconds of the files and folders that take longest. They are run first, each as a whole by one worker.
@@ -157,6 +161,10 @@ def processes():
         pytest.skip("needs signals and fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    with pytest.MonkeyPatch.context() as patch:
+        # Before Python 3.13 the server does not search the folders of this process.
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        forkserver.ensure_running()
     return context
 
 
