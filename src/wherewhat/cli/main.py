@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import typer
@@ -16,6 +17,7 @@ from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
 from wherewhat.errors import WherewhatError
 from wherewhat.imports import plugins
+from wherewhat.measures.measurement import Measurement
 from wherewhat.measures.registry import measurements
 
 _PANELS = ("Decomposition", "Heads", "Behaviour")
@@ -33,8 +35,13 @@ runs are not computed again; interrupted runs are resumed.
 """
 
 
-def build() -> typer.Typer:
-    """Return the application, with one command per measurement; nothing of it imports torch before it is called."""
+def build(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the application, with one command per measurement; nothing of it imports torch before it is called.
+
+    Args:
+        arguments: Words of the command line. If the first is a command of this package, the application has no other
+            command, which is faster.
+    """
     app = typer.Typer(
         name="wherewhat",
         help=_HELP,
@@ -44,17 +51,28 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    app.command("report", rich_help_panel="Start here")(report)
-    app.command("check", rich_help_panel="Start here")(check)
-    # Panels of the help are in the order of their first commands.
-    for measurement in sorted(measurements().values(), key=lambda one: (*_PANELS, one.group).index(one.group)):
-        options: dict[str, Any] = {"short_help": measurement.summary, "rich_help_panel": measurement.group}
-        app.command(measurement.name, **options)(command_for(measurement))
-    app.command("compare", rich_help_panel=_MANY)(compare)
-    app.command("export", rich_help_panel=_MANY)(export)
-    app.command("sweep", rich_help_panel=_MANY)(sweep)
-    for name, contributed in plugins("wherewhat.commands").items():
-        app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
+    commands: dict[str, tuple[str, Callable[..., Any] | Measurement]] = {
+        "report": ("Start here", report),
+        "check": ("Start here", check),
+        # Panels of the help are in the order of their first commands.
+        **{
+            measurement.name: (measurement.group, measurement)
+            for measurement in sorted(measurements().values(), key=lambda one: (*_PANELS, one.group).index(one.group))
+        },
+        "compare": (_MANY, compare),
+        "export": (_MANY, export),
+        "sweep": (_MANY, sweep),
+    }
+    only = arguments[0] if arguments and arguments[0] in commands else None
+    for name in commands if only is None else (only,):
+        panel, command = commands[name]
+        if isinstance(command, Measurement):
+            app.command(name, short_help=command.summary, rich_help_panel=panel)(command_for(command))
+        else:
+            app.command(name, rich_help_panel=panel)(command)
+    if only is None:
+        for name, contributed in plugins("wherewhat.commands").items():
+            app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
     return app
 
 
@@ -86,7 +104,7 @@ def main() -> None:
 def run_cli(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0, 2 for wrong input, 130 if interrupted."""
     try:
-        command = typer.main.get_command(build())
+        command = typer.main.get_command(build(arguments))
         # Not through the command's own main, which handles interrupts and closed pipes itself.
         with command.make_context("wherewhat", list(arguments)) as context:
             result = command.invoke(context)
