@@ -99,6 +99,7 @@ def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_pat
     assert record["attempts"] == 2
 
 
+@pytest.mark.usefixtures("forked")
 def test_any_address_of_fsspec_gets_the_same_runs(expected, sweep_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
     outcome = sweep(sweep_file(SWEEP), watch=Told(), store=f"file://{tmp_path}/remote", workers=1)
@@ -139,6 +140,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
     RunDirectory.load(tmp_path / "remote" / again.run)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_finds_what_another_one_did(undisturbed, sweep_file, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "runs")
     watch = Told()
