@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         size = (len(items) - len(ordered)) // (workers - number)
         ordered += [*share, *islice(rest, max(0, size - len(share)))]
     items[:] = [*ordered, *rest]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude imported packages and collected tests, millions of objects, from all later garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 # Models, texts and the command line
