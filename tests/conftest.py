@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.register_assert_rewrite("helpers")
+gc.disable()  # until all tests are collected, see pytest_collection_finish
 
 _HOSTILE_NAME = "<img src=x onerror=alert(4)>.jsonl"
 
@@ -85,6 +86,7 @@ def pytest_collection_finish() -> None:
     """Exclude imported packages and collected tests, millions of objects, from all later garbage collections."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 # Models, texts and the command line
