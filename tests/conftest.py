@@ -281,6 +281,14 @@ def sweep_file(tmp_path, sweep_home, monkeypatch):
     return write
 
 
+@pytest.fixture
+def forked(processes, monkeypatch):
+    """Local workers are forks of a server that has imported torch: a worker that is replaced starts at once."""
+    from wherewhat.sweep import local_engine
+
+    monkeypatch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Two workers with one CPU each."""

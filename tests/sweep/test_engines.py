@@ -43,10 +43,11 @@ def results(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(sweep_home, tmp_path_factory) -> Path:
+def undisturbed(sweep_home, tmp_path_factory, processes) -> Path:
     """The store of the sweep by one local worker that nobody disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(sweep_home)
+        patch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
         folder = tmp_path_factory.mktemp("undisturbed")
         path = folder / "sweep.json"
         path.write_text(json.dumps(SWEEP))
@@ -61,12 +62,6 @@ def undisturbed(sweep_home, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def expected(undisturbed):
     return results(undisturbed)
-
-
-@pytest.fixture
-def forked(processes, monkeypatch):
-    """Local workers are forks of a server that has imported torch: a worker that is replaced starts at once."""
-    monkeypatch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
 
 
 @pytest.mark.parametrize(("engine", "fixture"), [("local", "forked"), ("ray", "ray_cluster")], ids=["local", "ray"])
