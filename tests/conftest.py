@@ -31,16 +31,15 @@ _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language"]
 
 # CPU seconds of the files and folders that take longest. They are run first, each as a whole by one worker.
 _LONG = {
-    "conformance/": 160,
-    "sweep/test_engines.py": 100,
+    "conformance/": 125,
     "real/test_real_models.py": 60,
-    "runs/test_devices.py": 45,
-    "captures/test_chunks.py": 45,
-    "cli/test_terminal.py": 37,
-    "measures/test_hard_weights.py": 36,
-    "extend/test_method.py": 35,
+    "sweep/test_engines.py": 55,
+    "captures/test_chunks.py": 40,
     "lab/constructions/": 33,
-    "lab/test_language.py": 30,
+    "runs/test_devices.py": 33,
+    "measures/test_hard_weights.py": 29,
+    "lab/test_language.py": 25,
+    "extend/test_method.py": 20,
 }
 
 

@@ -196,7 +196,7 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         ...     model(input_ids)
     """
     with opened(model) as inner:
-        found = _current(inner, proof)
+        found = current_proof(inner, proof)
         with capture_with(inner, found.plan, reducer) as session:
             yield session
 
@@ -219,12 +219,12 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         ...     model(input_ids)  # without attention in layer 3
     """
     with opened(model) as inner:
-        found = _current(inner, proof)
+        found = current_proof(inner, proof)
         with capture_with(inner, found.plan, editor, edits=True, blind=blind) as session:
             yield session
 
 
-def _current(model: Any, proof: Proof | None) -> Proof:
+def current_proof(model: Any, proof: Proof | None) -> Proof:
     """Return the given or last proof if the model's state is unchanged, else a new one."""
     found = proof or _proofs.get(model)
     if found is None:
