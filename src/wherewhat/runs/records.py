@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,25 @@ class Records:
         return self.values[name] if name in self.values else self.constants[name].values
 
     def joined(self, step: int, scores: Mapping[str, Tensor], axes: Axes) -> Records:
-        """Return these records and one more, in the order of steps."""
+        """Return these records and one more, in the order of steps; scores that a record does not have are NaN."""
         steps = torch.cat([self.steps, torch.tensor([step])])
         order = steps.argsort()
-        values = {}
-        for name, value in scores.items():
-            if len(self) and self.values[name].shape[1:] != value.shape:
-                before = tuple(self.values[name].shape[1:])
+        values, known = {}, {**self.axes, **axes}
+        for name in {**self.values, **scores}:
+            value = scores[name] if name in scores else torch.full_like(self.values[name][0], torch.nan)
+            before = self.values.get(name, torch.full((len(self), *value.shape), torch.nan, dtype=value.dtype))
+            if before.shape[1:] != value.shape:
                 raise ConfigError(
-                    f"a record with {name} of shape {tuple(value.shape)} does not continue those of shape {before}: "
-                    "record every model in its own file"
+                    f"a record with {name} of shape {tuple(value.shape)} does not continue those of shape "
+                    f"{tuple(before.shape[1:])}: record every model in its own file"
                 )
-            values[name] = (torch.cat([self.values[name], value[None]]) if len(self) else value[None])[order]
-        return Records(steps[order], values, {name: axes[name] for name in scores}, self.constants)
+            values[name] = torch.cat([before, value[None]])[order]
+        return Records(steps[order], values, {name: known[name] for name in values}, self.constants)
+
+    def until(self, step: int) -> Records:
+        """Return the records up to a step, with it."""
+        kept = self.steps <= step
+        return replace(self, steps=self.steps[kept], values={name: value[kept] for name, value in self.values.items()})
 
     def table(self) -> TensorTable:
         """Return everything as one table; :meth:`from_table` is the inverse."""
