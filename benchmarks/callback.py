@@ -4,9 +4,9 @@
     python benchmarks/callback.py --steps 500 --profile
 
 The model is the 12-layer GPT-J of the multi-hop study, trained on batches of 64 sequences of 17 tokens with AdamW and
-dropout, in float32 on the CPU. The share is the time of a record over the time of the steps between two records, as it is
-in a long training; records before the first step, with the verification of the model, are listed apart. Other work on
-the machine disturbs processor seconds less than wall time, so both are printed.
+dropout, in float32 on the CPU. The share is the time of a record over the time of the steps between two records, as in
+a long training; the record before the first step, which includes the verification of the model, is listed apart. Other
+work on the machine disturbs processor seconds less than wall time, so both are printed.
 """
 
 from __future__ import annotations
