@@ -136,7 +136,9 @@ class TrainingRecorder:
         name: str | None = None,
         start: int = 0,
     ) -> None:
-        check_positive(every=every, tokens=tokens, documents=documents, start=start + 1)
+        check_positive(every=every, tokens=tokens, documents=documents)
+        if start < 0:
+            raise ConfigError(f"start is {start}: give the number of finished steps, 0 or more")
         self.every = every
         self.active = True
         self._chosen = choose_measurements(measurements, options)
