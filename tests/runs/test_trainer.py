@@ -85,6 +85,16 @@ def test_weights_are_those_of_a_training_without_it(tmp_path, kind, options):
     assert losses[0] == losses[1]
 
 
+def test_mixed_precision_does_not_change_the_records(tmp_path):
+    first, second = callback(), callback()
+    trainer(tmp_path / "a", first, max_steps=1).train()
+    made = trainer(tmp_path / "b", second, max_steps=1, bf16=True)
+    made.train()
+    assert torch.equal(first.run.records["axes.r"][0], second.run.records["axes.r"][0])
+    assert not torch.equal(first.run.records["axes.r"][1], second.run.records["axes.r"][1])
+    assert made.model.forward.__name__ == made.model.forward.__wrapped__.__name__  # still wrapped in autocast
+
+
 def test_logs_reach_callbacks_before_it_and_the_history(tmp_path):
     before, added = Recording(), callback()
     made = trainer(tmp_path, before, added)

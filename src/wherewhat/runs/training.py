@@ -84,10 +84,10 @@ def choose_measurements(names: str | Sequence[str], options: Mapping[str, Mappin
 class TrainingRecorder:
     """Measure a model at training steps and store the scores; the training itself is not changed.
 
-    Each record runs the model on the same few texts in evaluation mode, without gradients and autocast. The mode of
-    each module, the random number generators and PyTorch's numerical settings are restored afterwards, so that the
-    weights after training are the same, bit for bit, as without records. The model is verified once; later passes are
-    checked as they run.
+    Each record runs the model on the same few texts in evaluation mode and in the precision of its weights, without
+    gradients and autocast. The mode of each module, the random number generators and PyTorch's numerical settings are
+    restored afterwards, so that the weights after training are the same, bit for bit, as without records. The model is
+    verified once; later passes are checked as they run.
 
     The model is recorded once at construction, which raises an error if it cannot be recorded. An error at a later step
     is one line of warning, and nothing is recorded from then on.
@@ -280,6 +280,7 @@ class TrainingRecorder:
             stack.enter_context(random_states())
             stack.enter_context(new_process_settings(weight_dtypes(model)))
             stack.enter_context(evaluation(model))
+            stack.enter_context(_own_forward(model))
             yield
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -331,6 +332,20 @@ class TrainingRecorder:
                 "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
             },
         )
+
+
+@contextmanager
+def _own_forward(model: Any) -> Iterator[None]:
+    """Call the model's own forward function, which accelerate wraps in autocast for mixed precision."""
+    own, wrapped = getattr(model, "_original_forward", None), vars(model).get("forward")
+    if own is None or wrapped is None:
+        yield
+        return
+    model.forward = own
+    try:
+        yield
+    finally:
+        model.forward = wrapped
 
 
 def warn(error: BaseException | str, *, step: int | None = None) -> None:
