@@ -167,8 +167,8 @@ class TrainingRun:
         for measurement, metrics in self.main_metrics().items():
             series = []
             for name, title in metrics:
-                values = self.records.values[name]
-                series.append(Series(title, values.double()) if values.ndim == 1 else spread_over_heads(title, values))
+                values, shown = self.records.values[name], f"{measurement}: {title}"
+                series.append(Series(shown, values.double()) if values.ndim == 1 else spread_over_heads(shown, values))
             defined = torch.cat([one.mean for one in series]).nan_to_num(0.5)
             found.append(Panel(measurement, series, unit=bool(((defined >= 0) & (defined <= 1)).all())))
         return found
@@ -190,8 +190,7 @@ class TrainingRun:
                     fill = {"fill": "toself", "fillcolor": colour, "opacity": 0.15, "line": {"width": 0}}
                     figure.add_scatter(**band, **fill, showlegend=False, hoverinfo="skip", row=row, col=1)
                 line = {"color": colour, "shape": "hv" if series.steps else "linear"}
-                name = f"{panel.title}: {series.name}"
-                figure.add_scatter(x=steps, y=series.mean.tolist(), name=name, line=line, row=row, col=1)
+                figure.add_scatter(x=steps, y=series.mean.tolist(), name=series.name, line=line, row=row, col=1)
         figure.update_layout(title=self.name, height=120 + 260 * len(panels), template="plotly_white")
         figure.update_xaxes(title_text="step", row=len(panels), col=1)
         return figure
