@@ -78,7 +78,7 @@ def main() -> None:
     record = sum(by_step.values()) / len(by_step)
     between = (wall_with - first - sum(by_step.values())) / options.steps * options.every
     used = callback.processor / len(by_step)
-    used_between = processor_without / options.steps * options.every
+    used_between = (processor_with - callback.processor) / options.steps * options.every
     print(f"weights with and without the callback are {'identical' if same else 'DIFFERENT'}")
     print(
         f"without: {wall_without:.2f} s, with: {wall_with:.2f} s, {options.steps} steps (load {os.getloadavg()[0]:.1f})"
