@@ -109,11 +109,11 @@ def test_commands_that_cannot_be_used_are_named_in_one_line(cli, installed):
 
 
 def test_a_broken_report_entry_point_does_not_end_the_report(installed, monkeypatch, tmp_path):
-    from wherewhat.report.report import _learning_curves
+    from wherewhat.report.learning import learning_curves
 
     installed("[wherewhat.report]\nother = absent:curves\n")
     with pytest.warns(PluginWarning, match="'other' in wherewhat.report of the package other is left out"):
-        assert _learning_curves((), out=tmp_path) == []
+        assert learning_curves((), out=tmp_path) == []
 
 
 def test_other_warnings_are_shown_as_before(capfd):

@@ -9,8 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.capture import tiny, tokens
 from helpers.report import opening
 from wherewhat.lab.multihop.learning import curves
+from wherewhat.report.learning import training_curves
+from wherewhat.runs.training import TrainingRecorder
 
 pytestmark = pytest.mark.browser
 
@@ -129,12 +132,24 @@ def test_hostile_text_is_shown_as_text(opened):
 
 def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_path):
     report, _ = beside
-    learned = [curves(multihop_study)]
+    watch = TrainingRecorder(tiny("llama"), tokens(16, batch=2), every=1, out=tmp_path, name="<b>recorded")
+    watch(1)
+    watch.finish()
+    learned = [curves(multihop_study), *training_curves(tmp_path).values()]
     path = replace(report, data={**report.data, "learning": learned}).write(tmp_path / "beside.html")
     with opening(browser, path) as page:
         scroll_through(page)
         for chart in ("map-0", "map-1", "map-2", "plane-0", "plane-1", "plane-2", "dynamics"):
             assert page.locator(f"#{chart} svg.main-svg").count() > 0, chart
+        panels = "Object.keys(document.getElementById('dynamics').layout).filter((key) => key.startsWith('yaxis'))"
+        assert len(page.evaluate(panels)) == 3
+        page.select_option("#study", "1")
+        page.locator("#dynamics").scroll_into_view_if_needed()
+        page.wait_for_timeout(500)
+        assert len(page.evaluate(panels)) == 2
+        assert page.text_content("#learning-note") == learned[1]["note"]
+        assert page.text_content("#learning-table tbody tr:last-child th") == "1"
+        page.locator("#learning").screenshot(path=shots / "learning.png")
         spans = page.evaluate("[0, 1, 2].map((i) => document.getElementById(`map-${i}`)._fullData[0].zmax)")
         assert len(set(spans)) == 1
         page.select_option("#model", "2")

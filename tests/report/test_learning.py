@@ -10,7 +10,7 @@ from helpers.training import train_loop, trainee
 from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.learning import curves
 from wherewhat.report.learning import counted, learning_curves, page_data, training_curves
-from wherewhat.runs.learning import Panel, Series
+from wherewhat.runs.learning import CurvePanel, Series
 from wherewhat.runs.training import TrainingRecorder
 
 
@@ -65,7 +65,7 @@ def test_curves_are_thinned_and_undefined_values_are_missing():
     steps = torch.arange(1000)
     values = torch.linspace(0, 1, 1000).double()
     values[-1] = torch.nan
-    one = page_data(name="a", title="b", note="c", steps=steps, panels=[Panel("d", [Series("e", values)])])
+    one = page_data(name="a", title="b", note="c", steps=steps, panels=[CurvePanel("d", [Series("e", values)])])
     assert len(one["steps"]) == 240
     assert (one["steps"][0], one["steps"][-1]) == (0, 999)
     assert one["panels"][0]["series"][0]["mean"][-1] is None
@@ -77,6 +77,6 @@ def test_curves_are_thinned_and_undefined_values_are_missing():
 
 def test_no_step_comes_twice_and_one_is_no_plural():
     series = Series("counts", torch.tensor([3, 4]), steps=True)
-    one = page_data(name="a", title="b", note="c", steps=torch.tensor([0, 50]), panels=[Panel("d", [series])])
+    one = page_data(name="a", title="b", note="c", steps=torch.tensor([0, 50]), panels=[CurvePanel("d", [series])])
     assert one["table"]["rows"] == [["0", "3"], ["50", "4"]]
     assert [counted(count, "layer") for count in (1, 2)] == ["1 layer", "2 layers"]

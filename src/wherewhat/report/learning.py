@@ -14,7 +14,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.imports import plugins
 from wherewhat.report.data import rounded
 from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
-from wherewhat.runs.learning import TRAINING, Panel, TrainingRun
+from wherewhat.runs.learning import TRAINING, CurvePanel, TrainingRun
 from wherewhat.runs.records import RECORDS_FILE
 
 _POINTS = 240
@@ -75,7 +75,7 @@ def _training_data(run: TrainingRun) -> dict[str, Any]:
     return page_data(name=name, title=run.name, note=note, steps=run.records.steps, panels=run.panels())
 
 
-def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequence[Panel]) -> dict[str, Any]:
+def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequence[CurvePanel]) -> dict[str, Any]:
     """Return panels of curves as plain JSON, with at most 240 points, and a table of five steps.
 
     Args:

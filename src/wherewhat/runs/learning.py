@@ -48,7 +48,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Panel:
+class CurvePanel:
     """Curves on one vertical axis.
 
     Attributes:
@@ -161,7 +161,7 @@ class TrainingRun:
             raise StoreError(f"the training '{self.name}' has no records yet")
         return as_frame(pa.concat_tables(tables), frame)
 
-    def panels(self) -> list[Panel]:
+    def panels(self) -> list[CurvePanel]:
         """Return one panel of curves per measurement, with its main metrics."""
         found = []
         for measurement, metrics in self.main_metrics().items():
@@ -170,7 +170,7 @@ class TrainingRun:
                 values, shown = self.records.values[name], f"{measurement}: {title}"
                 series.append(Series(shown, values.double()) if values.ndim == 1 else spread_over_heads(shown, values))
             defined = torch.cat([one.mean for one in series]).nan_to_num(0.5)
-            found.append(Panel(measurement, series, unit=bool(((defined >= 0) & (defined <= 1)).all())))
+            found.append(CurvePanel(measurement, series, unit=bool(((defined >= 0) & (defined <= 1)).all())))
         return found
 
     def plot(self) -> Figure:

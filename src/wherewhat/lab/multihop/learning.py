@@ -12,7 +12,7 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.report.learning import counted, page_data
 from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
-from wherewhat.runs.learning import Panel, Series, spread_over_heads
+from wherewhat.runs.learning import CurvePanel, Series, spread_over_heads
 
 _GAMMA, _LEVEL = 0.1, 0.9
 _SCORES = {"s_pos": "positional score", "s_sym": "symbolic score", "r": "r"}
@@ -38,7 +38,7 @@ def curves(run: MultihopRun) -> dict[str, Any]:
     accuracy, counts, hops = records["accuracy"].double(), records["counts"], records["hops"].tolist()
     bounds = share_intervals(accuracy * counts, counts)
     panels = [
-        Panel(
+        CurvePanel(
             "accuracy",
             [
                 Series(f"{number}-hop accuracy", accuracy[:, hop], bounds[:, hop, 0], bounds[:, hop, 1])
@@ -46,10 +46,10 @@ def curves(run: MultihopRun) -> dict[str, Any]:
             ],
             unit=True,
         ),
-        Panel(
+        CurvePanel(
             "score", [spread_over_heads(title, records[name].flatten(1)) for name, title in _SCORES.items()], unit=True
         ),
-        Panel(
+        CurvePanel(
             "heads",
             [Series(f"{name} heads", purity.counts[0, :, code], steps=True) for code, name in enumerate(LABELS)],
         ),
