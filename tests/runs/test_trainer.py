@@ -128,8 +128,8 @@ def test_without_a_handler_the_history_has_the_logs(tmp_path):
 
 def test_tensorboard(tmp_path):
     pytest.importorskip("torch.utils.tensorboard", reason="TensorBoard is not installed")
-    trainer(tmp_path, callback(), report_to=["tensorboard"], logging_dir=str(tmp_path / "board")).train()
-    content = b"".join(file.read_bytes() for file in (tmp_path / "board").rglob("events.*"))
+    trainer(tmp_path, callback(), report_to=["tensorboard"]).train()
+    content = b"".join(file.read_bytes() for file in tmp_path.rglob("events.*"))
     assert b"wherewhat/axes/r" in content
 
 
