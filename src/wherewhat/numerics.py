@@ -64,6 +64,26 @@ def random_states() -> Iterator[None]:
             restore(state)
 
 
+@contextmanager
+def few_threads(model: nn.Module) -> Iterator[None]:
+    """Use one thread for a small model on a CPU inside the context: its tensors are shorter than a thread's start."""
+    before = torch.get_num_threads()
+    weights = list(model.parameters())
+    on_cpu = all(weight.device.type == "cpu" for weight in weights)
+    small = on_cpu and sum(weight.numel() for weight in weights) < _SMALL
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if small:
+            torch.set_num_threads(before)
+
+
+_SMALL = 20_000_000
+"""Number of weights below which more threads make a pass over a short text slower."""
+
+
 def weight_dtypes(model: nn.Module) -> set[torch.dtype]:
     """Return the dtypes of a model's weights, and those in which its quantised layers compute."""
     computed = (getattr(module, "compute_dtype", None) for module in model.modules())

@@ -32,7 +32,7 @@ from wherewhat.measures.registry import find_measurement
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation, load_memory
 from wherewhat.models.positions import max_positions
-from wherewhat.numerics import new_process_settings, random_states, weight_dtypes
+from wherewhat.numerics import few_threads, new_process_settings, random_states, weight_dtypes
 from wherewhat.options import build_config, checked, config_values, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import common_length, document_text
@@ -279,6 +279,7 @@ class TrainingRecorder:
         with ExitStack() as stack:
             stack.enter_context(random_states())
             stack.enter_context(new_process_settings(weight_dtypes(model)))
+            stack.enter_context(few_threads(model))
             stack.enter_context(evaluation(model))
             stack.enter_context(_own_forward(model))
             yield
