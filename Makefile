@@ -42,7 +42,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-models: $(READY)  ## prove every model type again and write docs/models.md
+models: $(READY)  ## prove every model type again; write docs/models.md and the list in the package
 	PYTHONPATH=tests $(BIN)/python -m conformance.page
 
 clean:

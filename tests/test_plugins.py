@@ -15,7 +15,7 @@ from wherewhat.measures import registry
 BROKEN = """
 import typer
 from dataclasses import dataclass
-from wherewhat.measures.measurement import LayerMeasurement
+from wherewhat.measures.measurement import LayerMeasurement, Metric
 
 app = typer.Typer()
 
@@ -26,14 +26,14 @@ class Nameless(LayerMeasurement):
     def measure(self, layer, config): ...
 
 class Axes(Nameless):
-    name, summary, metrics, limits = "axes", "Again.", (), ""
+    name, summary, metrics, limits = "axes", "Again.", (Metric("x", "x", "x"),), ""
     config = dataclass(type("Config", (), {}))
 
 class Plain(Axes):
     name, config = "plain", dict
 
 class Abstract(LayerMeasurement):
-    name, summary, config, metrics, limits = "abstract", "", Axes.config, (), ""
+    name, summary, config, metrics, limits = "abstract", "Abstract.", Axes.config, Axes.metrics, ""
 """
 
 
@@ -87,7 +87,7 @@ def test_measurements_that_cannot_be_used_are_left_out(installed, monkeypatch):
         assert set(registry.measurements()) == before
         assert set(registry.measurements()) == before
     reasons = {line.split("'")[1]: line.partition("left out: ")[2] for line in left_out(caught)}
-    assert reasons["Nameless"] == "the measurement Nameless has no name: define name, metrics"
+    assert reasons["Nameless"] == "the measurement Nameless has no name: define name, summary, metrics"
     assert reasons["Axes"] == "there is already a measurement 'axes': choose another name"
     assert reasons["Plain"].startswith("the config of the measurement Plain is <class 'dict'>")
     assert reasons["Abstract"] == "the measurement Abstract has no measure: define measure"

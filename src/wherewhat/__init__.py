@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TextMeasurement,
     )
     from wherewhat.measures.registry import register
+    from wherewhat.models.catalog import SupportedModel, supported_models
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
     from wherewhat.runs.directory import RunDirectory
@@ -54,6 +55,7 @@ _HOMES = {
     "Request": "wherewhat.runs.request",
     "Result": "wherewhat.report.result",
     "RunDirectory": "wherewhat.runs.directory",
+    "SupportedModel": "wherewhat.models.catalog",
     "Text": "wherewhat.measures.measurement",
     "TextMeasurement": "wherewhat.measures.measurement",
     "WherewhatError": "wherewhat.errors",
@@ -72,6 +74,7 @@ _HOMES = {
     "read_documents": "wherewhat.text.files",
     "register": "wherewhat.measures.registry",
     "run": "wherewhat.report.result",
+    "supported_models": "wherewhat.models.catalog",
     "swaps": "wherewhat.measures.layers",
 }
 
@@ -92,6 +95,7 @@ __all__ = [
     "Request",
     "Result",
     "RunDirectory",
+    "SupportedModel",
     "Text",
     "TextMeasurement",
     "WherewhatError",
@@ -110,6 +114,7 @@ __all__ = [
     "read_documents",
     "register",
     "run",
+    "supported_models",
     "swaps",
 ]
 

@@ -105,7 +105,10 @@ def _described(kind: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in _SERIES and arguments:
-        members = typing.get_args(arguments[0]) or arguments[:1]
+        inner = arguments[0]
+        if typing.get_origin(inner) is typing.Literal:
+            return f"a {origin.__name__.lower()} of " + " or ".join(map(repr, typing.get_args(inner)))
+        members = typing.get_args(inner) if typing.get_origin(inner) in _UNIONS else (inner,)
         return f"a {origin.__name__.lower()} of " + " or ".join(f"{_described(m).split(' ', 1)[1]}s" for m in members)
     return names.get(origin) or f"{_article(origin.__name__)} {origin.__name__}"
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+import wherewhat
 from conformance.tiny_models import build
 from helpers.models import llama_config
 from wherewhat.captures.proof import capture, prove
@@ -123,6 +124,15 @@ def test_objects_with_tensors_print_in_a_line(gemma, proof):
     fit = fit_axes(layers[1].rot_q[0], layers[1].rot_q[0])
     assert repr(fit).startswith("AxesFit(r=float64[4], r_subset={a, b, c, ab, ac, bc, abc: float64[4] each}, ")
     assert len(repr(fit)) < 500
+
+
+def test_models_and_texts_print_in_a_line(model):
+    loaded = wherewhat.load(model, device="cpu")
+    assert repr(loaded) == "LoadedModel('tiny', LlamaForCausalLM, trained weights, float32 on cpu)"
+    (document,) = wherewhat.embedded_documents(1)
+    size = f"{len(document.text):,} characters"
+    assert repr(document) == f"Document({document.name!r}, {size}, source='embedded')"
+    assert repr(wherewhat.Document("ids", "", ids=(1, 2))) == "Document('ids', 2 token ids, source='memory')"
 
 
 def test_long_sequences_are_shortened():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
-from transformers import MambaConfig
+from transformers import LlamaForCausalLM, MambaConfig
 
 import wherewhat
 from conformance.tiny_models import build as build_tiny
@@ -124,6 +126,19 @@ def test_check_prints_json_and_nothing_else(cli, model):
     python = prove(wherewhat.load(model, device="cpu").model).as_dict()
     assert values == python | {"name": "tiny"}
     assert [layer["layer"] for layer in values["layers"]] == [0, 1]
+
+
+def test_json_is_not_mixed_with_what_a_model_prints(cli, model, monkeypatch):
+    forward = LlamaForCausalLM.forward
+
+    def talkative(self, *args, **kwargs):
+        sys.stdout.write("running\n")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", functools.wraps(forward)(talkative))
+    shown = cli("check", model, "--json")
+    assert json.loads(shown.out)["proved"] is True
+    assert "running" in shown.err
 
 
 @pytest.mark.parametrize("name", ["mamba", "nowhere"])

@@ -1,14 +1,15 @@
-"""Prove every causal language model type of the installed transformers and write ``docs/models.md``.
+"""Prove every causal language model type of the installed transformers; write ``docs/models.md`` and the catalog.
 
-Run with ``make models``. ``test_proof.py`` keeps the page true.
+Run with ``make models``. ``test_proof.py`` keeps both true.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,8 +19,10 @@ from conformance.hard import KINDS, NO_NORM, NORMS, WITHOUT, harden, shown
 from conformance.tiny_models import NotBuildable, Tiny, build, causal_lm_types, variants
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import CaptureError
+from wherewhat.models.catalog import SupportedModel
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+CATALOG = Path(__file__).parents[2] / "src" / "wherewhat" / "models" / "data" / "catalog.json"
 
 PROVED, NOT_APPLICABLE, NOT_YET = "proved", "not applicable", "not yet"
 
@@ -50,8 +53,8 @@ class Row:
     name: str
     status: str
     route: str = ""
-    position: str = ""
-    features: str = ""
+    position: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     reason: str = ""
     error: float = 0.0
     hard: tuple[str, ...] = ()
@@ -59,8 +62,23 @@ class Row:
     without: frozenset[str] = frozenset()
 
     def cells(self) -> tuple[str, ...]:
-        hard = ", ".join(self.hard)
-        return self.name, self.status, self.route, self.position, hard, self.features or self.reason
+        position, hard, features = map(", ".join, (self.position, self.hard, self.features))
+        return self.name, self.status, self.route, position, hard, features or self.reason
+
+    def supported(self) -> SupportedModel:
+        """The entry of the catalog."""
+        model_type, _, variant = self.name.partition(":")
+        return SupportedModel(
+            model_type=model_type,
+            variant=variant or None,
+            verified=self.status == PROVED,
+            attention=self.status != NOT_APPLICABLE,
+            route=self.route or None,
+            position=self.position,
+            features=self.features,
+            dtypes=self.hard,
+            reason=self.reason or None,
+        )
 
 
 def examine(name: str) -> Row:
@@ -102,7 +120,7 @@ def _worst(proof: Proof) -> float:
     return max(max(x.rotation_error, x.weights_error, x.output_error) for x in proof.layers)
 
 
-def position(proof: Proof) -> str:
+def position(proof: Proof) -> tuple[str, ...]:
     """How the layers know positions, in a few words."""
     kinds = []
     for layer in proof.layers:
@@ -116,10 +134,10 @@ def position(proof: Proof) -> str:
             kinds.append("RoPE, then a norm")
         else:
             kinds.append("bias" if "bias" in layer.features else "not in attention")
-    return ", ".join(dict.fromkeys(kinds))
+    return tuple(dict.fromkeys(kinds))
 
 
-def features(proof: Proof) -> str:
+def features(proof: Proof) -> tuple[str, ...]:
     """What else the layers have, in a few words."""
     found = []
     for layer in proof.layers:
@@ -131,7 +149,13 @@ def features(proof: Proof) -> str:
         found.append(
             f"attention in {measured} of {measured + len(proof.unmeasured)} layers; others: {', '.join(kinds)}"
         )
-    return ", ".join(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
+
+
+def catalog(rows: Iterable[Row], *, version: str) -> str:
+    """The file that ``wherewhat.supported_models`` reads: JSON with one line per model."""
+    lines = [f"  {json.dumps(asdict(row.supported()), ensure_ascii=False)}" for row in rows]
+    return "\n".join([f'{{"transformers": "{version}", "models": [', ",\n".join(lines), "]}", ""])
 
 
 def render(rows: Iterable[Row], *, version: str) -> str:
@@ -156,6 +180,10 @@ def render(rows: Iterable[Row], *, version: str) -> str:
         f"**{len(proved)} of {len(softmax)}** types with softmax attention are proved"
         f" ({100 * len(proved) / len(softmax):.0f} %); {len(types) - len(softmax)} types have none.",
         *(f"With hard weights, {_count(proved, dtype)} of them are proved in {dtype}." for dtype in dtypes),
+        "",
+        "In Python, `wherewhat.supported_models()` returns this list, one entry per type with `model_type`,",
+        "`verified`, `route`, `position`, `features`, `dtypes` (hard weights) and `reason`; `variants=True` adds the",
+        "variants. A model is verified again when it is loaded, so unlisted types work if they pass.",
         "",
         "The columns:",
         "",
@@ -221,12 +249,14 @@ def examine_all() -> list[Row]:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page and the catalog."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    PAGE.write_text(render(examine_all(), version=transformers.__version__), "utf-8")
-    sys.stdout.write(f"{PAGE}\n")
+    rows = examine_all()
+    PAGE.write_text(render(rows, version=transformers.__version__), "utf-8")
+    CATALOG.write_text(catalog(rows, version=transformers.__version__), "utf-8")
+    sys.stdout.write(f"{PAGE}\n{CATALOG}\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import transformers
 from filelock import FileLock
 
 from conformance.hard import KINDS, NORMS, WITHOUT
-from conformance.page import NOT_APPLICABLE, PAGE, PROVED, Row, examine, render
+from conformance.page import CATALOG, NOT_APPLICABLE, PAGE, PROVED, Row, catalog, examine, render
 from conformance.tiny_models import causal_lm_types, variants
 from wherewhat.captures.proof import TOLERANCE
 
@@ -73,7 +73,8 @@ def _examined(name: str, folder: Path) -> Row:
             row = examine(name)
             file.write_text(json.dumps(asdict(row) | {"without": sorted(row.without)}))
         stored = json.loads(file.read_text())
-    return Row(**stored | {"hard": tuple(stored["hard"]), "without": frozenset(stored["without"])})
+    series = {name: tuple(stored[name]) for name in ("position", "features", "hard")}
+    return Row(**stored | series | {"without": frozenset(stored["without"])})
 
 
 class TestConformance:
@@ -105,6 +106,8 @@ class TestConformance:
         assert written is not None
         if written.group(1) == transformers.__version__:
             assert page == render(rows.values(), version=transformers.__version__), "run `make models`"
+            listed = catalog(rows.values(), version=transformers.__version__)
+            assert CATALOG.read_text("utf-8") == listed, "run `make models`"
             return
         # Other versions have other types and other bugs (sdpa without soft-cap before 5.21): refused, not wrong.
         stated = dict(re.findall(r"^\| `([^`]+)` \| ([a-z ]+) \|", page, re.MULTILINE))

@@ -42,7 +42,7 @@ def finish(command: list[str], out: Path) -> dict[str, bytes]:
 
 
 def written(out: Path) -> dict[str, bytes]:
-    (folder,) = out.iterdir()
+    (folder,) = (path for path in out.iterdir() if not path.name.startswith("."))
     return {name: (folder / name).read_bytes() for name in ("scores.parquet", "profiles.safetensors", "config.json")}
 
 

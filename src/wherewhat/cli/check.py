@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +34,8 @@ def check(layers: _Layers = False, as_json: _Json = False, **given: Any) -> None
         _show(*_proved(given), each=layers)
         return
     try:
-        name, proof = _proved(given)
+        with redirect_stdout(sys.stderr):  # code of a model may print
+            name, proof = _proved(given)
     except WherewhatError as error:
         _print_json({"proved": False, "reason": " ".join(str(error).split())})
         raise

@@ -1,7 +1,8 @@
 """Functions of one captured layer: axes, swap scores, planes, frequencies and attention statistics.
 
 Each takes a :class:`~wherewhat.captures.attention.LayerAttention`, which :func:`wherewhat.attention` returns, and uses
-its scale, mask, window, bias, soft-cap and sinks. Layers of several texts, with a cache or with padding are refused.
+its scale, mask, window, bias, soft-cap and sinks. Layers of several texts or with a cache are refused, and masks that
+are no causal band (padding, chunks, prefixes) by the functions that are not defined on them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ def _layer(layer: Any) -> Any:
         raise MeasureError(f"layer is of type {type(layer).__name__}: {advice}")
     check_single_text(layer)
     check_finite(layer.rot_q, layer.rot_k)
-    band_width(layer)  # raises for padding and other masks that are no causal band
     return layer
 
 

@@ -328,6 +328,7 @@ class Measurement(ABC):
         over: What the means in a table are taken over.
         report: How a report runs it; None to leave it out, or to decide by :meth:`report_run`.
         revision: Bump when results change: runs of an earlier revision are measured again.
+        codes: Names that the values 0, 1, … of a metric stand for, by metric, such as labels of heads.
     """
 
     name: ClassVar[str]
@@ -343,11 +344,12 @@ class Measurement(ABC):
     over: ClassVar[str] = "mean over heads and documents"
     report: ClassVar[ReportRun | None] = None
     revision: ClassVar[int] = 1
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init_subclass__(cls) -> None:
         """Take the summary from the docstring where the class has none."""
         super().__init_subclass__()
-        if not hasattr(cls, "summary") and cls.__doc__:
+        if not hasattr(cls, "summary") and cls.__doc__ and Measurement not in cls.__bases__:
             cls.summary = cls.__doc__.strip().splitlines()[0]
 
     def more_metrics(self, config: Any) -> tuple[Metric, ...]:

@@ -58,6 +58,10 @@ class LoadedModel:
     tokenizer_hash: str
     prefix: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        kind, weights = type(self.model).__name__, f"{self.weights} weights"
+        return f"LoadedModel({self.name!r}, {kind}, {weights}, {self.dtype} on {self.device})"
+
     @property
     def adds_bos(self) -> bool:
         """Whether every text starts with a token, usually BOS, that the model expects."""
@@ -115,7 +119,7 @@ class LoadedModel:
         limit, hard = max_positions(self.model)
         if limit is None or count <= limit or (allow_beyond and not hard):
             return
-        way_out = "" if hard else ", or go beyond them where a command has --beyond"
+        way_out = "" if hard else ", or allow more with --beyond (beyond=True)"
         raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")
 
 

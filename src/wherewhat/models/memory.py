@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ def load_memory(
     weights: Weights,
     seed: int,
     loaded: LoadedModel | None = None,
+    hashed: bool = True,
 ) -> LoadedModel:
     """Return a model in memory, or a control model made from it, as :func:`wherewhat.models.loader.load` returns one.
 
@@ -63,6 +65,7 @@ def load_memory(
         weights: ``trained`` for the model as it is, else the control model to make from it.
         seed: Seed of control models.
         loaded: What the loader returned for the same model, if it loaded it.
+        hashed: Whether to hash the weights, which takes about a second per GB; runs need it, single passes do not.
     """
     if loaded is not None and weights == "trained":
         return loaded
@@ -78,7 +81,7 @@ def load_memory(
         dtype=describe_dtype(model),
         device=describe_device(model),
         revision=None,
-        weights_hash=weights_hash(model),
+        weights_hash=weights_hash(model) if hashed else "",
         tokenizer_hash="none" if tokenizer is None else tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
     )
@@ -135,11 +138,14 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
             config = copy.deepcopy(model.config)
             if hasattr(config, "quantization_config"):  # describes weights that are not used
                 del config.quantization_config
+            dtype = getattr(torch, describe_dtype(model))
             with quiet():
                 made = random_control(config, seed=seed, attn_implementation=config._attn_implementation)
+                if dtype != torch.float32:  # by transformers' loader, which keeps rotary frequencies in float32
+                    made = type(made).from_pretrained(
+                        None, config=made.config, state_dict=made.state_dict(), dtype=dtype
+                    )
             made.to(next(model.parameters()).device)
-            if (dtype := getattr(torch, describe_dtype(model))) != torch.float32:
-                made = type(made).from_pretrained(None, config=made.config, state_dict=made.state_dict(), dtype=dtype)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"no {weights} control model can be made from {type(model).__name__}: {error}") from error
     made.eval()
@@ -149,8 +155,11 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
 
 def model_name(model: Any) -> str:
     """Return the last part of the name that a model was loaded by, or that of its class."""
-    given = str(getattr(model.config, "_name_or_path", "") or "").replace("\\", "/").rstrip("/")
-    return PurePath(given).name or type(model).__name__
+    parts = PurePath(str(getattr(model.config, "_name_or_path", "") or "").replace("\\", "/")).parts
+    # A folder of the hub's cache is …/models--organisation--name/snapshots/commit.
+    cached = next((part.rsplit("--", 1)[1] for part in reversed(parts) if part.startswith("models--")), "")
+    last = parts[-1] if parts and not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", parts[-1]) else ""
+    return cached or last or type(model).__name__
 
 
 def check_tokenizer(tokenizer: Any, model: Any) -> None:

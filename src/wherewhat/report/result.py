@@ -188,7 +188,7 @@ class Result:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
         place = "in memory" if self.in_memory else str(self.path)
-        return "\n".join([f"{run.measurement.name}: {run.title}", *lines, place])
+        return "\n".join([f"{run.measurement.name}: {run.title}", *lines, *self._missing, place])
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows; names of models and documents are escaped."""
@@ -204,13 +204,16 @@ class Result:
                 + "".join(f"<td>{cell}</td>" for cell in cells)
                 + "</tr>"
             )
-        left_out = [f"No {weights} control: {reason}" for weights, reason in self.left_out.items()]
         return (
             f"<b>{html.escape(run.measurement.name)}</b>: {html.escape(run.title)}<table><thead><tr>"
             + "".join(f'<th style="text-align:left">{html.escape(name)}</th>' for name in header)
             + f"</tr></thead><tbody>{rows}</tbody></table>"
-            f"<small>{html.escape(' '.join([*left_out, run.measurement.limits]))}</small>"
+            f"<small>{html.escape(' '.join([*self._missing, run.measurement.limits]))}</small>"
         )
+
+    @property
+    def _missing(self) -> list[str]:
+        return [f"No {weights} control: {reason}" for weights, reason in self.left_out.items()]
 
     @property
     def _beside(self) -> dict[str, dict[str, Interval]]:

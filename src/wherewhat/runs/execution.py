@@ -76,11 +76,19 @@ def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, Lo
 load = _then_proved(loader.load)
 
 
-def load_model(model: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None) -> LoadedModel:
-    """Load the model of a request, without proving it."""
+def load_model(
+    model: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None, hashed: bool = True
+) -> LoadedModel:
+    """Load the model of a request, without proving it.
+
+    Args:
+        model: The request.
+        say: Called with one line before a slow step.
+        hashed: Whether to hash the weights of a model in memory.
+    """
     if isinstance(model, MemoryModel):
         options = {name: getattr(model, name) for name in ("weights", "seed", "loaded")}
-        return load_memory(model.module, model.tokenizer, name=model.model, **options)
+        return load_memory(model.module, model.tokenizer, name=model.model, hashed=hashed, **options)
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     return loader.load(options.pop("model"), **options, progress=say)
 

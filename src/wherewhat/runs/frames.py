@@ -104,7 +104,16 @@ def _wide_heads(run: StoredRun) -> pa.Table:
         layers = means[metric]
         values = [layers[i][h] if i in layers and h < len(layers[i]) else None for i, h in places]
         columns[metric] = pa.array(values, pa.float64())
+    for metric, names in run.measurement.codes.items():
+        if metric in columns:
+            columns[metric] = pa.array([_commonest(run, metric, names, place) for place in places], pa.string())
     return pa.table(columns)
+
+
+def _commonest(run: StoredRun, metric: str, names: Sequence[str], place: tuple[int, int]) -> str | None:
+    """Return the name that most documents have for a head; the first of several."""
+    codes = run.head_values.get(metric, {}).get(place, [])
+    return names[int(max(codes, key=codes.count))] if codes else None
 
 
 def _tidy_heads(run: StoredRun) -> pa.Table:

@@ -56,7 +56,7 @@ def attention(
         >>> layers = wherewhat.attention(model, ids)
         >>> layers[3].pattern()  # attention weights of layer 3, (batch, heads, n, n)
     """
-    loaded = load_model(model_request(model, tokenizer))
+    loaded = load_model(model_request(model, tokenizer), hashed=False)
     ids = _ids(loaded, text, tokens)
     target = None if device is None else resolve_device(device)
     copies: MaskCopies = {}

@@ -179,20 +179,26 @@ class StoredRun:
         return self.profiles.get(profile_name(self.documents[document], layer, name))
 
     @cached_property
-    def head_means(self) -> dict[str, Heads]:
-        """Means over documents of everything that the run has for each head, by metric."""
-        found: dict[str, dict[int, dict[int, list[float]]]] = {}
+    def head_values(self) -> dict[str, dict[tuple[int, int], list[float]]]:
+        """Values of all documents by metric, layer and head; undefined ones are left out."""
+        found: dict[str, dict[tuple[int, int], list[float]]] = {}
         for metric, _, layer, head, value in self._rows:
             if head is not None and layer is not None:
-                values = found.setdefault(metric, {}).setdefault(layer, {}).setdefault(head, [])
+                values = found.setdefault(metric, {}).setdefault((layer, head), [])
                 values += [] if value is None else [value]
-        return {
-            metric: {
-                layer: [sum(v) / len(v) if (v := heads.get(h)) else None for h in range(max(heads) + 1)]
-                for layer, heads in sorted(layers.items())
-            }
-            for metric, layers in found.items()
-        }
+        return found
+
+    @cached_property
+    def head_means(self) -> dict[str, Heads]:
+        """Means over documents of everything that the run has for each head, by metric."""
+        means: dict[str, Heads] = {}
+        for metric, places in self.head_values.items():
+            layers = means.setdefault(metric, {})
+            for layer in sorted({layer for layer, _ in places}):
+                count = 1 + max(head for at, head in places if at == layer)
+                listed = [places.get((layer, head)) for head in range(count)]
+                layers[layer] = [sum(values) / len(values) if values else None for values in listed]
+        return means
 
     @cached_property
     def summaries(self) -> list[MetricSummary]:

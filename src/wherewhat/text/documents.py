@@ -31,6 +31,10 @@ class Document:
     source: str = "memory"
     ids: tuple[int, ...] | None = None
 
+    def __repr__(self) -> str:
+        size = f"{len(self.text):,} characters" if self.ids is None else f"{len(self.ids):,} token ids"
+        return f"Document({self.name!r}, {size}, source={self.source!r})"
+
     @property
     def sha256(self) -> str:
         """SHA-256 of the text in UTF-8, or of the token ids as decimal numbers, in hexadecimal."""

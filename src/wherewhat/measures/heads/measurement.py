@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
@@ -16,7 +17,7 @@ from wherewhat.measures.measurement import (
     TextMeasurement,
     check_minimum,
 )
-from wherewhat.measures.swaps import TAU
+from wherewhat.measures.swaps import LABELS, TAU
 from wherewhat.options import option
 
 
@@ -149,6 +150,7 @@ class HeadsMeasurement(TextMeasurement):
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     figure = "plane"
+    codes: ClassVar = {"label": LABELS, "label_together": LABELS}
     report = ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})
     metrics = (
         Metric(

@@ -1,0 +1,101 @@
+"""Identity: models in memory are hashed by their weights, and their control models are those of the loader."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers.capture import tiny
+from helpers.models import llama_config, save_model
+from wherewhat.errors import WherewhatError
+from wherewhat.models.memory import evaluation, weights_hash
+from wherewhat.runs.execution import load, load_model
+from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("memory") / "tiny", llama_config(), bos=True)
+
+
+def test_the_hash_depends_on_every_weight_and_on_nothing_else():
+    model = tiny("llama")
+    before = weights_hash(model)
+    same = copy.deepcopy(model).train()
+    same.config._name_or_path = "elsewhere"
+    assert weights_hash(same) == before
+    with torch.no_grad():
+        same.model.layers[1].mlp.down_proj.weight.view(-1)[-1] += 1e-6
+    assert weights_hash(same) != before
+    other = copy.deepcopy(model)
+    other.config.rms_norm_eps = 0.5
+    assert weights_hash(other) != before
+    assert weights_hash(model.to(torch.bfloat16)) != before
+
+
+@pytest.mark.parametrize("weights", ["random", "shuffled"])
+def test_control_models_are_those_of_the_loader(folder, weights):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    made = load_model(MemoryModel(model, weights=weights, seed=3)).model
+    expected = load(folder, weights=weights, seed=3, device="cpu").model
+    for (name, one), other in zip(made.state_dict().items(), expected.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    own = {name: value for name, value in model.state_dict().items() if "q_proj" in name}
+    assert not any(torch.equal(value, made.state_dict()[name]) for name, value in own.items())
+
+
+def test_a_control_model_has_the_dtype_of_the_model():
+    made = load_model(MemoryModel(tiny("llama").to(torch.bfloat16), weights="random"))
+    assert made.dtype == "bfloat16"
+
+
+def test_everything_that_holds_a_model_is_a_request(folder):
+    loaded = load(folder, device="cpu")
+    assert load_model(model_request(loaded)) is loaded
+    assert model_request(str(folder)) == ModelRequest(model=str(folder))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    found = load_model(model_request(model, tokenizer))
+    assert found.name == "tiny"
+    assert found.prefix == loaded.prefix
+    assert found.tokenizer_hash == loaded.tokenizer_hash
+    assert found.encode("the cat").tolist() == loaded.encode("the cat").tolist()
+    assert model_request(torch.nn.DataParallel(model, device_ids=[])).module is model
+    assert model_request(model) == model_request(model) != model_request(copy.deepcopy(model))
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(llama_config(vocab_size=7))
+    with pytest.raises(WherewhatError, match="but the model embeds 7: give that of this model"):
+        model_request(model, tokenizer)
+    with pytest.raises(WherewhatError, match="tokenizer is str"):
+        model_request(model, "gpt2")
+    with pytest.raises(WherewhatError, match="which has its own: leave it out"):
+        model_request("smollm2", tokenizer)
+
+
+def test_weights_on_the_meta_device_have_no_hash():
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(llama_config())
+    with pytest.raises(WherewhatError, match="cannot be hashed"):
+        weights_hash(model)
+
+
+def test_evaluation_restores_the_mode_of_every_module_after_an_error():
+    model = tiny("llama").train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+
+    def fail():
+        with evaluation(model):
+            assert not any(module.training for module in model.modules())
+            assert not torch.is_grad_enabled()
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        fail()
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled()

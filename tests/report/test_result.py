@@ -1,0 +1,297 @@
+"""End-to-end: any measurement on a model in memory, its tables, and what becomes of its run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import wherewhat
+from helpers.capture import tiny, tokens
+from helpers.models import llama_config, save_model
+from wherewhat.errors import LoadError, WherewhatError
+from wherewhat.measures import registry
+from wherewhat.measures.registry import measurements
+from wherewhat.runs.request import model_request
+
+WORDS = "the cat sat on the mat and the dog ran after the cat into the house by the river "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("result") / "tiny", llama_config(), bos=True)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def result(model):
+    return wherewhat.measure("axes", model, tokens(30, batch=2) % 16, controls=("random",))
+
+
+def by_place(result):
+    table = result.scores().to_pydict()
+    keys = zip(table["document"], table["layer"], table["head"], table["metric"], strict=True)
+    return dict(zip(keys, table["value"], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measurement", ["axes", "heads", "planes", "frequencies", "attention", "residual", "distance"])
+def test_scores_are_those_of_the_command(cli, folder, model, tokenizer, tmp_path, measurement):
+    text = tmp_path / "text.txt"
+    text.write_text(WORDS * 4)
+    options = {"bands": 2} if measurement == "frequencies" else {}
+    given = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    done = cli(measurement, folder, "--text", text, "--tokens", 32, "--no-control", "--device", "cpu", *given)
+    assert (done.code, done.err) == (0, "")
+    command = wherewhat.Result.load(tmp_path / done.out.strip().splitlines()[-1])
+    ids = wherewhat.load(folder, device="cpu").encode(WORDS * 4, tokens=32)
+    documents = [wherewhat.Document("text", "", ids=tuple(ids.tolist()))]
+    for given in ({"texts": documents}, {"texts": wherewhat.read_documents(text), "tokenizer": tokenizer}):
+        memory = wherewhat.measure(measurement, model, tokens=32, **given, **options)
+        assert by_place(memory) == by_place(command)
+    assert command.config["weights_hash"] != memory.config["weights_hash"]
+
+
+def test_a_head_is_a_row(result, model):
+    heads = result.heads()
+    assert isinstance(heads, pd.DataFrame)
+    layers, count = model.config.num_hidden_layers, model.config.num_attention_heads
+    assert len(heads) == 2 * layers * count
+    assert list(heads.columns[:3]) == ["weights", "layer", "head"]
+    assert heads["layer"].dtype == heads["head"].dtype == np.int32
+    assert not heads.isna().all().any()
+    tidy = result.heads(tidy=True)
+    assert list(tidy.columns) == ["weights", "document", "layer", "head", "metric", "value"]
+    chosen = tidy[(tidy.weights == "trained") & (tidy.metric == "r")]
+    means = chosen.groupby(["layer", "head"]).value.mean()
+    expected = heads[heads.weights == "trained"].set_index(["layer", "head"]).r
+    assert np.allclose(means, expected, atol=1e-12)
+
+
+def test_tables_come_in_three_libraries(result):
+    for table in (result.heads, result.layers, result.curves):
+        assert isinstance(table(), pd.DataFrame)
+        assert isinstance(table(frame="polars"), pl.DataFrame)
+        assert isinstance(table(frame="pyarrow"), pa.Table)
+        assert table(frame="polars").shape == table().shape
+    with pytest.raises(WherewhatError, match="frame is 'excel'"):
+        result.heads(frame="excel")
+
+
+def test_layers_have_intervals(result):
+    tidy = result.layers(tidy=True)
+    summary = {one.metric.name: one for one in result.summary()}
+    row = tidy[(tidy.weights == "trained") & (tidy.layer == 1) & (tidy.metric == "r")].iloc[0]
+    assert (row["mean"], row.low, row.high) == (
+        summary["r"].layers[1].mean,
+        summary["r"].layers[1].low,
+        summary["r"].layers[1].high,
+    )
+    assert result.layers().shape[0] == 2 * len(summary["r"].layers)
+
+
+def test_curves_have_a_column_for_each_dimension(result):
+    curve = result.curves("a")
+    assert list(curve.columns) == ["weights", "document", "layer", "curve", "head", "distance", "value"]
+    one = curve[(curve.weights == "trained") & (curve.document == "ids-1") & (curve.layer == 1) & (curve["head"] == 2)]
+    expected = result.profiles()["ids-1/1/a"][2]
+    assert np.array_equal(one.sort_values("distance").value.to_numpy(), expected.double().numpy(), equal_nan=True)
+    with pytest.raises(WherewhatError, match="there is no curve 'aa'"):
+        result.curves("aa")
+
+
+def test_it_prints_as_a_table_with_controls(result):
+    lines = repr(result).splitlines()
+    assert lines[0] == "axes: tiny, 2 × 30 tokens"
+    assert "random control" in lines[1]
+    assert re.match(r"r +0\.\d+ \(", lines[2])
+    assert "noise floor" in lines[2]
+    assert lines[-1] == "in memory"
+    assert "random control" in result._repr_html_()
+    assert max(map(len, lines)) < 140
+
+
+def test_hostile_names_are_escaped(model, tmp_path):
+    model.config._name_or_path = "<script>alert(1)</script>"
+    try:
+        hostile = wherewhat.measure("attention", model, [wherewhat.Document("</script><b>", "", ids=tuple(range(16)))])
+    finally:
+        model.config._name_or_path = ""
+    assert "<script>" not in hostile._repr_html_()
+    page = hostile.report(tmp_path / "page.html").read_text("utf-8")
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert json.loads(data)["models"][0]["others"][0]["name"] == "attention"
+
+
+def test_a_run_in_memory_can_be_saved_compared_and_is_removed_with_its_result(model, tmp_path, cli):
+    result = wherewhat.measure("attention", model, tokens(24) % 16, controls=("shuffled",))
+    path = result.path
+    saved = result.save(tmp_path / "runs")
+    assert saved.path.parent == tmp_path / "runs"
+    assert saved.save(tmp_path / "runs").path == saved.path
+    assert by_place(saved) == by_place(result)
+    assert by_place(saved.controls["shuffled"]) == by_place(result.controls["shuffled"])
+    control = result.controls["shuffled"]
+    del result
+    gc.collect()
+    assert path.is_dir()  # the control model's run is beside it
+    del control
+    gc.collect()
+    assert not path.exists()
+    assert not saved.in_memory
+    compared = cli("compare", tmp_path / "runs")
+    assert compared.code == 0, compared.err
+    assert "entropy" in compared.out
+
+
+@pytest.mark.parametrize("weights", ["trained", "changed"])
+def test_the_run_of_other_weights_is_another(model, tmp_path, weights):
+    ids = tokens(24) % 16
+    first = wherewhat.measure("attention", model, ids, out=tmp_path)
+    again = AutoModelForCausalLM.from_config(model.config)
+    again.load_state_dict(model.state_dict())
+    if weights == "changed":
+        with torch.no_grad():
+            again.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
+    second = wherewhat.measure("attention", again, ids, out=tmp_path)
+    assert (first.path == second.path) == (weights == "trained")
+
+
+def test_pipelines_peft_models_and_columns(model, tokenizer):
+    expected = wherewhat.measure("attention", model, texts=[WORDS * 2], tokenizer=tokenizer)
+    made = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+    assert by_place(wherewhat.measure("attention", made, texts=[WORDS * 2])) == by_place(expected)
+    assert by_place(wherewhat.measure("attention", made, texts=np.array([WORDS * 2]))) == by_place(expected)
+    datasets = pytest.importorskip("datasets")
+    column = datasets.Dataset.from_dict({"text": [WORDS * 2, WORDS * 3]})["text"]
+    found = wherewhat.measure("attention", made, texts=column, documents=1)
+    assert by_place(found) == by_place(expected)
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_config(model.config), config)
+    assert len(wherewhat.measure("attention", adapted, tokens(24) % 16).heads())
+
+
+def test_tokens_are_those_of_the_shortest_text(model, tokenizer):
+    texts = [WORDS, WORDS * 3]
+    found = wherewhat.measure("attention", model, texts=texts, tokenizer=tokenizer)
+    assert found.config["tokens"] == 1 + len(tokenizer(texts[0], add_special_tokens=False)["input_ids"])
+    assert wherewhat.measure("attention", model, [list(range(16)), list(range(12))]).config["tokens"] == 12
+
+
+def test_own_measurement_in_twelve_lines(model, monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "_known", dict(measurements()))
+
+    @wherewhat.register
+    class KeyNorm(wherewhat.LayerMeasurement):
+        """Mean norm of the keys, per head."""
+
+        name = "key_norm"
+        metrics = (wherewhat.Metric("key_norm", "norm of keys", "Mean norm of the keys before rotation."),)
+
+        def measure(self, layer, config):
+            return {"key_norm": layer.k[0].norm(dim=-1).mean(-1)}
+
+    found = wherewhat.measure("key_norm", model, tokens(24) % 16, controls=("random",))
+    layer = wherewhat.attention(model, tokens(24) % 16)[1]
+    expected = layer.k[0].norm(dim=-1).mean(-1).repeat_interleave(layer.heads // layer.kv_heads)
+    heads = found.heads()
+    assert np.allclose(heads[(heads.weights == "trained") & (heads.layer == 1)].key_norm, expected)
+    assert "norm of keys" in repr(found)
+    assert "key_norm" in found.export(tmp_path / "scores.csv").read_text()
+    assert "Mean norm of the keys, per head." in found.report(tmp_path / "page.html").read_text("utf-8")
+    report = wherewhat.make_report(model, texts=tokens(24) % 16, tokens=24, out=tmp_path)
+    assert [one["name"] for one in report.data["models"][0]["others"]] == ["key_norm"]
+
+
+def test_wrong_shapes_of_an_own_measurement_are_named(model, monkeypatch):
+    monkeypatch.setattr(registry, "_known", dict(measurements()))
+
+    @wherewhat.register
+    class Wrong(wherewhat.LayerMeasurement):
+        """Returns the wrong shape."""
+
+        name = "wrong"
+        metrics = (wherewhat.Metric("wrong", "wrong", "Wrong."),)
+
+        def measure(self, layer, config):
+            return {"wrong": layer.k[0].norm(dim=-1)}
+
+    with pytest.raises(WherewhatError, match="returned wrong of shape"):
+        wherewhat.measure("wrong", model, tokens(24) % 16)
+
+
+WRONG = {
+    "unknown measurement": (lambda m: wherewhat.measure("axess", m, [1, 2, 3]), "did you mean 'axes'?"),
+    "unknown option": (lambda m: wherewhat.measure("axes", m, list(range(16)), skp=1), "no option 'skp'"),
+    "ids and texts": (lambda m: wherewhat.measure("axes", m, [1, 2, 3], texts=["a"]), "were both given"),
+    "texts without tokenizer": (lambda m: wherewhat.measure("axes", m, texts=["a b"]), "has no tokenizer"),
+    "embedded texts without tokenizer": (lambda m: wherewhat.measure("axes", m), "has no tokenizer"),
+    "ids outside": (lambda m: wherewhat.measure("axes", m, [1, 9999]), "is not in the vocabulary"),
+    "more tokens than ids": (lambda m: wherewhat.measure("axes", m, [1, 2, 3], tokens=9), "has 3 tokens, but 9"),
+    "prompts without tokenizer": (lambda m: wherewhat.measure("prompts", m), "has no tokenizer"),
+    "no model": (lambda m: wherewhat.measure("axes", 3), "model is 3"),
+    "a wrong control": (lambda m: wherewhat.measure("axes", m, [1, 2, 3], controls=("gold",)), "controls is"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_calls_are_one_line(model, call, words):
+    with pytest.raises(WherewhatError) as raised:
+        call(model)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_control_that_cannot_be_made_is_named(monkeypatch):
+    def refuse(*_, **__):
+        raise LoadError("its weights are quantised")
+
+    monkeypatch.setattr("wherewhat.models.memory.shuffle_query_key", refuse)
+    found = wherewhat.measure("attention", tiny("llama"), tokens(24), controls=("shuffled", "random"))
+    assert found.left_out == {"shuffled": "its weights are quantised"}
+    assert list(found.controls) == ["random"]
+    for shown in (repr(found), found._repr_html_()):
+        assert "No shuffled control: its weights are quantised" in shown
+
+
+def test_labels_are_words(model):
+    found = wherewhat.measure("heads", model, tokens(24, batch=3) % 16, queries=4)
+    assert set(found.heads()["label_together"]) <= {"mixed", "positional", "symbolic", "uniform"}
+    tidy = found.heads(tidy=True)
+    codes = tidy[(tidy.metric == "label") & (tidy.layer == 0) & (tidy["head"] == 0)].value.tolist()
+    names = ("mixed", "positional", "symbolic", "uniform")
+    assert found.heads()["label"][0] == names[int(max(codes, key=codes.count))]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/cache/models--meta--Llama-3/snapshots/" + "a" * 40, "Llama-3"),
+        ("C:\\models\\gpt2", "gpt2"),
+        ("/cache/" + "0" * 64, "LlamaForCausalLM"),
+        ("org/model", "model"),
+        ("", "LlamaForCausalLM"),
+    ],
+)
+def test_a_model_in_memory_is_named_as_it_was_loaded(path, name):
+    model = tiny("llama")
+    model.config._name_or_path = path
+    assert model_request(model).model == name
