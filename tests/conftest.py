@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -9,32 +10,36 @@ import shutil
 import socket
 import sys
 from itertools import islice
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.register_assert_rewrite("helpers")
+gc.disable()  # until all tests are collected, see pytest_collection_finish
 
 _HOSTILE_NAME = "<img src=x onerror=alert(4)>.jsonl"
 
 # A test process has one fork server. It imports what the processes of all tests need.
 _PRELOADED = ["torch", "pyarrow.parquet", "pyarrow.compute", "filelock", "gguf", "transformers"]
 _PRELOADED += ["transformers.models.llama.modeling_llama", "wherewhat.cli.main", "wherewhat.runs.execution"]
+_PRELOADED += ["transformers.models.auto.tokenization_auto", "pandas", "pydantic", "platformdirs", "plotly.offline"]
+_PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.lab.encoding_study.commands"]
+_PRELOADED += ["wherewhat.lab.multihop.commands", "helpers.command_line"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language"]
 
 # CPU seconds of the files and folders that take longest. They are run first, each as a whole by one worker.
 _LONG = {
-    "conformance/": 160,
-    "sweep/test_engines.py": 100,
+    "conformance/": 125,
     "real/test_real_models.py": 60,
-    "runs/test_devices.py": 45,
-    "captures/test_chunks.py": 45,
-    "cli/test_terminal.py": 37,
-    "measures/test_hard_weights.py": 36,
-    "extend/test_method.py": 35,
+    "sweep/test_engines.py": 55,
+    "captures/test_chunks.py": 40,
     "lab/constructions/": 33,
-    "lab/test_language.py": 30,
+    "runs/test_devices.py": 33,
+    "measures/test_hard_weights.py": 29,
+    "lab/test_language.py": 25,
+    "extend/test_method.py": 20,
 }
 
 
@@ -74,6 +79,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         size = (len(items) - len(ordered)) // (workers - number)
         ordered += [*share, *islice(rest, max(0, size - len(share)))]
     items[:] = [*ordered, *rest]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude imported packages and collected tests, millions of objects, from all later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 # Models, texts and the command line
@@ -157,6 +169,10 @@ def processes():
         pytest.skip("needs signals and fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    with pytest.MonkeyPatch.context() as patch:
+        # Before Python 3.13 the server does not search the folders of this process.
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        forkserver.ensure_running()
     return context
 
 
@@ -262,6 +278,14 @@ def sweep_file(tmp_path, sweep_home, monkeypatch):
         return read_sweep_file(path)
 
     return write
+
+
+@pytest.fixture
+def forked(processes, monkeypatch):
+    """Local workers are forks of a server that has imported torch: a worker that is replaced starts at once."""
+    from wherewhat.sweep import local_engine
+
+    monkeypatch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
 
 
 @pytest.fixture(scope="session")

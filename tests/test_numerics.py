@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import warnings
 
 import pytest
@@ -78,17 +75,12 @@ def test_a_proof_in_half_precision_leaves_no_trace_and_no_change():
     assert torch.backends.mkldnn.enabled == before
 
 
-_SCRIPT = """
-    import sys, warnings
-    from pathlib import Path
-    import torch
-    from wherewhat.runs.request import ModelRequest, Request
-    from wherewhat.report.result import run
+def _measure_and_train(folder, text, out, first):
+    """What a process computes in float32, written to a file; before that it may compute in bfloat16."""
     from wherewhat.lab.config import LabConfig
     from wherewhat.lab.language import LanguageConfig, train_language
-
-    folder, text, out, first = sys.argv[1:]
-    out = Path(out)
+    from wherewhat.report.result import run
+    from wherewhat.runs.request import ModelRequest, Request
 
     def measured(dtype, to):
         found = []
@@ -103,26 +95,30 @@ _SCRIPT = """
         x = torch.ones(4, 64, 64, dtype=torch.bfloat16)
         torch.nn.functional.linear(x, x[0])  # a product of the user's own, outside of any run
         measured("bfloat16", out / "half")
+    lines = []
     for directory in measured("float32", out / "runs"):
-        print(directory.path.name, (directory.path / "scores.parquet").read_bytes().hex())
+        lines.append(f"{directory.path.name} {(directory.path / 'scores.parquet').read_bytes().hex()}\n")
     bytes_ = torch.arange(600).remainder(251).to(torch.uint8)
     model = LabConfig(layers=2, heads=2, width=32)
     config = LanguageConfig(context=16, batch=4, steps=6, precision="float32", threads=1)
     for name, weight in train_language(model, config, bytes_).state_dict().items():
-        print(name, weight.numpy().tobytes().hex())
-"""
+        lines.append(f"{name} {weight.numpy().tobytes().hex()}\n")
+    (out / "lines").write_text("".join(lines))
 
 
 @pytest.mark.slow
-def test_float32_after_bfloat16_gives_the_bytes_of_a_new_process(tmp_path):
+def test_float32_after_bfloat16_gives_the_bytes_of_a_new_process(tmp_path, processes):
     folder = save_model(tmp_path / "tiny")
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on a mat and the dog ran " * 8)
     found = {}
     for first in ("nothing", "bfloat16"):
-        command = [sys.executable, "-c", textwrap.dedent(_SCRIPT), str(folder), str(text), str(tmp_path / first), first]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found[first] = done.stdout
+        out = tmp_path / first
+        # The server of processes imports packages and computes nothing.
+        process = processes.Process(target=_measure_and_train, args=(str(folder), str(text), out, first))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        found[first] = (out / "lines").read_text()
     assert found["nothing"].count("\n") > 10
     assert found["nothing"] == found["bfloat16"]

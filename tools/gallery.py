@@ -1,6 +1,6 @@
 """The gallery's pictures, taken of report pages in Chromium: ``python tools/gallery.py PAGE.html …``.
 
-One page is made by ``wherewhat report smollm2 --multihop STUDY``, with the trainings of ``wherewhat multihop train
+One page is made by ``wherewhat report smollm2 --training STUDY``, with the trainings of ``wherewhat multihop train
 number`` and ``letter`` in STUDY; the other by ``wherewhat encodings report studies/encodings``. Needs playwright and a
 Chromium.
 """

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from wherewhat.runs.directory import RunDirectory
     from wherewhat.runs.execution import load
     from wherewhat.runs.layers import attention
+    from wherewhat.runs.learning import TrainingRun
     from wherewhat.runs.request import ModelRequest, Request
+    from wherewhat.runs.trainer import TrainerCallback
+    from wherewhat.runs.training import TrainingRecorder
     from wherewhat.text.documents import Document, embedded_documents
     from wherewhat.text.files import read_documents
 
@@ -58,6 +61,9 @@ _HOMES = {
     "SupportedModel": "wherewhat.models.catalog",
     "Text": "wherewhat.measures.measurement",
     "TextMeasurement": "wherewhat.measures.measurement",
+    "TrainerCallback": "wherewhat.runs.trainer",
+    "TrainingRecorder": "wherewhat.runs.training",
+    "TrainingRun": "wherewhat.runs.learning",
     "WherewhatError": "wherewhat.errors",
     "attention": "wherewhat.runs.layers",
     "attention_statistics": "wherewhat.measures.layers",
@@ -98,6 +104,9 @@ __all__ = [
     "SupportedModel",
     "Text",
     "TextMeasurement",
+    "TrainerCallback",
+    "TrainingRecorder",
+    "TrainingRun",
     "WherewhatError",
     "attention",
     "attention_statistics",

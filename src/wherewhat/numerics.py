@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import random
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -42,6 +44,24 @@ def onednn_for(dtypes: Iterable[torch.dtype]) -> Iterator[None]:
     """Disable oneDNN inside the context if it does not support one of the dtypes; change nothing else."""
     with _onednn(bool(_ONEDNN.enabled) and _onednn_supports(dtypes)):
         yield
+
+
+@contextmanager
+def random_states() -> Iterator[None]:
+    """Restore the random number generators of Python, NumPy and torch, on all devices in use, after the context."""
+    states: list[tuple[Any, Any]] = [(random.setstate, random.getstate()), (torch.set_rng_state, torch.get_rng_state())]
+    if "numpy" in sys.modules:
+        generators: Any = sys.modules["numpy"].random
+        states.append((generators.set_state, generators.get_state()))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    if torch.backends.mps.is_available():
+        states.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
+    try:
+        yield
+    finally:
+        for restore, state in states:
+            restore(state)
 
 
 def weight_dtypes(model: nn.Module) -> set[torch.dtype]:

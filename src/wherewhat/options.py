@@ -138,7 +138,7 @@ _SERIES = (tuple, list, Sequence)
 
 def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[Any], Any]]) -> Any:
     signature = inspect.signature(function)
-    name = annotated.__name__
+    name = annotated.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.cache
     def kinds() -> dict[str, Any]:

@@ -31,7 +31,7 @@ def path(sweep_home, tmp_path, cli):
 
 
 @pytest.mark.slow
-def test_a_failed_cell_is_recorded_and_does_not_stop_the_rest(cli, path, tmp_path):
+def test_a_failed_cell_is_recorded_and_does_not_stop_the_rest(cli, path, tmp_path, request):
     outcome = cli("sweep", path, "--workers", 1)
     assert outcome.code == 1
     assert outcome.err == ""
@@ -54,6 +54,7 @@ def test_a_failed_cell_is_recorded_and_does_not_stop_the_rest(cli, path, tmp_pat
     again = cli("sweep", path)
     assert again.code == 1
     assert "the power was cut" in again.out
+    request.getfixturevalue("forked")
     retried = cli("sweep", path, "--retry-failed", "--workers", 1)
     assert retried.code == 1
     assert "1 of 2 cells done, 1 failed" in retried.out
@@ -101,6 +102,7 @@ def test_the_state_of_ten_thousand_cells_is_told_in_two_seconds(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_names_are_no_markup_and_cells_that_differ_only_in_options_fail_each_for_itself(cli, path, tmp_path):
     path = path.rename(tmp_path / "v[bold]2.toml")
     twice = '["attention", {measurement = "attention", set = {sink_tokens = 2}}]'

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command_line import command_process
 from helpers.models import save_model
-
-COMMAND = [sys.executable, "-m", "wherewhat"]
 
 
 @pytest.fixture(scope="module")
@@ -25,46 +24,48 @@ def attention(tmp_path_factory) -> list[str]:
     for index, text in enumerate(texts):
         text.write_text("the cat sat on a mat and the dog ran " * (4 + index))
     given = [word for text in texts for word in ("--text", str(text))]
-    return [*COMMAND, "attention", str(model), "--tokens", "24", "--no-control", "--out", str(folder / "out"), *given]
+    return ["attention", str(model), "--tokens", "24", "--no-control", "--out", str(folder / "out"), *given]
 
 
 @pytest.mark.slow
 def test_a_terminal_that_cannot_show_everything_shows_the_numbers(attention):
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(attention, capture_output=True, env=ascii_only, timeout=120)
+    command = [sys.executable, "-m", "wherewhat", *attention]
+    done = subprocess.run(command, capture_output=True, env=ascii_only, timeout=120)
     assert done.returncode == 0, done.stderr
     assert b"entropy" in done.stdout
     assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(attention):
-    process = subprocess.Popen(attention, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
-    with process.stderr as error:
-        assert error.read() == b""
-    assert process.wait(timeout=120) == 0
+def test_a_reader_that_goes_away_is_no_error(attention, processes, tmp_path):
+    process = command_process(processes, attention, out=None, err=tmp_path / "err")
+    process.join(timeout=120)
+    assert process.exitcode == 0
+    assert (tmp_path / "err").read_bytes() == b""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_output_on_a_full_disk_is_one_line(attention):
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(attention, stdout=full, stderr=subprocess.PIPE, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
-    assert b"could not be written" in done.stderr
+def test_output_on_a_full_disk_is_one_line(attention, processes, tmp_path):
+    process = command_process(processes, attention, out="/dev/full", err=tmp_path / "err")
+    process.join(timeout=120)
+    assert process.exitcode == 2
+    error = (tmp_path / "err").read_bytes()
+    assert error.count(b"\n") == 1
+    assert b"could not be written" in error
 
 
 @pytest.mark.slow
-def test_interrupted_while_it_measures(attention, tmp_path):
+def test_interrupted_while_it_measures(attention, processes, tmp_path):
     out = tmp_path / "interrupted"
     arguments = [*attention, "--set", "block_mib=1", "--out", str(out)]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while process.poll() is None and not out.exists():  # it exists once the model is loaded
+    process = command_process(processes, arguments, out=os.devnull, err=tmp_path / "err")
+    while process.is_alive() and not out.exists():  # it exists once the model is loaded
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert error.decode().splitlines()[-1].endswith("interrupted; the same command resumes the work")
-    assert b"Traceback" not in error
+    os.kill(process.pid, signal.SIGINT)
+    process.join(timeout=120)
+    assert process.exitcode == 130
+    error = (tmp_path / "err").read_text()
+    assert error.splitlines()[-1].endswith("interrupted; the same command resumes the work")
+    assert "Traceback" not in error

@@ -63,13 +63,34 @@ def built(name: str) -> Tiny:
 
 
 @functools.cache
+def built_again(name: str) -> Tiny:
+    """The model with eager attention, built where memory that nothing initialises is filled with NaN."""
+    before = torch.random.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            tiny = build(name, attn_implementation="eager")
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert torch.equal(before, torch.random.get_rng_state())
+    return tiny
+
+
+@functools.cache
 def eager(name: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Logits and those of the returned tensors that are softmax weights (1, heads, n, keys), run eagerly."""
-    tiny = build(name, attn_implementation="eager")
+    tiny = built_again(name)
     with torch.no_grad():
         output = tiny.model(**tiny.inputs(LENGTH), use_cache=False, output_attentions=True)
     tensors = [a for a in (getattr(output, "attentions", None) or ()) if a is not None and a.ndim == 4]
     return output.logits, [a for a in tensors if a.min() >= 0 and a.sum(-1).max() < 1 + 1e-4]
+
+
+@functools.cache
+def own_logits(name: str) -> torch.Tensor:
+    """Logits with the type's own choice of attention."""
+    return logits(built(name), built(name).inputs(LENGTH)["input_ids"])
 
 
 def logits(tiny: Tiny, ids: torch.Tensor) -> torch.Tensor:
@@ -99,9 +120,8 @@ def test_unknown_names_are_refused(name: str):
 
 @pytest.mark.parametrize("name", BUILDABLE)
 def test_forward_gives_finite_logits(name: str):
-    tiny = built(name)
-    model = tiny.model
-    out = logits(tiny, tiny.inputs(LENGTH)["input_ids"])
+    model = built(name).model
+    out = own_logits(name)
     assert out.shape == (1, LENGTH, model.config.get_text_config(decoder=True).vocab_size)
     assert out.isfinite().all()
     assert not model.training
@@ -110,17 +130,8 @@ def test_forward_gives_finite_logits(name: str):
 
 
 @pytest.mark.parametrize("name", BUILDABLE)
-def test_weights_depend_on_the_seed_alone(name: str, monkeypatch: pytest.MonkeyPatch):
-    # The second time, memory that nothing initialises is filled with NaN.
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    before = torch.random.get_rng_state()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        again = build(name).model.state_dict()
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert torch.equal(before, torch.random.get_rng_state())
-    first = built(name).model.state_dict()
+def test_weights_depend_on_the_seed_alone(name: str):
+    first, again = built(name).model.state_dict(), built_again(name).model.state_dict()
     assert first.keys() == again.keys()
     assert [key for key in first if not torch.equal(first[key], again[key])] == []
     assert [key for key in first if first[key].isnan().any()] == []
@@ -137,7 +148,7 @@ def test_later_tokens_do_not_change_earlier_logits(name: str):
     ids = tiny.inputs(LENGTH)["input_ids"]
     changed = ids.clone()
     changed[0, -1] = 20 if ids[0, -1] != 20 else 21
-    difference = (logits(tiny, ids) - logits(tiny, changed)).abs()
+    difference = (own_logits(name) - logits(tiny, changed)).abs()
     assert difference[:, -1].max() > 0.1
     if name in not_causal():
         assert difference[:, :-1].max() > 1e-4, f"now causal, no longer: {not_causal()[name]}"
@@ -147,8 +158,7 @@ def test_later_tokens_do_not_change_earlier_logits(name: str):
 
 @pytest.mark.parametrize("name", BUILDABLE)
 def test_eager_agrees_with_the_types_own_choice(name: str):
-    tiny = built(name)
-    difference = (eager(name)[0] - logits(tiny, tiny.inputs(LENGTH)["input_ids"])).abs().max()
+    difference = (eager(name)[0] - own_logits(name)).abs().max()
     if name in EAGER_DIFFERS:
         assert difference > 1e-2, f"now the same, no longer: {EAGER_DIFFERS[name]}"
     else:

@@ -24,7 +24,7 @@ def parameters() -> list[Any]:
     """Pages, of which those that use the embedded model are slow."""
     found = []
     for page in WITH_PYTHON:
-        if page.name == "CONTRIBUTING.md":  # run by test_contributing.py
+        if page.name in ("CONTRIBUTING.md", "training.md"):  # run by test_contributing.py and test_training_page.py
             continue
         slow = any(EMBEDDED.search(block.code) for block in python_blocks(page) if block.not_run is None)
         name = page.relative_to(ROOT).as_posix()

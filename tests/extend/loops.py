@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,14 +15,17 @@ Distances = Callable[[int, int], float | None]
 """Distance of query i to key j <= i by a rule; None where the key is not seen."""
 
 
-def turned(attention: LayerAttention, x: Tensor, angles: list[float], factor: float) -> Tensor:
-    """Vector ``(d,)`` before rotation, turned by an angle per plane and multiplied by a factor."""
-    out = x.double().clone()
-    for plane, (a, b) in enumerate(attention.rotation.pairs.tolist()):
-        c, s = math.cos(angles[plane]), math.sin(angles[plane])
-        u, v = float(x[a]), float(x[b])
-        out[a], out[b] = factor * (c * u - s * v), factor * (c * v + s * u)
+def turned(pairs: Sequence[Sequence[int]], x: list[float], angles: Sequence[float], factor: float) -> list[float]:
+    """Vector before rotation, each plane turned by its angle and multiplied by a factor."""
+    out = list(x)
+    for (a, b), angle in zip(pairs, angles, strict=True):
+        c, s = math.cos(angle), math.sin(angle)
+        out[a], out[b] = factor * (c * x[a] - s * x[b]), factor * (c * x[b] + s * x[a])
     return out
+
+
+def dot(x: Sequence[float], y: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(x, y, strict=True))
 
 
 def dense(
@@ -34,22 +38,23 @@ def dense(
     """Output ``(1, n, heads, d_v)``; the query is turned by the distance and the key stands at zero."""
     n, m, heads = attention.n, attention.m, attention.heads
     groups = heads // attention.kv_heads
-    q, k, v = attention.q[0], attention.k[0], attention.value[0]
+    # Lists of numbers: an entry of a tensor takes a hundred times as long to read.
+    q, k, v = attention.q[0].tolist(), attention.k[0].tolist(), attention.value[0]
     out = torch.zeros(1, n, heads, v.shape[-1], dtype=torch.float64)
-    visible = attention.visible().expand(1, heads, n, m)[0]
-    scaling = attention.rotation.scaling * factor
-    for h in range(heads):
-        for row in range(n):
-            i = row + m - n
-            speeds = attention.rotation.inv_freq if inv_freq is None else inv_freq(i)
+    visible = attention.visible().expand(1, heads, n, m)[0].tolist()
+    pairs, scaling = attention.rotation.pairs.tolist(), attention.rotation.scaling * factor
+    for row in range(n):
+        i = row + m - n
+        speeds = (attention.rotation.inv_freq if inv_freq is None else inv_freq(i)).tolist()
+        for h in range(heads):
             logits = torch.full((m,), -torch.inf, dtype=torch.float64)
             for j in range(i + 1):
                 d = distance(i, j)
-                if d is None or not visible[h, row, j]:
+                if d is None or not visible[h][row][j]:
                     continue
-                query = turned(attention, q[h, row], [d * float(f) for f in speeds], scaling)
-                key = turned(attention, k[h // groups, j], [0.0] * len(speeds), scaling)
-                logit = float(query @ key) * attention.scale
+                query = turned(pairs, q[h][row], [d * f for f in speeds], scaling)
+                key = turned(pairs, k[h // groups][j], [0.0] * len(speeds), scaling)
+                logit = dot(query, key) * attention.scale
                 if attention.softcap is not None:
                     logit = attention.softcap * math.tanh(logit / attention.softcap)
                 logits[j] = logit
@@ -62,14 +67,17 @@ def dense(
 def infllm_blocks(attention: LayerAttention, *, s: int, window: int, block: int, top: int, reps: int) -> list[set[int]]:
     """Keys of the blocks that each query retrieves."""
     n, groups = attention.n, attention.heads // attention.kv_heads
-    scaling = attention.rotation.scaling
+    pairs, scaling = attention.rotation.pairs.tolist(), attention.rotation.scaling
+    q, k, rot_q, rot_k = (x[0].tolist() for x in (attention.q, attention.k, attention.rot_q, attention.rot_k))
+    angles = (window * attention.rotation.inv_freq).tolist()
     found = []
     starts = range(s, n - block + 1, block)
 
+    @functools.cache
     def representatives(start: int, h: int) -> list[int]:
         def score(key: int) -> float:
             return sum(
-                float(attention.rot_q[0, h * groups + g, key + later].double() @ attention.rot_k[0, h, key].double())
+                dot(rot_q[h * groups + g][key + later], rot_k[h][key])
                 for g in range(groups)
                 for later in range(1, window + 1)
             )
@@ -82,11 +90,9 @@ def infllm_blocks(attention: LayerAttention, *, s: int, window: int, block: int,
         for a in ready:
             for h in range(attention.kv_heads):
                 for key in representatives(a, h):
-                    k = turned(attention, attention.k[0, h, key], [0.0] * attention.rotation.planes, scaling)
+                    at_zero = turned(pairs, k[h][key], [0.0] * len(pairs), scaling)
                     for g in range(groups):
-                        angles = (window * attention.rotation.inv_freq).tolist()
-                        q = turned(attention, attention.q[0, h * groups + g, i], angles, scaling)
-                        relevance[a] += float(q @ k)
+                        relevance[a] += dot(turned(pairs, q[h * groups + g][i], angles, scaling), at_zero)
         best = sorted(ready, key=relevance.__getitem__, reverse=True)[:top]
         found.append({key for a in best for key in range(a, a + block)})
     return found

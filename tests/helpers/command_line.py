@@ -1,7 +1,9 @@
-"""The outcome of a call of the command line."""
+"""The outcome of a call of the command line, and calls in processes that start in milliseconds."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 
 
@@ -20,3 +22,39 @@ def assert_one_line(outcome, *words):
     assert outcome.out == ""
     for word in words:
         assert word in outcome.err, outcome.err
+
+
+def command_process(processes, arguments, *, out, err):
+    """Start ``wherewhat`` with arguments as a process of the fork server.
+
+    Args:
+        processes: The fixture of that name.
+        arguments: Words of the command.
+        out: File of its standard output; None for a pipe that nobody reads.
+        err: File of its standard error.
+    """
+    process = processes.Process(
+        target=_run_command, args=([str(word) for word in arguments], out and str(out), str(err))
+    )
+    process.start()
+    return process
+
+
+def _run_command(arguments, out, err):
+    from wherewhat.__main__ import main
+
+    if out is None:
+        read, write = os.pipe()
+        os.close(read)
+        os.dup2(write, 1)
+    else:
+        _write_to(out, 1)
+    _write_to(err, 2)
+    # As in a new process: those of the server belong to its own files.
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
+    sys.argv = ["wherewhat", *arguments]
+    main()
+
+
+def _write_to(path, descriptor):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), descriptor)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from transformers import GPT2Config
 
 from helpers.capture import run as captured
 from helpers.capture import tiny, tokens
+from helpers.command_line import command_process
 from helpers.models import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
@@ -216,15 +216,13 @@ def test_planted_terms_are_recovered_from_few_documents(position, documents):
 
     pairs = {"pp": (p, r), "pc": (p, v), "cp": (u, r), "cc": (u, v)}
     truth = {name: total(*pair) / total(p + u, r + v) for name, pair in pairs.items()}
-    splits = []
-    for seed in range(30):
-        u, v = drawn(documents, 1000 + 2 * seed)
-        splits.append(logit_split(p + u, r + v))
+    # Thirty draws side by side, as heads.
+    u, v = (torch.cat(x, 1) for x in zip(*(drawn(documents, 1000 + 2 * seed) for seed in range(30)), strict=True))
+    split = logit_split(p + u, r + v)
     for name, share in truth.items():
-        found = torch.cat([getattr(split, name).value for split in splits])
+        found = getattr(split, name).value
         assert abs(float(found.mean()) - share) < 4 * float(found.std()) / 30**0.5 + 0.02
-    errors = torch.cat([split.pp.error for split in splits])
-    spread = float(torch.cat([split.pp.value for split in splits]).std())
+    errors, spread = split.pp.error, float(split.pp.value.std())
     assert 0.7 * spread < float(errors.mean()) < 3 * spread
 
 
@@ -414,10 +412,11 @@ def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_document_is_too_few_for_the_command(gpt2, texts, tmp_path):
-    arguments = [sys.executable, "-m", "wherewhat", "split", str(gpt2), "--tokens", "24", "--out", str(tmp_path)]
+def test_one_document_is_too_few_for_the_command(gpt2, texts, tmp_path, processes):
+    arguments = ["split", gpt2, "--tokens", "24", "--out", tmp_path / "out"]
     for path in texts:
         arguments += ["--text", path]
-    alone = subprocess.run([*arguments, "--documents", "1"], capture_output=True, text=True)
-    assert alone.returncode == 2
-    assert len(alone.stderr.strip().splitlines()) == 1
+    alone = command_process(processes, [*arguments, "--documents", "1"], out=os.devnull, err=tmp_path / "err")
+    alone.join(timeout=120)
+    assert alone.exitcode == 2
+    assert len((tmp_path / "err").read_text().strip().splitlines()) == 1

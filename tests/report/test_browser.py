@@ -184,12 +184,12 @@ def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):
 
 def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, multihop_study, tmp_path):
     learned, (model,) = curves(multihop_study), made.report.data["models"]
-    few = {**learned, "steps": learned["steps"][:2], "about": {"layers": 1, "heads": 1, "scored": 1}}
+    few = {**learned, "table": {**learned["table"], "rows": learned["table"]["rows"][:2]}}
     one = {**model, "model": {**model["model"], "layers": [0], "heads": [1], "kv_heads": [1]}}
     data = {**made.report.data, "models": [one], "learning": [few], "command": None}
     with opening(browser, replace(made.report, data=data).write(tmp_path / "page.html")) as page:
         assert "1 layer of 1 attention head (1 key head)" in page.text_content("#about")
-        assert page.text_content("#learning-note").startswith("1 layer of 1 head, evaluated on 1 held-out sequence.")
+        assert page.text_content("#learning-note") == learned["note"]
         assert page.locator("#learning-table tbody tr").count() == 2
         assert page.locator("#no-command").is_visible()
         assert page.locator("#command").is_hidden()

@@ -33,7 +33,7 @@ MODELS = {
 
 
 def command(models):
-    return _command(models, GivenText(("t.txt",), []), documents=2, tokens=64, multihop=[Path("study")])
+    return _command(models, GivenText(("t.txt",), []), documents=2, tokens=64, training=[Path("study")])
 
 
 def test_every_option_is_tried():
@@ -54,7 +54,7 @@ def test_command_line_reads_what_the_page_gives(models, monkeypatch):
     assert [str(one.model) for one in requests] == [str(one.model) for one in models]
     assert [vars(one) | {"model": ""} for one in requests] == [vars(one) | {"model": ""} for one in models]
     assert (options["text"], options["documents"], options["tokens"]) == (("t.txt",), 2, 64)
-    assert options["multihop"] == (Path("study"),)
+    assert options["training"] == (Path("study"),)
 
 
 @pytest.mark.parametrize(

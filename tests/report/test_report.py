@@ -178,7 +178,7 @@ def test_nothing_piped_in_is_one_line(cli, hostile_model, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--multihop", "nowhere"), "nowhere"),
+        (("--training", "nowhere"), "nowhere"),
         (("--weights", "trained", "--weights", "trained"), "twice"),
         (("--weights", "pruned"), "pruned"),
         (("--tokens", "1"), "at least 2 tokens"),

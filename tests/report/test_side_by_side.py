@@ -47,6 +47,6 @@ def test_command_with_several_models(cli, made, hostile_model, beside):
 
 def test_names_in_the_terminal_are_no_markup(capsys):
     names = ["tiny[v2]", "tiny[/b]", r"tiny\[i]"]
-    Console(width=200).print(_numbers_table([Profiled(name, []) for name in names]))
+    Console(width=200).print(_numbers_table([Profiled(name, [], []) for name in names]))
     shown = capsys.readouterr().out
     assert [name for name in names if name not in shown] == []

@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.sweep import execution as working
 from wherewhat.sweep.records import SweepFolder
 
 MOMENTS = ("before", "part written", "run finished", "record written", "never")
@@ -44,6 +43,8 @@ def perform(task):
         die_once(task, "record written")
 
     die_once(task, "before")
+    from wherewhat.sweep import execution as working  # imports torch, which a worker that dies before does not need
+
     RunDirectory.save, SweepFolder.write = logged_save, late_write
     try:
         return working.perform(task)

@@ -43,10 +43,11 @@ def results(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(sweep_home, tmp_path_factory) -> Path:
+def undisturbed(sweep_home, tmp_path_factory, processes) -> Path:
     """The store of the sweep by one local worker that nobody disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(sweep_home)
+        patch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
         folder = tmp_path_factory.mktemp("undisturbed")
         path = folder / "sweep.json"
         path.write_text(json.dumps(SWEEP))
@@ -61,12 +62,6 @@ def undisturbed(sweep_home, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def expected(undisturbed):
     return results(undisturbed)
-
-
-@pytest.fixture
-def forked(processes, monkeypatch):
-    """Local workers are forks of a server that has imported torch: a worker that is replaced starts at once."""
-    monkeypatch.setattr(local_engine, "multiprocessing", SimpleNamespace(get_context=lambda kind: processes))
 
 
 @pytest.mark.parametrize(("engine", "fixture"), [("local", "forked"), ("ray", "ray_cluster")], ids=["local", "ray"])
@@ -99,6 +94,7 @@ def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_pat
     assert record["attempts"] == 2
 
 
+@pytest.mark.usefixtures("forked")
 def test_any_address_of_fsspec_gets_the_same_runs(expected, sweep_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
     outcome = sweep(sweep_file(SWEEP), watch=Told(), store=f"file://{tmp_path}/remote", workers=1)
@@ -139,6 +135,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
     RunDirectory.load(tmp_path / "remote" / again.run)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_finds_what_another_one_did(undisturbed, sweep_file, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "runs")
     watch = Told()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.guard import output_excess, rounded_weights
-from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder, plan_from
+from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder
 from wherewhat.captures.session import capture_with, describe, observing
 from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
@@ -46,16 +46,16 @@ def logits_of(model: Any, ids: Tensor) -> Tensor:
     return logits
 
 
-def record_pass(model: Any, ids: Tensor) -> tuple[CapturePlan, list[AttentionCall], Tensor]:
-    """Record one pass by the attention interface or, if that shows nothing, by tracing; return its logits last."""
-    routes: tuple[Route, ...] = ("interface", "trace")
+def record_pass(model: Any, ids: Tensor, *, first: Route = "interface") -> tuple[PassRecorder, Route, Tensor]:
+    """Record one pass by the ``first`` route or, if that shows nothing, by the other one; return its logits last."""
+    routes: tuple[Route, ...] = ("interface", "trace") if first == "interface" else ("trace", "interface")
     for route in routes:
         watch = ModelWatch(model)
         record = PassRecorder(watch)
         with observing(watch, record, route=route):
             logits = logits_of(model, ids)
         if record.attention:
-            return plan_from(model, record, route), record.attention, logits
+            return record, route, logits
     raise CaptureError(f"{type(model).__name__} shows no softmax attention: there is nothing to measure")
 
 
@@ -68,10 +68,19 @@ def largest_change(model: Any, ids: Tensor, plain: Tensor, captured: Tensor) -> 
     return 0.0 if 0 < change <= own else change
 
 
+def runs_eagerly(model: Any) -> bool:
+    """Return whether all parts of the model use their own eager attention."""
+    return all(getattr(c, "_attn_implementation_internal", None) == "eager" for c in _configs(model).values())
+
+
+def _configs(model: Any) -> dict[int, Any]:
+    return {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+
+
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
     """Use the model's own eager attention inside the context."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    configs = _configs(model)
     before = {key: getattr(c, "_attn_implementation_internal", None) for key, c in configs.items()}
     try:
         for config in configs.values():

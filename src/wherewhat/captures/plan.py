@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,9 +173,7 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
             if not any(map(rotary.found.equals, candidates)):
                 candidates.append(rotary.found)
         for found in candidates:
-            trial = [
-                _measured(replace(rotary, found=found), rotations[i]) for i, rotary in zip(group, rotaries, strict=True)
-            ]
+            trial = [_with_rotation(rotary, found, rotations[i]) for i, rotary in zip(group, rotaries, strict=True)]
             if not best or max(x.error for x in trial) < max(x.error for x in best):
                 best = trial
         for index, rotary in zip(group, best, strict=True):
@@ -184,6 +183,12 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
                 distinct.append(shared)
             plans[index] = replace(plans[index], rotary=replace(rotary, found=shared))
     return plans
+
+
+def _with_rotation(plan: RotaryPlan, found: IdentifiedRotation, rotations: list[RotaryCall]) -> RotaryPlan:
+    """Return the plan with another rotation and its error on recorded rotations."""
+    other = replace(plan, found=found)
+    return other if plan.found.equals(found) else _measured(other, rotations)
 
 
 def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
@@ -204,7 +209,7 @@ def heads_first(x: Tensor, token_axis: int) -> Tensor:
 
 def _live_frequencies(model: nn.Module) -> Iterator[LiveFrequencies]:
     for module in model.modules():
-        for name, value in [*vars(module).items(), *module.named_buffers(recurse=False)]:
+        for name, value in itertools.chain(vars(module).items(), module._buffers.items()):
             if name.endswith("inv_freq") and not name.endswith("original_inv_freq") and isinstance(value, Tensor):
                 scaling = getattr(module, name.removesuffix("inv_freq") + "attention_scaling", 1.0)
                 yield LiveFrequencies(value, float(scaling))
@@ -239,7 +244,11 @@ def _layer_rotary(
         same = [p for p in located if p.token_axis == axis]
         calls = tuple(p.calls[0] for p in same)
         nonzero = [p for p in same if bool(rotations[p.calls[0]].after.any())] or same[:1]
-        plan = min((_measured(replace(p, calls=calls), rotations) for p in nonzero), key=lambda p: p.error)
+        distinct: list[RotaryPlan] = []
+        for p in nonzero:
+            if not any(p.found.equals(other.found) for other in distinct):
+                distinct.append(p)
+        plan = min((_measured(replace(p, calls=calls), rotations) for p in distinct), key=lambda p: p.error)
         return plan, _RESCALED if unlocated and _is_rescaled(call, *unlocated) else ""
     if unlocated is None:
         if not rotations:
@@ -249,7 +258,7 @@ def _layer_rotary(
             "their rotation is unknown"
         )
     if _is_rescaled(call, *unlocated):
-        return unlocated[0], _RESCALED
+        return _measured(unlocated[0], rotations), _RESCALED
     return None, "a norm with weights follows the rotation: there is no pre-rotation tensor"
 
 

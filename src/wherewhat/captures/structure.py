@@ -130,6 +130,11 @@ def state_of(model: nn.Module) -> State:
     return (structure.serial, code, _addresses(weights), _versions(weights), adapters, *surroundings(structure))
 
 
+def same_modules(one: State, other: State) -> bool:
+    """Return whether two states of a model differ at most in the values of its weights, as during training."""
+    return one[:3] == other[:3] and one[4:] == other[4:]
+
+
 def surroundings(structure: Structure) -> State:
     """Return the state on which a proof depends outside of the modules: attention functions and autocast."""
     names = [getattr(config, "_attn_implementation", None) for config in structure.configs]

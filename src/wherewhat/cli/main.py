@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
 from wherewhat.errors import ConfigError, PluginWarning, WherewhatError
 from wherewhat.imports import isolated, plugins
+from wherewhat.measures.measurement import Measurement
 from wherewhat.measures.registry import measurements
 
 _PANELS = ("Decomposition", "Heads", "Behaviour")
@@ -38,8 +39,13 @@ runs are not computed again; interrupted runs are resumed.
 """
 
 
-def build() -> typer.Typer:
-    """Return the application, with one command per measurement; nothing of it imports torch before it is called."""
+def build(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the application, with one command per measurement; nothing of it imports torch before it is called.
+
+    Args:
+        arguments: Words of the command line. If the first is a command of this package, the application has no other
+            command, which is faster.
+    """
     app = typer.Typer(
         name="wherewhat",
         help=_HELP,
@@ -49,19 +55,30 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    app.command("report", rich_help_panel="Start here")(report)
-    app.command("check", rich_help_panel="Start here")(check)
-    # Panels of the help are in the order of their first commands.
-    for measurement in sorted(measurements().values(), key=lambda one: (*_PANELS, one.group).index(one.group)):
-        options: dict[str, Any] = {"short_help": measurement.summary, "rich_help_panel": measurement.group}
-        app.command(measurement.name, **options)(command_for(measurement))
-    app.command("compare", rich_help_panel=_MANY)(compare)
-    app.command("export", rich_help_panel=_MANY)(export)
-    app.command("sweep", rich_help_panel=_MANY)(sweep)
-    taken = {command.name for command in app.registered_commands}
+    commands: dict[str, tuple[str, Callable[..., Any] | Measurement]] = {
+        "report": ("Start here", report),
+        "check": ("Start here", check),
+        # Panels of the help are in the order of their first commands.
+        **{
+            measurement.name: (measurement.group, measurement)
+            for measurement in sorted(measurements().values(), key=lambda one: (*_PANELS, one.group).index(one.group))
+        },
+        "compare": (_MANY, compare),
+        "export": (_MANY, export),
+        "sweep": (_MANY, sweep),
+    }
+    only = arguments[0] if arguments and arguments[0] in commands else None
+    for name in commands if only is None else (only,):
+        panel, command = commands[name]
+        if isinstance(command, Measurement):
+            app.command(name, short_help=command.summary, rich_help_panel=panel)(command_for(command))
+        else:
+            app.command(name, rich_help_panel=panel)(command)
+    if only is not None:
+        return app
     for name, contributed in plugins(_COMMANDS).items():
         with isolated(_COMMANDS, name):
-            if name in taken:
+            if name in commands:
                 raise ConfigError(f"there is already a command '{name}'")
             typer.main.get_group(contributed)  # raises here, and not when the whole application is built
             app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
@@ -119,7 +136,7 @@ def _plugin_warnings_as_lines() -> Iterator[None]:
 
 def _run(arguments: list[str]) -> int:
     try:
-        command = typer.main.get_command(build())
+        command = typer.main.get_command(build(arguments))
         # Not through the command's own main, which handles interrupts and closed pipes itself.
         with command.make_context("wherewhat", list(arguments)) as context:
             result = command.invoke(context)

@@ -40,9 +40,9 @@ _Text = Annotated[
 ]
 _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposition (default: the first 4).")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
-_Multihop = Annotated[
+_Training = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="A multi-hop training to show, or a folder of them, besides those in --out."),
+    typer.Option(metavar="DIR", help="A recorded or multi-hop training to show, or a folder, besides those in --out."),
 ]
 
 
@@ -53,7 +53,7 @@ def report(
     text: _Text = None,
     documents: _Documents = None,
     tokens: _Tokens = 512,
-    multihop: _Multihop = None,
+    training: _Training = None,
     out: options.Out = options.DEFAULT_OUT,
     **given: Any,
 ) -> None:
@@ -76,11 +76,14 @@ def report(
         text=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
-        multihop=tuple(multihop or ()),
+        training=tuple(training or ()),
         progress=TerminalProgress(),
     )
     path = made.write(out / f"{made.name}.html")
     console = Console()
+    for one in made.models:
+        for finding in one.findings:
+            console.print(f"* {finding}" if len(made.models) == 1 else f"* {one.name}: {finding}", markup=False)
     console.print(_numbers_table(made.models))
     for one in made.models:
         for line in one.left_out:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.proof import Proof, intervene, prove
+from wherewhat.captures.proof import Proof, current_proof, intervene
 from wherewhat.captures.session import Capture
 from wherewhat.captures.wrappers import unwrapped
 from wherewhat.errors import ConfigError, MeasureError
@@ -131,14 +131,14 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
     Args:
         model: A causal language model of transformers, in evaluation mode.
         method: The method; open parameters are set from the model's training length.
-        proof: The model's proof; by default a new one, which takes four short passes.
+        proof: The model's proof; by default its last one. If the model has changed since, it is proved again.
 
     Examples:
         >>> with extended(model, LMInfinite(window=4096)):
         ...     model(input_ids)
     """
     inner = unwrapped(model)
-    found = proof or prove(inner)
+    found = current_proof(inner, proof)
     if method.rotary and all(layer.rotation is None for layer in found.plan.layers):
         raise MeasureError(
             f"{method.name} changes distances, and no layer of {type(inner).__name__} rotates its queries and keys: "

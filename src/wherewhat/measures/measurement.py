@@ -327,6 +327,8 @@ class Measurement(ABC):
         figure: Name of the default figure.
         over: What the means in a table are taken over.
         report: How a report runs it; None to leave it out, or to decide by :meth:`report_run`.
+        recorded: Options that differ from the defaults when it is recorded during a training, where curves are not kept
+            and time matters.
         revision: Bump when results change: runs of an earlier revision are measured again.
         codes: Names that the values 0, 1, … of a metric stand for, by metric, such as labels of heads.
     """
@@ -343,6 +345,7 @@ class Measurement(ABC):
     figure: ClassVar[str] = "map"
     over: ClassVar[str] = "mean over heads and documents"
     report: ClassVar[ReportRun | None] = None
+    recorded: ClassVar[Mapping[str, Any]] = {}
     revision: ClassVar[int] = 1
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 

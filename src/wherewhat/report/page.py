@@ -37,11 +37,13 @@ class Profiled:
 
     Attributes:
         name: Its name in the report.
+        findings: Sentences that its numbers support, strongest first.
         numbers: Its headline numbers.
         left_out: One line for each measurement or control model that is missing, with the reason.
     """
 
     name: str
+    findings: list[str]
     numbers: list[Number]
     left_out: list[str] = field(default_factory=list)
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.hashes import config_hash, run_folder_name
-from wherewhat.imports import plugins
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
 from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
+from wherewhat.report.findings import find
+from wherewhat.report.learning import learning_curves
 from wherewhat.report.measurements import Pace, Runs, measure
 from wherewhat.report.page import Profiled, Report, plotly_js
 from wherewhat.report.plan import TOKENS, GivenText, given_text, plan
@@ -46,7 +47,7 @@ def make_report(
     texts: tuple[Document, ...] | None = None,
     documents: int | None = None,
     tokens: int = TOKENS,
-    multihop: Sequence[Path] = (),
+    training: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Measure what is missing and collect everything into a report.
@@ -59,7 +60,8 @@ def make_report(
         texts: Strings, documents or token ids instead.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each.
-        multihop: Trainings of the multi-hop laboratory, or folders of them; those in ``out`` are always shown.
+        training: Trainings to show: run directories of recorded trainings or of the multi-hop laboratory, or folders of
+            them; those in ``out`` are always shown.
         progress: Progress callback; silent by default.
     """
     progress, out = progress or Silent(), Path(out)
@@ -70,7 +72,7 @@ def make_report(
     # Raises for wrong values and for a missing plotly before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
-    learning = _learning_curves(multihop, out=out)
+    learning = learning_curves(training, out=out)
     given = given_text(text, documents=documents, out=out, texts=texts)
     made = []
     for number, model in enumerate(listed, 1):
@@ -82,23 +84,15 @@ def make_report(
     data: dict[str, Any] = {
         "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
         "learning": learning,
-        "command": _command(listed, given, documents=len(given.documents), tokens=tokens, multihop=multihop),
+        "command": _command(listed, given, documents=len(given.documents), tokens=tokens, training=training),
     }
     hashes = [run.directory.config_hash for _, runs in made for _, run in runs.finished]
     key = config_hash({"runs": list(hashes), "studies": [one["name"] for one in learning]})
-    profiled = [Profiled(name, headline(runs), runs.left_out) for name, (_, runs) in zip(names, made, strict=True)]
+    profiled = [
+        Profiled(name, [finding.text for finding in find(runs)], headline(runs), runs.left_out)
+        for name, (_, runs) in zip(names, made, strict=True)
+    ]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
-
-
-def _learning_curves(multihop: Sequence[Path], *, out: Path) -> list[dict[str, Any]]:
-    """Return data of multi-hop trainings from the entry point ``learning`` of the group ``wherewhat.report``."""
-    find = plugins("wherewhat.report").get("learning")
-    if find is None:
-        if multihop:
-            raise ConfigError(f"--multihop {multihop[0]}: the laboratory is not installed; install wherewhat again")
-        return []
-    curves: list[dict[str, Any]] = find(multihop, out=out)
-    return curves
 
 
 def _measured(
@@ -139,7 +133,7 @@ def _command(
     *,
     documents: int,
     tokens: int,
-    multihop: Sequence[Path],
+    training: Sequence[Path],
 ) -> str | None:
     """Return the command that makes the same report; None unless the models are all names with all weights."""
     listed = [replace(model, model=str(model.model)) for model in models if isinstance(model, ModelRequest)]
@@ -155,8 +149,8 @@ def _command(
     for source in given.sources or ():
         words += ["--text", source]
     words += ["--documents", str(documents), "--tokens", str(tokens)]
-    for path in multihop:
-        words += ["--multihop", str(path)]
+    for path in training:
+        words += ["--training", str(path)]
     for field in fields(first):
         value = getattr(first, field.name)
         if field.name not in ("model", "weights") and value != field.default:

@@ -30,6 +30,7 @@ from wherewhat.report.data import (
 )
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure
+from wherewhat.report.findings import find
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.results import StoredRun
@@ -241,6 +242,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "tokens": request.tokens,
             "embedded": request.text is None,
         },
+        "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
         "numbers": [_number(number) for number in headline(runs)],
         "metrics": metric_tables(runs, layers),
         "swaps": _swaps(runs, layers),

@@ -311,16 +311,21 @@ def _part(metrics: Sequence[Metric], source: ScoreSource, found: DocumentScores)
         (None, found.whole, found.curves),
         *((layer.layer, layer.whole, layer.curves) for layer in found.layers),
     ]:
-        scores += [source.score(name, value, layer=index, unit=units.get(name)) for name, value in whole.items()]
+        for name, value in whole.items():
+            scores.append(source.score(name, _defined(value), layer=index, unit=units.get(name)))
         for name, curve in curves.items():
             profiles[profile_name(document, index, name)] = Profile(curve.values, curve.axes)
     for layer in found.layers:
         for name, values in layer.heads.items():
-            defined = [None if math.isnan(value) else value for value in values.tolist()]
+            defined = [_defined(value) for value in values.tolist()]
             scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
     if not scores:
         raise TextError(f"{document or 'the documents together'} gave no scores")
     return PartResult(scores=scores, profiles=profiles)
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 _SHORT, _LONG = 64, 256

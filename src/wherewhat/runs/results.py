@@ -178,6 +178,14 @@ class StoredRun:
         """Return a curve of a layer of one document, by default the first; None if there is none."""
         return self.profiles.get(profile_name(self.documents[document], layer, name))
 
+    def document_means(self, metric: str) -> dict[str, float]:
+        """Return a metric of each document that has it, averaged over heads and layers."""
+        found: dict[str, list[float]] = {}
+        for name, document, _, _, value in self._rows:
+            if name == metric and document is not None and value is not None:
+                found.setdefault(document, []).append(value)
+        return {document: sum(values) / len(values) for document, values in found.items()}
+
     @cached_property
     def head_values(self) -> dict[str, dict[tuple[int, int], list[float]]]:
         """Values of all documents by metric, layer and head; undefined ones are left out."""

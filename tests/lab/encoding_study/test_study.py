@@ -19,7 +19,7 @@ from wherewhat.errors import StoreError, TextError
 from wherewhat.lab.encoding_study.__main__ import main
 from wherewhat.lab.encoding_study.study import open_runs, run_study
 from wherewhat.lab.encoding_study.summary import summarise_run
-from wherewhat.lab.records import RECORDS_FILE, Records
+from wherewhat.runs.records import RECORDS_FILE, Records
 
 NOPE = replace(RECIPE, encodings=("nope",))
 SAME = ("config.json", "profiles.safetensors")

@@ -19,7 +19,6 @@ from wherewhat.lab.multihop.purity import align, find_learning, find_purity
 from wherewhat.lab.multihop.records import AXES, multihop_recorder, noise_level, overall_accuracy, record_scores
 from wherewhat.lab.multihop.scores import hold_out, score_model
 from wherewhat.lab.multihop.study import train
-from wherewhat.lab.records import Records
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.axes.layer import fit_layer
@@ -29,6 +28,7 @@ from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.runs import results as summary
 from wherewhat.runs.profiles import Profile
+from wherewhat.runs.records import Records
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)
 SMALL = LabConfig(vocabulary=TASK.vocabulary, layers=2, heads=2, width=16, positions=16)

@@ -24,10 +24,10 @@ from wherewhat.lab.encoding_study.summary import (
     RunSummary,
     relations,
 )
-from wherewhat.lab.records import TensorTable
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.report.data import rounded
 from wherewhat.report.page import whole_page
+from wherewhat.runs.records import TensorTable
 
 RECORDS_TABLE = "records.parquet"
 CURVES_TABLE = "curves.parquet"

@@ -18,15 +18,7 @@ from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, Recor
 from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, score
 from wherewhat.lab.language import recording_steps, train_language
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.records import (
-    RECORDS_FILE,
-    StudyRun,
-    TensorTable,
-    TrainingRecorder,
-    complete_run,
-    open_study_run,
-    study_config,
-)
+from wherewhat.lab.records import complete_run
 from wherewhat.lab.steps import products
 from wherewhat.lab.subject import LabSubject
 from wherewhat.lab.training import MODEL_FILE
@@ -35,6 +27,7 @@ from wherewhat.numerics import new_process_settings
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import COMPLETE
+from wherewhat.runs.records import RECORDS_FILE, Recorder, StudyRun, TensorTable, open_study_run, study_config
 
 STUDY = "encodings"
 AFTER = "after"
@@ -64,7 +57,7 @@ class EncodingRun(StudyRun):
         return self.table(AFTER)
 
 
-def encoding_recorder(held_out: HeldOutText, config: RecordConfig, *, path: Path | None = None) -> TrainingRecorder:
+def encoding_recorder(held_out: HeldOutText, config: RecordConfig, *, path: Path | None = None) -> Recorder:
     """Return a recorder of the scores of :func:`~wherewhat.lab.encoding_study.scores.score`, in float32.
 
     Args:
@@ -77,7 +70,7 @@ def encoding_recorder(held_out: HeldOutText, config: RecordConfig, *, path: Path
         with products("highest"):  # whatever the precision of the training
             return score(LabSubject(model, trained_length=held_out.windows.shape[1]), held_out, config)
 
-    return TrainingRecorder(score_model, AXES, path=path)
+    return Recorder(score_model, AXES, path=path)
 
 
 @new_process_settings()

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from wherewhat.lab.encoding_study.study import EncodingRun
-from wherewhat.lab.records import Records, TensorTable
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
 from wherewhat.measures.tensors import centred_ranks, cosine
+from wherewhat.runs.records import Records, TensorTable
 
 LASTING = 0.25
 """Smallest distance of a curve's end from its start, as a share of its range, that counts as a change."""

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.records import TensorTable
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.statistics import share_bounds
 from wherewhat.runs.profiles import Profile
+from wherewhat.runs.records import TensorTable
 
 Result = TypeVar("Result")
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.records import overall_accuracy
-from wherewhat.lab.records import Records
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
+from wherewhat.runs.records import Records
 
 PURE = ("positional", "symbolic")
 """The labels that count as pure."""

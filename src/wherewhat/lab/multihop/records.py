@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.lab.multihop.scores import HeadScores, HeldOutSequences, score_model
-from wherewhat.lab.records import Axes, Records, TensorTable, TrainingRecorder
 from wherewhat.runs.profiles import Profile
+from wherewhat.runs.records import Axes, Recorder, Records, TensorTable
 
 _HEAD = ("layer", "head")
 AXES: Axes = {
@@ -58,7 +58,7 @@ def record_scores(scores: HeadScores) -> dict[str, Tensor]:
 
 def multihop_recorder(
     held_out: HeldOutSequences, *, path: Path | None = None, identity: str = "", along_path: bool = False
-) -> TrainingRecorder:
+) -> Recorder:
     """Return a recorder of head scores and accuracy.
 
     Args:
@@ -75,7 +75,7 @@ def multihop_recorder(
         "counts": Profile((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
         "about": Profile(torch.tensor(about), ("number",)),
     }
-    return TrainingRecorder(
+    return Recorder(
         lambda model: record_scores(score_model(model, held_out, path=along_path)), AXES, constants=constants, path=path
     )
 

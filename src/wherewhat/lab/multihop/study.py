@@ -17,15 +17,7 @@ from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, accuracy_by_length, measure_accuracy
 from wherewhat.lab.multihop.records import multihop_recorder
 from wherewhat.lab.multihop.scores import hold_out
-from wherewhat.lab.records import (
-    RECORDS_FILE,
-    StudyRun,
-    complete_run,
-    open_study_run,
-    read_part,
-    save_table,
-    study_config,
-)
+from wherewhat.lab.records import complete_run
 from wherewhat.lab.tasks import find_task
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.lab.training import MODEL_FILE, Record, digest, find_device, identify, run_training
@@ -33,6 +25,7 @@ from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.records import RECORDS_FILE, StudyRun, open_study_run, read_part, save_table, study_config
 
 STUDY = "multihop"
 TEST = "test"

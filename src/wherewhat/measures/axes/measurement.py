@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from wherewhat.measures.measurement import (
     DocumentScores,
@@ -47,6 +47,7 @@ class AxesMeasurement(LayerMeasurement):
     config = AxesConfig
     controls = ("random", "shuffled")
     report = ReportRun(1.5, controls=("random", "shuffled"))
+    recorded: ClassVar[Mapping[str, Any]] = {"curves": False}
     metrics = (
         Metric(
             "r",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
@@ -152,6 +152,7 @@ class HeadsMeasurement(TextMeasurement):
     figure = "plane"
     codes: ClassVar = {"label": LABELS, "label_together": LABELS}
     report = ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})
+    recorded: ClassVar[Mapping[str, Any]] = {"queries": 8, "taus": (), "blocks": ()}
     metrics = (
         Metric(
             "s_pos",

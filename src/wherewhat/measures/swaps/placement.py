@@ -126,13 +126,13 @@ def reference_scores(
         block: Tokens per block.
         skip: Number of first keys that are never swapped.
     """
-    scores, weights = _rows(attention, queries)  # (heads, queries, m) each
+    scores, weights = (_rows(f, queries) for f in (attention.attn_scores, attention.pattern))
     starts = {q: _starts(places_before(attention, q, skip=skip), block) for q in queries}
     pairs = sorted({(i, j) for found in starts.values() for a, i in enumerate(found) for j in found[a + 1 :]})
     exponents = torch.full((len(pairs), *scores.shape[:2]), -torch.inf, dtype=torch.float64)
     same, reverse = torch.zeros_like(exponents), torch.zeros_like(exponents)
     for index, (i, j) in enumerate(pairs):
-        after, _ = _rows(swap(i, j), queries)
+        after = _rows(swap(i, j).attn_scores, queries)
         v, w = (_direction(x, i, j, block) for x in (scores, after))
         same[index] = (v * w).sum(0)
         reverse[index] = (v.flip(0) * w).sum(0)
@@ -145,13 +145,9 @@ def reference_scores(
     return (alpha * same).sum(0), (alpha * reverse).sum(0)
 
 
-def _rows(attention: LayerAttention, queries: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return logits and attention weights of some queries, ``(heads, queries, m)`` float64."""
-    rows = [slice(q, q + 1) for q in queries]
-    scores, weights = (
-        torch.cat([f(row)[0].double().cpu() for row in rows], 1) for f in (attention.attn_scores, attention.pattern)
-    )
-    return scores, weights
+def _rows(compute: Callable[[slice], Tensor], queries: Sequence[int]) -> Tensor:
+    """Return the logits or attention weights of some queries, ``(heads, queries, m)`` float64."""
+    return torch.cat([compute(slice(q, q + 1))[0].double().cpu() for q in queries], 1)
 
 
 def _direction(scores: Tensor, i: int, j: int, block: int) -> Tensor:

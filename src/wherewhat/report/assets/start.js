@@ -1,5 +1,6 @@
 // Selection of model and metric, and the start of the page.
 function write() {
+  writeFindings();
   writeModel();
   fill(by("metric"), data.metrics.map((metric, i) => [i, `${metric.title} (${metric.measurement})`]));
   by("metric").value = chosen.metric;

@@ -1,0 +1,294 @@
+"""Findings: sentences that the numbers of a report support, each with interval, control and a link to its evidence.
+
+:data:`RULES` holds one function per sentence. A function returns None where the numbers do not support its sentence:
+where an interval includes no effect, where there is no control to compare with, or where a single document has no
+interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from wherewhat.measures.perturb.measurement import KINDS, percent
+from wherewhat.measures.statistics import Interval, interval, share_bounds
+from wherewhat.measures.swaps import LABELS
+from wherewhat.report.measurements import Runs
+from wherewhat.runs.results import StoredRun
+
+MOST = 6
+"""Largest number of findings on a page."""
+
+_UNTRAINED = "random"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence.
+
+    Attributes:
+        text: The sentence, with interval and control.
+        link: Fragment of the page that shows its evidence.
+        strength: Effect relative to half of its 95 % interval; findings are sorted by it.
+        rule: Name of its rule.
+    """
+
+    text: str
+    link: str
+    strength: float
+    rule: str = ""
+
+
+Rule = Callable[[Runs], Finding | None]
+
+
+def find(runs: Runs) -> list[Finding]:
+    """Return the findings of a model's report, strongest first."""
+    found = []
+    for name, rule in RULES.items():
+        finding = rule(runs)
+        if finding is not None:
+            found.append(Finding(finding.text, finding.link, finding.strength, name))
+    return sorted(found, key=lambda finding: -finding.strength)[:MOST]
+
+
+def _of_training(metric: str, what: str) -> Rule:
+    """Return the rule of a share of variance that training changed."""
+
+    def rule(runs: Runs) -> Finding | None:
+        own, untrained, change = _against_untrained(runs, "axes", metric)
+        if own is None or untrained is None or change is None or not _excludes(change, 0.0):
+            return None
+        verb = _verb(own.mean, untrained.mean)
+        text = (
+            f"Training {verb} what only {what} explains: {_percent(own)} of the logits' variance, against "
+            f"{_percent(untrained)} in one untrained model ({_documents(own)})."
+        )
+        return Finding(text, f"heads?metric={metric}", _strength(change, 0.0))
+
+    return rule
+
+
+def _additivity(runs: Runs) -> Finding | None:
+    """Compare r with that of the untrained model: it is no sign of learning where they do not differ."""
+    own, untrained, change = _against_untrained(runs, "axes", "r")
+    if own is None or untrained is None or change is None or change.low is None:
+        return None
+    sizes = f"{_plus_minus(own)} here, {_plus_minus(untrained)} in one untrained model ({_documents(own)})"
+    if not _excludes(change, 0.0):
+        return Finding(f"A high r is no sign of training in this model: {sizes}.", "heads?metric=r", 0.0)
+    verb = "more" if change.mean > 0 else "less"
+    return Finding(f"Training made logits {verb} additive: r is {sizes}.", "heads?metric=r", _strength(change, 0.0))
+
+
+def _pure_heads(runs: Runs) -> Finding | None:
+    """Count the heads that follow positions alone or contents alone, if the untrained model has fewer of them."""
+    counts, untrained, total = _labels(runs)
+    parts, controls, strength = [], [], 0.0
+    for name, what in (("positional", "positions"), ("symbolic", "contents")):
+        count, other = counts.get(name, 0), None if untrained is None else untrained.get(name, 0)
+        if not count or (other is not None and not _more(count, other, total)):
+            continue
+        parts.append(f"{count} {what} alone")
+        controls.append("" if other is None else str(other))
+        strength = max(strength, _surprise(count, other or 0, total))
+    if not parts:
+        return None
+    beside = f" (one untrained model: {' and '.join(controls)})" if all(controls) else ""
+    text = f"Of {total} heads, {_follow(parts)}{beside}."
+    return Finding(text, "heads?label=positional,symbolic", strength)
+
+
+def _follow(parts: Sequence[str]) -> str:
+    """Return ``8 follow positions alone, 139 contents alone``."""
+    first, *rest = parts
+    count, what = first.split(" ", 1)
+    verb = "follows" if count == "1" else "follow"
+    return ", ".join([f"{count} {verb} {what}", *rest])
+
+
+def _uniform_heads(runs: Runs) -> Finding | None:
+    """Count the heads whose attention is uniform, if the untrained model has fewer of them, or there is none."""
+    counts, untrained, total = _labels(runs)
+    count = counts.get("uniform", 0)
+    other = None if untrained is None else untrained.get("uniform", 0)
+    if not count or (other is not None and not _more(count, other, total)):
+        return None
+    verb = "attends" if count == 1 else "attend"
+    beside = "" if other is None else f" (one untrained model: {other})"
+    text = f"{count} of {total} heads {verb} uniformly, to no position and no content{beside}."
+    return Finding(text, "heads?label=uniform", _surprise(count, other or 0, total))
+
+
+def _sink(runs: Runs) -> Finding | None:
+    """Compare attention on the first token with that of uniform attention."""
+    run = runs.find("heads")
+    if run is None:
+        return None
+    own, even = (_over_documents(run, name) for name in ("sink_mass", "sink_mass_uniform"))
+    if own is None or even is None or not _excludes(own, 2 * even.mean) or own.mean < 2 * even.mean:
+        return None
+    text = (
+        f"Heads give {_percent(own)} of their attention to the first token; uniform attention would give "
+        f"{100 * even.mean:.2g} % ({_documents(own)})."
+    )
+    return Finding(text, "heads?metric=sink_mass", _strength(own, even.mean))
+
+
+def _perturbation(runs: Runs) -> Finding | None:
+    """Return what the perturbation with the clearest effect costs at 5 %, or at the lowest rate that was measured."""
+    run = runs.find("perturb")
+    if run is None:
+        return None
+    best: tuple[float, str] | None = None
+    for kind in run.config.kinds or KINDS:
+        for rate in sorted(rate for rate in run.config.rates if rate >= 0.05):
+            values = run.values(f"rise_{kind}_at_{percent(rate)}")
+            cost = interval(values) if values else None
+            if cost is None or not _excludes(cost, 0.0) or cost.mean <= 0:
+                continue
+            strength = _strength(cost, 0.0)
+            text = f"{percent(rate)} % of {KINDS[kind]} cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
+            if best is None or strength > best[0]:
+                best = (strength, f"With {text}" if kind.startswith("position") else text)
+            break
+    return None if best is None else Finding(best[1], "perturbation", best[0])
+
+
+def _length(runs: Runs) -> Finding | None:
+    """Return what texts beyond the trained length cost, if they were measured."""
+    found = runs.request("extend")
+    if found is None or not found[0].beyond:
+        return None
+    request, run = found
+    rises = {}
+    for name in request.options["methods"]:
+        values = run.values(f"loss_beyond_{name}", less="loss_beyond_none")
+        if values and name != "none":
+            rises[name] = interval(values)
+    helping = {name: about for name, about in rises.items() if _excludes(about, 0.0) and about.mean < 0}
+    if not helping:
+        return None
+    best = min(helping, key=lambda name: helping[name].mean)
+    text = (
+        f"Beyond the trained length, {best} lowers the loss by {_plus_minus(_negative(helping[best]))} nats per token "
+        f"({_documents(helping[best])})."
+    )
+    return Finding(text, "length", _strength(helping[best], 0.0))
+
+
+RULES: Mapping[str, Rule] = {
+    "key": _of_training("unique_c", "the key"),
+    "distance": _of_training("unique_a", "the distance"),
+    "pure heads": _pure_heads,
+    "uniform heads": _uniform_heads,
+    "sink": _sink,
+    "perturbation": _perturbation,
+    "length": _length,
+    "additivity": _additivity,
+}
+"""The rules by name; of two findings of the same strength the earlier rule comes first."""
+
+
+def _over_documents(run: StoredRun, metric: str) -> Interval | None:
+    """Return the interval over documents of a mean over heads; None if it was not measured."""
+    values = list(run.document_means(metric).values())
+    return interval(values) if values else None
+
+
+def _against_untrained(
+    runs: Runs, measurement: str, metric: str
+) -> tuple[Interval | None, Interval | None, Interval | None]:
+    """Return a metric of the model and of the untrained one, and the difference on the same documents."""
+    found = runs.weights(measurement)
+    if runs.own == _UNTRAINED or runs.own not in found or _UNTRAINED not in found:
+        return None, None, None
+    own, untrained = (found[weights].document_means(metric) for weights in (runs.own, _UNTRAINED))
+    changes = [own[name] - untrained[name] for name in own if name in untrained]
+    if not changes:
+        return None, None, None
+    return interval(list(own.values())), interval(list(untrained.values())), interval(changes)
+
+
+def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
+    """Return the number of heads with each label, that of the untrained model, and the number of heads."""
+    found = runs.weights("heads")
+    if runs.own not in found:
+        return {}, None, 0
+    counts = _count(found[runs.own])
+    untrained = _count(found[_UNTRAINED]) if _UNTRAINED in found and runs.own != _UNTRAINED else None
+    return counts, untrained, sum(counts.values())
+
+
+def _count(run: StoredRun) -> dict[str, int]:
+    """Return the number of heads with each label, over all documents together where there are several."""
+    values = run.head_values
+    codes = values["label_together" if "label_together" in values else "label"] if "label" in values else {}
+    counts = dict.fromkeys(LABELS, 0)
+    for listed in codes.values():
+        if listed:
+            counts[LABELS[int(listed[0])]] += 1
+    return counts
+
+
+def _more(count: int, other: int, total: int) -> bool:
+    """Return whether a count is larger than another of as many heads, by Wilson's 95 % intervals."""
+    return share_bounds(count / total, total)[0] > share_bounds(other / total, total)[1]
+
+
+def _surprise(count: int, other: int, total: int) -> float:
+    """Return the difference of two shares relative to half of the first one's interval."""
+    low, high = share_bounds(count / total, total)
+    return (count - other) / total / max((high - low) / 2, 1e-9)
+
+
+def _excludes(about: Interval, value: float) -> bool:
+    return about.low is not None and about.high is not None and not about.low <= value <= about.high
+
+
+def _strength(about: Interval, value: float) -> float:
+    half = ((about.high or 0.0) - (about.low or 0.0)) / 2
+    return abs(about.mean - value) / half if half > 0 else math.inf
+
+
+def _negative(about: Interval) -> Interval:
+    assert about.low is not None
+    assert about.high is not None
+    return Interval(-about.mean, -about.high, -about.low, about.n)
+
+
+def _verb(now: float, before: float) -> str:
+    ratio = now / before if before > 0 else math.inf
+    for low, high, verb in _VERBS:
+        if low <= ratio < high:
+            return verb
+    return f"raised {ratio:.2g}-fold" if ratio > 1 and math.isfinite(ratio) else "raised" if ratio > 1 else "lowered"
+
+
+_VERBS = (
+    (1.0, 1.75, "raised"),
+    (1.75, 2.3, "doubled"),
+    (2.6, 3.4, "tripled"),
+    (0.43, 0.57, "halved"),
+    (0.57, 1.0, "lowered"),
+)
+"""Ratios and the verbs for them."""
+
+
+def _plus_minus(about: Interval) -> str:
+    if about.low is None or about.high is None:
+        return f"{about.mean:.2g}"
+    half = (about.high - about.low) / 2
+    decimals = max(0, min(4, 1 - math.floor(math.log10(half)))) if half > 0 else 2
+    return f"{about.mean:.{decimals}f} ± {half:.{decimals}f}"
+
+
+def _percent(about: Interval) -> str:
+    if about.low is None or about.high is None:
+        return f"{100 * about.mean:.0f} %"
+    return f"{100 * about.mean:.0f} ± {50 * (about.high - about.low):.0f} %"
+
+
+def _documents(about: Interval) -> str:
+    return f"{about.n} documents" if about.n > 1 else "one document"

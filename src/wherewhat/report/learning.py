@@ -1,0 +1,137 @@
+"""Learning curves of trainings as a page stores them, and where trainings are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import ConfigError
+from wherewhat.imports import plugins
+from wherewhat.report.data import rounded
+from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
+from wherewhat.runs.learning import TRAINING, Panel, TrainingRun
+from wherewhat.runs.records import RECORDS_FILE
+
+_POINTS = 240
+"""Largest number of records on a curve."""
+_ROWS = 5
+"""Number of steps in the table below the curves."""
+
+
+def learning_curves(given: Sequence[Path], *, out: Path) -> list[dict[str, Any]]:
+    """Return the curves of all trainings for the page: those that are named, and those in the folder of runs.
+
+    Recorded trainings are known here; the entry point ``learning`` of the group ``wherewhat.report`` is a function
+    from a folder to the curves of the trainings that it knows.
+
+    Args:
+        given: Run directories of trainings, or folders of them.
+        out: Folder of run directories.
+    """
+    known = [training_curves, *([find] if (find := plugins("wherewhat.report").get("learning")) else [])]
+    found: dict[Path, dict[str, Any]] = {}
+    for folder in (out, *given):
+        here = {path: curves for find in known for path, curves in find(folder).items()}
+        if not here and folder in given:
+            raise ConfigError(
+                f"--training {folder} holds no training: give a run directory training-… or multihop-…, or its folder"
+            )
+        found |= here
+    return [found[path] for path in sorted(found, key=lambda path: (path.name, str(path)))]
+
+
+def training_curves(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the curves of recorded trainings by run directory: finished, killed or still running ones.
+
+    Args:
+        folder: A run directory, a folder of them, or the output folder of a trainer.
+    """
+    listed = [folder, *sorted(folder.glob("training-*")), *sorted(folder.glob("wherewhat/training-*"))]
+    found = {}
+    for path in listed:
+        recorded = any((path / name).is_file() for name in (RECORDS_FILE, COMPLETE))
+        if recorded and (read_object(path / CONFIG) or {}).get("study") == TRAINING:
+            run = TrainingRun.load(path)
+            if len(run.records):
+                found[path.resolve()] = _training_data(run)
+    return found
+
+
+def _training_data(run: TrainingRun) -> dict[str, Any]:
+    heads = Counter(run.records["layer"].tolist())
+    each = " or ".join(str(count) for count in sorted(set(heads.values())))
+    texts, tokens = len(run.config["documents"]), run.config["tokens"]
+    note = (
+        f"{run.config['model']}: {counted(len(heads), 'layer')} of {each} {'head' if each == '1' else 'heads'}, "
+        f"recorded at {counted(len(run.records), 'step')} on {counted(texts, 'text')} of {tokens} tokens. "
+        "Curves are means over heads, bands are quartiles over heads."
+    )
+    name = run.name if run.path is None else run.path.name
+    return page_data(name=name, title=run.name, note=note, steps=run.records.steps, panels=run.panels())
+
+
+def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequence[Panel]) -> dict[str, Any]:
+    """Return panels of curves as plain JSON, with at most 240 points, and a table of five steps.
+
+    Args:
+        name: Name of the run directory.
+        title: Title in the list of trainings.
+        note: Paragraph above the curves.
+        steps: Step of each record, ``(records,)``.
+        panels: The curves.
+    """
+    kept = _spread(len(steps), _POINTS)
+    series = [one for panel in panels for one in panel.series]
+    rows = [
+        [str(int(steps[index])), *(_cell(float(one.mean[index]), whole=one.steps) for one in series)]
+        for index in _spread(len(steps), _ROWS).tolist()
+    ]
+    return {
+        "name": name,
+        "title": title,
+        "note": note,
+        "steps": steps[kept].tolist(),
+        "panels": [
+            {
+                "title": panel.title,
+                "range": [-0.03, 1.03] if panel.unit else None,
+                "series": [
+                    {
+                        "name": one.name,
+                        "mean": _numbers(one.mean[kept]),
+                        "low": None if one.low is None else _numbers(one.low[kept]),
+                        "high": None if one.high is None else _numbers(one.high[kept]),
+                        "shape": "hv" if one.steps else "linear",
+                    }
+                    for one in panel.series
+                ],
+            }
+            for panel in panels
+        ],
+        "table": {"header": ["step", *(one.name for one in series)], "rows": rows},
+    }
+
+
+def _spread(count: int, most: int) -> Tensor:
+    """Return at most ``most`` indices below ``count``, evenly spread from the first to the last."""
+    return torch.linspace(0, count - 1, min(most, count)).round().long()
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [rounded(value) for value in values.tolist()]
+
+
+def _cell(value: float, *, whole: bool) -> str:
+    if value != value:
+        return "undefined"
+    return str(round(value)) if whole else f"{value:.3f}"
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun, such as ``2 layers``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

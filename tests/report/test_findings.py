@@ -1,0 +1,137 @@
+"""Known answers: findings of constructed heads are the right sentences and no others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import wherewhat
+from wherewhat.measures.statistics import interval
+from wherewhat.report.findings import MOST, RULES, _plus_minus, _verb, find
+from wherewhat.report.measurements import Runs
+from wherewhat.runs.request import Request, model_request
+
+D, TOKENS, VOCABULARY = 16, 48, 64
+
+
+def constructed(*kinds: str) -> LlamaForCausalLM:
+    """A model of one layer whose heads attend by position, by content or uniformly, as named."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=D * len(kinds),
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=len(kinds),
+        head_dim=D,
+        vocab_size=VOCABULARY,
+        rope_theta=1e6,
+        max_position_embeddings=128,
+    )
+    model = LlamaForCausalLM(config).eval()
+    layer = model.model.layers[0].self_attn
+    half = D // 2
+    with torch.no_grad():
+        embeddings = model.model.embed_tokens.weight.zero_()
+        content = torch.linspace(-1, 1, VOCABULARY)[torch.randperm(VOCABULARY)]
+        embeddings[:, 0], embeddings[:, 1] = 1.0, content
+        embeddings[:, 2] = (2 - content.square()).sqrt()  # all tokens have the same norm
+        q, k = layer.q_proj.weight.zero_(), layer.k_proj.weight.zero_()
+        for head, kind in enumerate(kinds):
+            first = head * D
+            if kind == "positional":  # the same query and key for all tokens: only the rotation is left
+                q[first, 0] = k[first, 0] = 6.0
+            if kind == "symbolic":  # in the slowest plane, which hardly turns
+                q[first + half - 1, 0] = k[first + half - 1, 1] = 3.0
+    return model
+
+
+@pytest.fixture
+def measured(tmp_path):
+    def measure(model, *, documents: int = 4, controls: tuple[str, ...] = (), weights: str = "trained") -> Runs:
+        """Runs of axes and heads, as a report makes them."""
+        generator = torch.Generator().manual_seed(1)
+        ids = torch.stack([torch.randperm(VOCABULARY, generator=generator)[:TOKENS] for _ in range(documents)])
+        runs = Runs()
+        for name in ("axes", "heads"):
+            options = {"queries": 8} if name == "heads" else {}
+            request = Request(name, model=model_request(model), texts=ids, options=options).with_weights(weights)
+            result = wherewhat.run(request, controls=controls, out=tmp_path)
+            runs.finished.append((request, result.stored))
+            runs.finished.extend((request.with_weights(one), made.stored) for one, made in result.controls.items())
+        return runs
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sentence"),
+    [
+        (("positional",) * 4, "Of 4 heads, 4 follow positions alone."),
+        (("symbolic",) * 4, "Of 4 heads, 4 follow contents alone."),
+        (("uniform",) * 4, "4 of 4 heads attend uniformly, to no position and no content."),
+        (("positional", "symbolic"), "Of 2 heads, 1 follows positions alone, 1 contents alone."),
+    ],
+    ids=str,
+)
+def test_constructed_heads(measured, kinds, sentence):
+    assert [finding.text for finding in find(measured(constructed(*kinds)))] == [sentence]
+
+
+def test_a_random_model_has_no_learned_heads(measured):
+    found = find(measured(constructed("positional", "symbolic"), weights="random"))
+    assert {finding.rule for finding in found} <= {"uniform heads"}
+
+
+def test_a_model_beside_its_untrained_one(measured):
+    model = constructed(*["symbolic"] * 8)
+    found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
+    assert found["key"].text.startswith("Training ")
+    assert re.search(r"what only the key explains: 9\d ± \d % .* against \d ± \d % in one untrained", found["key"].text)
+    assert found["key"].link == "heads?metric=unique_c"
+    assert found["pure heads"].text == "Of 8 heads, 8 follow contents alone (one untrained model: 0)."
+    assert "uniform heads" not in found
+
+
+def test_one_document_has_no_interval(measured):
+    found = find(measured(constructed("symbolic"), documents=1, controls=("random",)))
+    assert {finding.rule for finding in found} <= {"pure heads"}
+
+
+def test_the_untrained_model_as_its_own_control_says_nothing(measured):
+    """The same weights twice: no difference is a finding, and r is said to be no sign of training."""
+    runs = measured(constructed("positional", "symbolic"), weights="random")
+    same = [(request.with_weights("trained"), run) for request, run in runs.finished]
+    found = find(Runs([*same, *runs.finished]))
+    assert {finding.rule for finding in found} <= {"additivity"}
+    assert all(finding.text.startswith("A high r is no sign of training") for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "verb"),
+    [
+        (3, 1, "tripled"),
+        (2, 1, "doubled"),
+        (1.2, 1, "raised"),
+        (10, 1, "raised 10-fold"),
+        (1, 2, "halved"),
+        (1, 1.4, "lowered"),
+        (1, 9, "lowered"),
+        (2.4, 1, "raised 2.4-fold"),
+        (1, 0, "raised"),
+    ],
+)
+def test_verbs(now, before, verb):
+    assert _verb(now, before) == verb
+
+
+def test_intervals_have_as_many_digits_as_they_know():
+    assert _plus_minus(interval([0.5, 0.52, 0.51])) == "0.510 ± 0.025"
+    assert _plus_minus(interval([30.0, 60.0, 45.0])) == "45 ± 37"
+    assert _plus_minus(interval([0.5])) == "0.5"
+
+
+def test_rules_are_at_least_as_many_as_a_page_shows():
+    assert len(RULES) >= MOST

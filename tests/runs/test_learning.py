@@ -1,0 +1,85 @@
+"""Identity: tables and figures of a recorded training hold its records."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.capture import tiny, tokens
+from wherewhat.errors import StoreError
+from wherewhat.runs.learning import TrainingRun
+from wherewhat.runs.profiles import Profile
+from wherewhat.runs.records import Records
+from wherewhat.runs.training import TrainingRecorder
+
+
+@pytest.fixture(scope="module")
+def run():
+    watch = TrainingRecorder(tiny("llama"), tokens(16, batch=2), every=1, measurements=["axes", "heads"])
+    watch(1)
+    return watch.finish()
+
+
+def test_table(run):
+    frame = run.table("pandas")
+    assert list(frame.columns) == ["step", "metric", "layer", "head", "value"]
+    records = run.records
+    heads = len(records["layer"])
+    r = frame[(frame.metric == "axes/r") & (frame.step == 1)]
+    assert r.value.tolist() == pytest.approx(records["axes.r"][1].tolist())
+    assert [*zip(r.layer, r["head"], strict=True)] == [
+        *zip(*(records[n].tolist() for n in ("layer", "head")), strict=True)
+    ]
+    whole = frame[frame.metric == "axes/pooled_r"]
+    assert whole.layer.isna().all()
+    assert whole.value.tolist() == pytest.approx(records["axes.pooled_r"].tolist())
+    per_head = sum(value.ndim == 2 for value in records.values.values())
+    assert len(frame) == 2 * (per_head * heads + len(records.values) - per_head)
+    assert run.table().schema.field("layer").type == "int32"
+    assert run.table("polars").shape == frame.shape
+
+
+def test_undefined_values_are_null():
+    records = Records().joined(0, {"axes.r": torch.tensor(torch.nan)}, {"axes.r": ()})
+    run = TrainingRun(
+        Records(records.steps, records.values, records.axes, tiny_constants()), {"measurements": {"axes": {}}}
+    )
+    assert run.table().to_pylist()[0]["value"] is None
+    assert run.last() == {}
+
+
+def tiny_constants():
+    return {name: Profile(torch.tensor([0]), ("head",)) for name in ("layer", "head")}
+
+
+def test_figure_has_a_panel_per_measurement(run):
+    figure = run.plot()
+    lines = [trace for trace in figure.data if trace.name]
+    assert [line.name for line in lines][:2] == ["axes: r", "axes: pooled r"]
+    assert list(lines[0].y) == pytest.approx(run.records["axes.r"].double().mean(1).tolist())
+    assert {trace.yaxis for trace in lines} == {"y", "y2"}
+
+
+def test_a_line_says_what_it_is(run):
+    assert repr(run) == f"TrainingRun of {run.name}: 2 records, steps 0 to 1, axes, heads; in memory"
+
+
+def test_metrics_of_a_measurement_that_is_not_installed():
+    records = Records().joined(
+        0, {"mine.b": torch.tensor(1.0), "mine.a": torch.tensor(2.0)}, {"mine.a": (), "mine.b": ()}
+    )
+    run = TrainingRun(records, {"measurements": {"mine": {}}})
+    assert run.main_metrics() == {"mine": [("mine.b", "b"), ("mine.a", "a")]}
+
+
+def test_no_records_yet():
+    run = TrainingRun(Records(constants=tiny_constants()), {"name": "new", "measurements": {"axes": {}}})
+    assert "no steps" in repr(run)
+    for draw in (run.plot, run.table):
+        with pytest.raises(StoreError, match="'new' has no records yet"):
+            draw()
+
+
+def test_other_folders_are_refused(tmp_path):
+    with pytest.raises(StoreError, match="is not the run directory of a recorded training"):
+        TrainingRun.load(tmp_path)
