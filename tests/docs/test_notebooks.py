@@ -1,4 +1,4 @@
-"""End-to-end: every notebook runs from the first cell to the last, and its stored outputs are small and without errors."""
+"""End-to-end: every notebook runs from the first cell to the last; its stored outputs are small and have no error."""
 
 from __future__ import annotations
 
