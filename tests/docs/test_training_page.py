@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from helpers.pages import ROOT, run_page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+pytestmark = pytest.mark.slow
 
 
 def stub_lightning() -> ModuleType:
@@ -25,9 +23,7 @@ def test_the_code_runs(tmp_path, monkeypatch):
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "lightning", sys.modules.get("lightning") or stub_lightning())
-    names: dict = {"__name__": "page"}
-    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
-        exec(compile(code, PAGE.name, "exec"), names)
+    names = vars(run_page(ROOT / "docs" / "training.md"))
     assert names["callback"].run.records.steps.tolist() == [0, 10, 20]
     assert names["r"].shape == (3, 8)
     assert names["run"].records.steps.tolist() == [0, 10, 20, 30, 32]

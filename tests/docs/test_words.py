@@ -6,23 +6,19 @@ import ast
 import pydoc
 import re
 import tomllib
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import typer
 import yaml
 
+from helpers.pages import PAGES, ROOT, blocks
 from wherewhat.measures.registry import measurements
 from wherewhat.report.figures import FIGURES
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "wherewhat"
 FOLDERS = sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file())
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "llms.txt")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 
 AVOIDED = ("by itself", "by themselves", "habit", "make of", "makes of", "so many", "twins?", "what becomes", "whoever")
 """Words of an earlier style of this documentation, for which the glossary or plain English has better ones."""
@@ -66,9 +62,9 @@ def shown() -> list[tuple[str, str]]:
     fenced = re.compile(r"^(?:\$ )?(wherewhat [a-z][^\n#]*)", re.MULTILINE)
     found = []
     for page in PAGES:
-        text = page.read_text("utf-8")
-        blocks = "\n".join(re.findall(r"^```(?:console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-        found += [(page.name, line) for line in inline.findall(text) + fenced.findall(blocks)]
+        consoles = "\n".join(block.code for block in blocks(page) if block.language in ("", "console"))
+        lines = inline.findall(page.read_text("utf-8")) + fenced.findall(consoles)
+        found += [(page.name, line) for line in lines]
     return found
 
 
@@ -107,6 +103,9 @@ def test_commands_that_pages_show_exist_with_their_options():
         options = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
         given = {word.split("=")[0] for word in words if word.startswith("--")}
         wrong += [(page, line, name) for name in given - options - {"--help"}]
+        if words[0] in measurements():
+            own = {field.name for field in fields(measurements()[words[0]].config)}
+            wrong += [(page, line, name) for name in re.findall(r"--set (\w+)=", line) if name not in own]
     assert wrong == []
 
 
@@ -134,15 +133,6 @@ def test_pages_use_plain_english(page):
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     found = re.findall(rf"\b(?:{'|'.join(AVOIDED)})\b", text, re.IGNORECASE)
     assert found == (["twin"] if page.name == "CHANGELOG.md" else [])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_on_a_page_compiles_and_imports_what_there_is(page):
-    for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wherewhat"):
-                module = __import__(node.module, fromlist=["_"])
-                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
 def test_citation_names_the_version_and_the_licence():

@@ -29,7 +29,7 @@ from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries
 from wherewhat.measures.tensors import check_finite, check_single_text
-from wherewhat.options import checked
+from wherewhat.options import checked, short_repr
 
 Queries = Literal["last", "all"] | int | Sequence[int]
 """``last``, ``all`` with at least two keys before them, a number of evenly spaced queries, or their positions."""
@@ -125,6 +125,8 @@ class Frequencies:
     mean_frequency: Tensor
     s_pos: Tensor
     s_sym: Tensor
+
+    __repr__ = short_repr
 
 
 @checked(layer=_layer)

@@ -80,6 +80,9 @@ def fit_axes(
 ) -> AxesFit:
     """Fit ``W[i, j] ≈ a[i-j] + b[i] + c[j]`` over the causal pairs, for every subset of the axes.
 
+    Takes tensors: scale, soft-cap, biases, window and padding are ignored unless given, and other masks always.
+    :func:`wherewhat.axes` takes a layer and uses its own.
+
     ``W = softcap(scale · q kᵀ) + biases``, as it enters softmax. Not differentiable.
 
     Args:

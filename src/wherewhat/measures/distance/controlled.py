@@ -170,6 +170,9 @@ def controlled_distance(
 ) -> ControlledDistance:
     """Recompute the logits of some queries with all keys at dummy distances (controlled distance).
 
+    Takes tensors: the mask is causal unless ``visible`` is given; bias, soft-cap and sinks are ignored.
+    ``wherewhat.measure("distance", model, …)`` uses the mask of each layer.
+
     In float64; time O(m d (d + distances) + m log m · distances) for each head and query with m keys, memory
     O(heads · m) beyond the tensors given.
 

@@ -68,6 +68,9 @@ def plane_stats(
 ) -> PlaneStats:
     """Return statistics of every plane, in time O(n d²) per head.
 
+    Takes tensors: a window is ignored unless it is given; other masks, biases, soft-cap and sinks are always ignored.
+    :func:`wherewhat.planes` takes a layer and uses its window and positions.
+
     Args:
         rot_q: Rotated queries, ``(heads, n, d)``.
         rot_k: Rotated keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
@@ -152,6 +155,8 @@ class ResidualBound:
 
 def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int | None = None) -> ResidualBound:
     """Return a bound on the residual share of ``a[i-j] + b[i] + c[j]``, in time O(n d (d + log n)) per head.
+
+    Takes tensors: a window is ignored unless it is given; other masks, soft-cap and sinks are always ignored.
 
     The share does not depend on the scale of the dot product. An additive bias does not change the residual, only the
     variance that it is divided by.

@@ -147,6 +147,9 @@ def swap_scores(
 ) -> Swaps:
     """Return positional and symbolic scores of heads from all swaps of their keys.
 
+    Takes tensors: soft-cap, bias, sinks and window are ignored unless they are given, and other masks always.
+    :func:`wherewhat.swaps` takes a layer and uses its own.
+
     Args:
         q: Queries before rotation, ``(heads, n, d)``.
         k: Keys before rotation, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
