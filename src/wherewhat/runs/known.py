@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wherewhat.errors import StoreError
+from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
 from wherewhat.measures.registry import find_measurement
@@ -56,7 +56,7 @@ class KnownRuns:
 
     def find(self, request: Request) -> RunDirectory | str | None:
         """Return the finished run of a request, or why the model has none; None if neither is known."""
-        path = self._path(request)
+        path = self._path(request) if (self.out / _FOLDER).is_dir() else None
         if path is None:
             return None
         try:
@@ -91,7 +91,10 @@ class KnownRuns:
             write_file(path, readable_json(note))
 
     def _path(self, request: Request) -> Path | None:
-        key = _key(request)
+        try:
+            key = _key(request)
+        except WherewhatError:  # wrong input, which the run itself names
+            key = None
         return None if key is None else self.out / _FOLDER / f"{request.measurement}-{key[:24]}.json"
 
 

@@ -152,7 +152,7 @@ class HeadsMeasurement(TextMeasurement):
     figure = "plane"
     codes: ClassVar = {"label": LABELS, "label_together": LABELS}
     report = ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})
-    recorded: ClassVar[Mapping[str, Any]] = {"queries": 8, "taus": (), "blocks": ()}
+    recorded: ClassVar[Mapping[str, Any]] = {"queries": 4, "taus": (), "blocks": ()}
     metrics = (
         Metric(
             "s_pos",
