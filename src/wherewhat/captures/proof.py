@@ -33,7 +33,7 @@ from wherewhat.captures.summary import ProofTable, layer_values
 from wherewhat.captures.wrappers import opened, transformers_model, uncompiled, wrapped_model
 from wherewhat.errors import CaptureError, one_line
 from wherewhat.imports import package_version
-from wherewhat.models.loaded import describe_device, describe_dtype
+from wherewhat.models.loaded import describe_device, describe_dtype, model_name
 from wherewhat.models.positions import hard_limit
 from wherewhat.numerics import onednn_for, weight_dtypes
 from wherewhat.options import checked
@@ -220,7 +220,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         length=ids.shape[1],
         state=state,
         unmeasured=unmeasured_layers(model, plan),
-        name=str(getattr(model.config, "name_or_path", "") or type(model).__name__),
+        name=model_name(model),
         model_type=str(getattr(model.config, "model_type", "")),
         dtype=describe_dtype(model),
         device=describe_device(model),

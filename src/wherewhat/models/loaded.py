@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,6 +157,15 @@ def check_device_map(device_map: Any, device: str) -> None:
     if device != "auto":
         raise ConfigError(f"device={device!r} and device_map={device_map!r} were both given: give only one")
     require("accelerate", why="device_map", install="'wherewhat[large]'")
+
+
+def model_name(model: Any) -> str:
+    """Return the last part of the name that a model was loaded by, or that of its class."""
+    parts = PurePath(str(getattr(model.config, "_name_or_path", "") or "").replace("\\", "/")).parts
+    # A folder of the hub's cache is …/models--organisation--name/snapshots/commit.
+    cached = next((part.rsplit("--", 1)[1] for part in reversed(parts) if part.startswith("models--")), "")
+    last = parts[-1] if parts and not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", parts[-1]) else ""
+    return cached or last or type(model).__name__
 
 
 def describe_device(model: torch.nn.Module) -> str:

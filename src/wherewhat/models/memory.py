@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import PurePath
 from typing import Any, NoReturn, cast
 
 import torch
@@ -151,15 +149,6 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
     made.eval()
     made.requires_grad_(False)
     return made
-
-
-def model_name(model: Any) -> str:
-    """Return the last part of the name that a model was loaded by, or that of its class."""
-    parts = PurePath(str(getattr(model.config, "_name_or_path", "") or "").replace("\\", "/")).parts
-    # A folder of the hub's cache is …/models--organisation--name/snapshots/commit.
-    cached = next((part.rsplit("--", 1)[1] for part in reversed(parts) if part.startswith("models--")), "")
-    last = parts[-1] if parts and not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", parts[-1]) else ""
-    return cached or last or type(model).__name__
 
 
 def check_tokenizer(tokenizer: Any, model: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -72,8 +73,9 @@ class Report:
         body, style = asset(self.body), asset("page.css")
         return whole_page(title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data)
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page atomically and return its path."""
+        path = Path(path)
         content = self.html().encode("utf-8")
         make_folder(path.parent)
         write_file(path, content)

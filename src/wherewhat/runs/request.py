@@ -70,7 +70,8 @@ class MemoryModel:
 
     def __post_init__(self) -> None:
         """Name the model and check that the tokenizer can be its own."""
-        from wherewhat.models.memory import check_tokenizer, model_name
+        from wherewhat.models.loaded import model_name
+        from wherewhat.models.memory import check_tokenizer
 
         if not self.model:
             object.__setattr__(self, "model", model_name(self.module))
