@@ -128,12 +128,9 @@ def test_it_prints_as_a_table_with_controls(result):
     assert max(map(len, lines)) < 140
 
 
-def test_hostile_names_are_escaped(model, tmp_path):
-    model.config._name_or_path = "<script>alert(1)</script>"
-    try:
-        hostile = wherewhat.measure("attention", model, [wherewhat.Document("</script><b>", "", ids=tuple(range(16)))])
-    finally:
-        model.config._name_or_path = ""
+def test_hostile_names_are_escaped(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(model.config, "_name_or_path", "<script>alert(1)</script>")
+    hostile = wherewhat.measure("attention", model, [wherewhat.Document("</script><b>", "", ids=tuple(range(16)))])
     assert "<script>" not in hostile._repr_html_()
     page = hostile.report(tmp_path / "page.html").read_text("utf-8")
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
