@@ -54,7 +54,14 @@ def test_a_control_model_has_the_dtype_of_the_model():
 
 def test_everything_that_holds_a_model_is_a_request(folder):
     loaded = load(folder, device="cpu")
-    assert load_model(model_request(loaded)) is loaded
+    found = load_model(model_request(loaded))
+    assert (found.model, found.spec, found.prefix, found.weights) == (
+        loaded.model,
+        loaded.spec,
+        loaded.prefix,
+        loaded.weights,
+    )
+    assert found.weights_hash == weights_hash(loaded.model)  # not that of its files, from which it may differ by now
     assert model_request(str(folder)) == ModelRequest(model=str(folder))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     found = load_model(model_request(model, tokenizer))

@@ -65,20 +65,18 @@ def load_memory(
         loaded: What the loader returned for the same model, if it loaded it.
         hashed: Whether to hash the weights, which takes about a second per GB; runs need it, single passes do not.
     """
-    if loaded is not None and weights == "trained":
-        return loaded
     model = module if weights == "trained" else _control(module, weights, seed)
     prefix = loaded.prefix if loaded is not None else () if tokenizer is None else text_prefix(tokenizer)
     return LoadedModel(
         model=model,
         tokenizer=cast("Any", NoTokenizer()) if tokenizer is None else tokenizer,
-        spec="a model in memory",
+        spec="a model in memory" if loaded is None else loaded.spec,
         name=name,
-        weights=weights,
+        weights=weights if loaded is None or weights != "trained" else loaded.weights,
         seed=seed,
         dtype=describe_dtype(model),
         device=describe_device(model),
-        revision=None,
+        revision=None if loaded is None else loaded.revision,
         weights_hash=weights_hash(model) if hashed else "",
         tokenizer_hash="none" if tokenizer is None else tokenizer_hash(tokenizer, prefix),
         prefix=prefix,

@@ -58,7 +58,8 @@ class MemoryModel:
         model: Name in tables and of run directories; by default the one it was loaded by, or its class.
         weights: ``trained`` for the model as it is, else the control model to make from it.
         seed: Seed of control models, and of prompts.
-        loaded: The same model as :func:`wherewhat.load` returned it, which knows the hash of its files.
+        loaded: The same model as :func:`wherewhat.load` returned it, which knows its source and the tokens that it puts
+            in front of texts. Its weights are hashed like those of other models, since they may have been changed.
     """
 
     module: Any
