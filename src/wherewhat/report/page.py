@@ -20,12 +20,15 @@ _SCRIPTS = (
     "model",
     "side_by_side",
     "map",
+    "heads",
+    "matrix",
     "panel",
     "plane",
     "curves",
     "learning",
     "others",
     "method",
+    "state",
     "start",
 )
 """The page's script, a file for each section; later ones use what earlier ones define."""

@@ -42,12 +42,7 @@ function draw(id, traces, layout) {
     hoverlabel: { align: "left" },
     ...layout,
   };
-  if (layout.polar) {
-    full.polar = { bgcolor: "rgba(0,0,0,0)", ...layout.polar };
-    for (const name of ["radialaxis", "angularaxis"]) full.polar[name] = { ...axis, ...layout.polar[name] };
-  } else {
-    const names = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
-    for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
-  }
+  const names = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
+  for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
   return Plotly.react(place, traces, full, { responsive: true, displaylogo: false, displayModeBar: false });
 }
