@@ -5,7 +5,11 @@ Screenshots go to the folder named by WHEREWHAT_SCREENSHOTS, else to pytest's te
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +21,7 @@ from wherewhat.runs.training import TrainingRecorder
 
 pytestmark = pytest.mark.browser
 
-PANEL = ("matrix", "curve", "planes", "place")
+PANEL = ("curve", "planes", "place")
 CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "perturb-untouched")
 CHARTS = ("map", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
 
@@ -240,31 +244,89 @@ def test_panel_is_beside_the_map_or_scrolled_to(opened):
     until(opened, "Math.abs(document.getElementById('panel').getBoundingClientRect().top) < 5")
 
 
-def test_pattern_is_softmax_and_hover_links_text_and_matrix(opened):
+def downloaded(page, button):
+    with page.expect_download() as found:
+        page.locator(button).click()
+    page.wait_for_timeout(300)  # Chromium refuses more than ten downloads in a row
+    return found.value.suggested_filename, Path(found.value.path()).read_text("utf-8")
+
+
+def point_at(page, query, key):
+    """Point at a cell of the matrix of 28 tokens."""
+    spot = page.locator("#matrix").bounding_box()
+    width, height = ((spot[name] - 88) / 28 for name in ("width", "height"))
+    page.mouse.move(spot["x"] + 84 + width * (key + 0.5), spot["y"] + 4 + height * (query + 0.5))
+
+
+def test_pattern_is_softmax_and_views_share_a_scale(opened):
     opened.locator("#matrix").scroll_into_view_if_needed()
-    opened.wait_for_selector("#matrix .nsewdrag")
-    rows = opened.evaluate("document.getElementById('matrix').data[0].z")
-    for query, row in enumerate(rows):
-        assert sum(row[: query + 1]) == pytest.approx(1, abs=1e-6)
-        assert all(value is None for value in row[query + 1 :])
-    spans = {}
-    for view in ("pattern", "logits", "fit", "residual", "where", "what"):
+    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
+    sums = [0.0] * 28
+    for line in csv.DictReader(io.StringIO(text, newline="")):
+        assert int(line["key"]) <= int(line["query"])
+        sums[int(line["query"])] += float(line["pattern"])
+    assert sums == pytest.approx([1] * 28, abs=1e-6)
+    assert (opened.text_content("#scale-low"), opened.text_content("#scale-high")) == ("0", "1 (attention)")
+    spans = set()
+    for view in ("logits", "fit", "residual", "where", "what"):
         opened.select_option("#view", view)
-        spans[view] = opened.evaluate("(({ zmin, zmax }) => [zmin, zmax])(document.getElementById('matrix').data[0])")
-    assert spans.pop("pattern") == [0, 1]
-    assert len({(low, -high) for low, high in spans.values()}) == 1
-    assert all(low == -high for low, high in spans.values())
-    spot = opened.locator("#matrix .nsewdrag").bounding_box()
-    opened.mouse.move(spot["x"] + spot["width"] * 3.5 / len(rows), spot["y"] + spot["height"] * 9.5 / len(rows))
-    opened.wait_for_selector("#text .query")
+        low, high = (opened.text_content(f"#scale-{end}") for end in ("low", "high"))
+        assert low == f"-{high.removesuffix(' (logit)')}"
+        spans.add(low)
+    assert len(spans) == 1
+
+
+def test_matrix_and_text_are_linked(opened):
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    opened.wait_for_timeout(300)
+    point_at(opened, 9, 3)
     at = "(name) => [...document.getElementById('text').children].findIndex((x) => x.classList.contains(name))"
     assert (opened.evaluate(at, "query"), opened.evaluate(at, "key")) == (9, 3)
     assert opened.locator("#marked-query").is_visible()
+    assert "distance 6: " in opened.text_content("#cell")
+    opened.focus("#matrix")
+    opened.keyboard.press("ArrowRight")
+    assert "distance 5: " in opened.text_content("#cell")
     opened.locator("#text span").nth(5).hover()
     assert opened.evaluate(at, "key") == 5
     assert opened.locator("#marked-query").is_hidden()
-    column = opened.locator("#marked-key").bounding_box()
-    assert column["x"] == pytest.approx(spot["x"] + spot["width"] * 5 / len(rows), abs=2)
+    assert opened.locator("#marked-key").is_visible()
+
+
+def test_every_chart_can_be_downloaded(opened):
+    scroll_through(opened)
+    for chart in (*CHARTS, "matrix"):
+        name, text = downloaded(opened, f".charted:has(> #{chart}) button:text-is('CSV')")
+        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}\.csv", name)
+        header, *lines = csv.reader(io.StringIO(text))
+        assert lines, chart
+        assert {len(line) for line in lines} == {len(header)}, chart
+    name, text = downloaded(opened, ".charted:has(> #map) button:text-is('SVG')")
+    assert name == "b-onclick-alert-3-tiny-map.svg"
+    assert text.startswith("<svg")
+    name, text = downloaded(opened, "#download-heads")
+    header, *lines = csv.reader(io.StringIO(text))
+    assert len(lines) == 8
+    assert {"layer", "head", "label", "s_pos", "unique_c", "sink_mass"} <= set(header)
+
+
+def test_text_in_downloads_is_text(opened, made):
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
+    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    tokens = made.report.data["models"][0]["text"]["tokens"]
+    for line in lines:
+        for which in ("query", "key"):
+            token = tokens[int(line[which])]
+            assert line[f"{which} token"] == (f"'{token}" if token[:1] in tuple("=+-@\t\r\n") else token)
+
+
+def test_contents_lead_to_every_section(opened):
+    links = opened.eval_on_selector_all("#contents a", "(links) => links.map((link) => link.getAttribute('href'))")
+    assert len(links) == opened.locator("main > section:visible").count() >= 6
+    for link in links:
+        assert opened.locator(link).count() == 1
+    assert "arXiv:2511.11579" in opened.text_content("#cite")
 
 
 def test_hostile_text_is_shown_as_text(opened):
@@ -272,12 +334,9 @@ def test_hostile_text_is_shown_as_text(opened):
     assert "<script>alert(1)</script>" in opened.text_content("#text")
     assert opened.locator("#text script, #text img, main b").count() == 0
     opened.locator("#matrix").scroll_into_view_if_needed()
-    opened.wait_for_selector("#matrix .nsewdrag")
-    spot = opened.locator("#matrix .nsewdrag").bounding_box()
-    # The last query on an early key: the label beside the mouse quotes both tokens.
-    opened.mouse.move(spot["x"] + spot["width"] * 2.5 / 28, spot["y"] + spot["height"] * 27.5 / 28)
-    opened.wait_for_selector("#matrix .hovertext")
-    assert '→ " <"' in opened.text_content("#matrix .hoverlayer")
+    # The last query on an early key: the line above the matrix quotes both tokens.
+    point_at(opened, 27, 2)
+    assert '→ " <"' in opened.text_content("#cell")
     assert opened.locator("script").count() == 3
 
 

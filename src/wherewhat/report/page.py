@@ -17,6 +17,7 @@ from wherewhat.report.data import Number, script_json
 _SCRIPTS = (
     "tools",
     "charts",
+    "downloads",
     "model",
     "side_by_side",
     "map",
@@ -85,7 +86,7 @@ class Report:
 
 def result_page(data: dict[str, Any]) -> Report:
     """Return the page of one measurement, from :func:`wherewhat.report.sections.result_data`."""
-    scripts = ("tools", "charts", "others", "method", "result")
+    scripts = ("tools", "charts", "downloads", "others", "method", "result")
     return Report("result", data, body="result.html", scripts=scripts)
 
 

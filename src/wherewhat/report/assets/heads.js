@@ -89,9 +89,14 @@ function writeChips() {
       if (!chosen.labels.delete(name)) chosen.labels.add(name);
       chip.setAttribute("aria-pressed", String(chosen.labels.has(name)));
       filterHeads();
-      redraw("map");
+      redrawMapSoon();
     });
   }
+}
+let typing = 0;
+function redrawMapSoon() {
+  clearTimeout(typing);
+  typing = setTimeout(() => redraw("map"), 60);
 }
 function filterHeads() {
   for (const row of rows) row.line.hidden = !isShown(row);
@@ -124,10 +129,20 @@ function walkTable(event) {
   if (to === at) choose(shown[at].l, shown[at].h, true);
   else shown[Math.min(Math.max(to, 0), shown.length - 1)].line.focus();
 }
+// The heads that the filter shows, with all their metrics.
+function numbersOfHeads() {
+  const scores = data.swaps ? ["s_pos", "s_sym"] : [];
+  const metrics = data.metrics.filter((metric) => !scores.includes(metric.id));
+  const lines = rows.filter((row) => !row.line.hidden).map(({ l, h, layer, label }) => [
+    layer, h, label, ...scores.map((name) => data.swaps[name][l]?.[h]), ...metrics.map((metric) => ownValue(metric, l, h)),
+  ]);
+  return [["layer", "head", "label", ...scores, ...metrics.map((metric) => metric.id)], ...lines];
+}
 function startHeads() {
+  by("download-heads").addEventListener("click", () => save(`${fileName("heads")}.csv`, csv(numbersOfHeads())));
   by("search").addEventListener("input", (event) => {
     chosen.search = event.target.value;
     filterHeads();
-    redraw("map");
+    redrawMapSoon();
   });
 }

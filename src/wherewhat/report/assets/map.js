@@ -6,7 +6,16 @@ function spanOf(values) {
   const [low, high] = [at(0.01), at(0.99)];
   return high > low ? [low, high] : [low - 0.5, low + 0.5];
 }
-const box = () => ({ x0: chosen.head - 0.5, x1: chosen.head + 0.5, y0: data.model.layers[chosen.layer] - 0.5, y1: data.model.layers[chosen.layer] + 0.5 });
+// The frame around the chosen head, an element above the map, which would take long to draw again.
+function placeBox() {
+  const { _size: size, xaxis, yaxis } = by("map")._fullLayout ?? {};
+  by("chosen-head").hidden = !size || by("map").hidden;
+  if (!size) return;
+  const [x0, x1, y0, y1] = [...xaxis.range, ...yaxis.range];
+  const [width, height] = [size.w / (x1 - x0), size.h / (y1 - y0)];
+  const place = { left: size.l + width * (chosen.head - 0.5 - x0), top: size.t + height * (y1 - data.model.layers[chosen.layer] - 0.5), width, height };
+  for (const [name, x] of Object.entries(place)) by("chosen-head").style[name] = `${x}px`;
+}
 function drawMap() {
   const { layers } = data.model;
   const metric = data.metrics[chosen.metric];
@@ -28,14 +37,23 @@ function drawMap() {
   draw("map", [trace, cover], {
     xaxis: { ...axisTitle("head"), dtick: most > 12 ? 4 : 1, showgrid: false },
     yaxis: { ...axisTitle("layer"), dtick: layers.length > 12 ? 5 : 1, showgrid: false },
-    shapes: [{ type: "rect", ...box(), line: { color: "#ff4d9d", width: 3 } }],
+    dragmode: false,
   });
   const place = by("map");
+  placeBox();
+  place.removeAllListeners("plotly_afterplot");
+  place.on("plotly_afterplot", placeBox);
   place.removeAllListeners("plotly_click");
   place.on("plotly_click", (event) => {
     const l = layers.indexOf(event.points[0].y);
     if (event.points[0].x < data.model.heads[l]) choose(l, event.points[0].x, true);
   });
+}
+function numbersOfMap() {
+  const metric = data.metrics[chosen.metric];
+  const values = metric.values[chosen.weights] || [];
+  const lines = data.model.layers.flatMap((layer, l) => (values[l] || []).map((x, h) => [layer, h, x]));
+  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...lines];
 }
 // The chosen metric in words, and the weights it was measured with.
 function writeMetric() {
@@ -60,10 +78,10 @@ function choose(layer, head, go = false) {
   if (other) fillHeads();
   writePanel();
   selectRow();
-  redraw(...PANEL);
+  redrawPanel();
   saveView();
   if (go && !isWide.matches) by("panel").scrollIntoView();
-  if (data.metrics.length && !charts.get("map").stale) Plotly.relayout(by("map"), Object.fromEntries(Object.entries(box()).map(([name, x]) => [`shapes[0].${name}`, x])));
+  placeBox();
 }
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
 function listenToMap() {

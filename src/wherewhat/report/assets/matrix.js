@@ -1,5 +1,6 @@
 // The chosen head token by token: a matrix of queries and keys, linked with the text.
-const DIVERGING = [[0, "#b35806"], [0.5, "#f7f7f7"], [1, "#2166ac"]];
+const VIRIDIS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [109, 205, 89], [180, 222, 44], [253, 231, 37]];
+const DIVERGING = [[179, 88, 6], [247, 247, 247], [33, 102, 172]];
 const VIEWS = {
   pattern: "Attention pattern: share of a query's attention that a key gets, from 0 to 1.",
   logits: "Logits before softmax.",
@@ -43,45 +44,95 @@ function tokenLabel(piece) {
   const characters = [...escaped];
   return characters.length > 10 ? `${characters.slice(0, 9).join("")}…` : escaped;
 }
-function drawMatrix() {
-  const z = matrixOf(chosen.view);
-  const pieces = data.text.tokens.slice(0, z.length);
-  const digits = chosen.view === "pattern" ? 3 : 2;
-  const text = z.map((row, i) => row.map((x, j) => (x === null ? "" : `${plain(JSON.stringify(pieces[i]))} → ${plain(JSON.stringify(pieces[j]))}<br>distance ${i - j}: ${x.toFixed(digits)}`)));
+// Colour stops of the pattern, from 0 to 1, and of everything else, around 0.
+const scaleOf = (view) => {
   const reach = Math.max(Math.abs(record().map.lo), Math.abs(record().map.hi)) || 1;
-  const scale = chosen.view === "pattern" ? { zmin: 0, zmax: 1, colorscale: "Viridis" } : { zmin: -reach, zmax: reach, colorscale: DIVERGING };
+  return view === "pattern" ? { low: 0, high: 1, stops: VIRIDIS, name: "attention" } : { low: -reach, high: reach, stops: DIVERGING, name: "logit" };
+};
+function colourAt(stops, share) {
+  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  const i = Math.min(Math.floor(at), stops.length - 2);
+  const mixed = stops[i].map((x, k) => Math.round(x + (stops[i + 1][k] - x) * (at - i)));
+  return `rgb(${mixed.join(",")})`;
+}
+// On a canvas, which is drawn in a few milliseconds; the picture for download is a chart of Plotly.
+let shown = { z: [], left: 84, top: 4, width: 0, height: 0 };
+function drawMatrix() {
+  const canvas = by("matrix");
+  const z = matrixOf(chosen.view);
+  const { low, high, stops, name } = scaleOf(chosen.view);
+  const ratio = devicePixelRatio || 1;
+  const [across, down] = [canvas.clientWidth, canvas.clientHeight];
+  shown = { ...shown, z, width: (across - 88) / z.length, height: (down - 88) / z.length };
+  [canvas.width, canvas.height] = [across * ratio, down * ratio];
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  z.forEach((row, i) => row.forEach((x, j) => {
+    if (x === null) return;
+    pen.fillStyle = colourAt(stops, (x - low) / (high - low));
+    pen.fillRect(shown.left + j * shown.width, shown.top + i * shown.height, shown.width + 0.3, shown.height + 0.3);
+  }));
+  pen.fillStyle = isDark() ? "#ececf1" : "#1b1b1f";
+  pen.font = "10px system-ui, sans-serif";
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  const labels = data.text.tokens.slice(0, z.length).map(tokenLabel);
   // As many labels as fit.
-  const axis = (pixels) => {
-    const every = Math.ceil((10 * z.length) / Math.max(100, pixels));
-    const ticks = pieces.map((_, i) => i).filter((i) => i % every === 0);
-    return { tickvals: ticks, ticktext: ticks.map((i) => plain(tokenLabel(pieces[i]))), tickfont: { size: 9 }, showgrid: false, zeroline: false };
-  };
-  draw("matrix", [{ type: "heatmap", z, text, hoverinfo: "text", colorbar: { thickness: 10, title: { text: chosen.view === "pattern" ? "attention" : "logit", side: "right" } }, ...scale }], {
-    xaxis: { ...axis(by("matrix").clientWidth - 160), ...axisTitle("key"), range: [-0.5, z.length - 0.5], tickangle: -90 },
-    yaxis: { ...axis(by("matrix").clientHeight - 92), ...axisTitle("query"), range: [z.length - 0.5, -0.5] },
-    margin: { l: 84, r: 8, t: 8, b: 84 },
+  const write = (size, place) => labels.forEach((label, i) => {
+    if (i % Math.ceil(10 / size)) return;
+    pen.save();
+    place(i);
+    pen.fillText(label, 0, 0, 78);
+    pen.restore();
   });
-  const place = by("matrix");
-  place.removeAllListeners("plotly_hover");
-  place.removeAllListeners("plotly_unhover");
-  place.on("plotly_hover", (event) => mark(event.points[0].y, event.points[0].x));
-  place.on("plotly_unhover", () => mark(null, null));
+  write(shown.height, (i) => pen.translate(shown.left - 4, shown.top + (i + 0.5) * shown.height));
+  write(shown.width, (j) => {
+    pen.translate(shown.left + (j + 0.5) * shown.width, down - 80);
+    pen.rotate(-Math.PI / 2);
+  });
+  by("scale").style.backgroundImage = `linear-gradient(to right, ${stops.map((stop) => `rgb(${stop.join(",")})`).join(", ")})`;
+  by("scale-low").textContent = low.toFixed(low ? 1 : 0);
+  by("scale-high").textContent = `${high.toFixed(low ? 1 : 0)} (${name})`;
+  mark(null, null);
+}
+function pictureOfMatrix() {
+  const { low, high, stops, name } = scaleOf(chosen.view);
+  const z = matrixOf(chosen.view);
+  const colorscale = stops.map((stop, i) => [i / (stops.length - 1), `rgb(${stop.join(",")})`]);
+  const axis = { tickvals: z.map((_, i) => i), ticktext: z.map((_, i) => plain(tokenLabel(data.text.tokens[i]))), tickfont: { size: 8 }, showgrid: false, zeroline: false };
+  return {
+    data: [{ type: "heatmap", z, zmin: low, zmax: high, colorscale, colorbar: { title: { text: name } } }],
+    layout: themed({ xaxis: { ...axis, ...axisTitle("key") }, yaxis: { ...axis, ...axisTitle("query"), autorange: "reversed" }, margin: { l: 84, r: 8, t: 8, b: 84 } }),
+  };
+}
+function numbersOfMatrix() {
+  const pieces = data.text.tokens;
+  const lines = matrixOf(chosen.view).flatMap((row, i) => row.slice(0, i + 1).map((x, j) => [i, pieces[i], j, pieces[j], x]));
+  return [["query", "query token", "key", "key token", chosen.view], ...lines];
 }
 // Mark a query and a key in the matrix and in the text; null for none.
+let marked = [null, null];
 function mark(query, key) {
+  marked = [query, key];
   const tokens = by("text").children;
   for (const name of ["query", "key"]) by("text").querySelector(`.${name}`)?.classList.remove(name);
   if (query !== null) tokens[query]?.classList.add("query");
   if (key !== null) tokens[key]?.classList.add("key");
-  const size = by("matrix")._fullLayout?._size;
-  const count = by("matrix").data?.[0].z.length;
-  const strip = (id, at, style) => {
-    by(id).hidden = at === null || !count || at >= count;
-    if (!by(id).hidden) Object.assign(by(id).style, style());
+  const { z, left, top, width, height } = shown;
+  const strip = (id, at, place) => {
+    by(id).hidden = at === null || at >= z.length;
+    Object.entries(place).forEach(([name, x]) => (by(id).style[name] = `${x}px`));
   };
-  const px = (x) => `${x}px`;
-  strip("marked-query", query, () => ({ left: px(size.l), width: px(size.w), top: px(size.t + (size.h * query) / count), height: px(size.h / count) }));
-  strip("marked-key", key, () => ({ top: px(size.t), height: px(size.h), left: px(size.l + (size.w * key) / count), width: px(size.w / count) }));
+  strip("marked-query", query, { left, top: top + height * query, width: width * z.length, height });
+  strip("marked-key", key, { left: left + width * key, top, width, height: height * z.length });
+  const x = query === null || key === null ? null : z[query][key];
+  const quoted = (i) => JSON.stringify(data.text.tokens[i]);
+  by("cell").textContent = x === null ? "Point at a cell or at a token of the text." : `${quoted(query)} → ${quoted(key)}, distance ${query - key}: ${x.toFixed(3)}`;
+}
+function markCell(query, key) {
+  const isCell = query >= 0 && key >= 0 && query < shown.z.length && key <= query && shown.z[query][key] !== null;
+  if (isCell) mark(query, key);
+  return isCell;
 }
 function writeText() {
   const place = document.createDocumentFragment();
@@ -102,7 +153,18 @@ function writeView() {
   by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first tokens of ${data.text.document}.`;
 }
 function startMatrix() {
-  chart("matrix", drawMatrix);
+  chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
+  addEventListener("resize", () => redraw("matrix"));
+  const cellAt = (event) => [Math.floor((event.offsetY - shown.top) / shown.height), Math.floor((event.offsetX - shown.left) / shown.width)];
+  by("matrix").addEventListener("mousemove", (event) => markCell(...cellAt(event)) || mark(null, null));
+  by("matrix").addEventListener("mouseleave", () => mark(null, null));
+  by("matrix").addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const [query, key] = marked[0] === null ? [shown.z.length - 1, 0] : marked;
+    markCell(query - step[0], key + step[1]);
+  });
   by("view").addEventListener("change", (event) => {
     chosen.view = event.target.value;
     writeView();

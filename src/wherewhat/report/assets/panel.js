@@ -1,5 +1,11 @@
 // The panel of one head.
-const PANEL = ["matrix", "curve", "planes", "place"];
+let waiting = 0;
+// The matrix at once, the charts below it after a pause, so that heads can be walked through quickly.
+function redrawPanel() {
+  redraw("matrix");
+  clearTimeout(waiting);
+  waiting = setTimeout(() => redraw("curve", "planes", "place"), 60);
+}
 function drawCurve() {
   if (!record().a) return void Plotly.purge(by("curve"));
   const a = unpack(record().a);
@@ -31,6 +37,11 @@ function drawPlanes() {
     xaxis: { ...axisTitle("period (tokens)"), tickvals: ticks, ticktext: ticks.map((power) => (10 ** power).toLocaleString("en")), showgrid: false },
     yaxis: { ...axisTitle(title), rangemode: "tozero" },
   });
+}
+function numbersOfPlanes() {
+  const name = record().share ? "share" : "use";
+  const turns = data.turns[chosen.layer];
+  return [["plane", "period in tokens", name], ...unpack(record()[name]).map((x, p) => [p + 1, turns[p] ? 1 / turns[p] : null, x])];
 }
 const scoreOf = (name) => data.swaps[name][chosen.layer][chosen.head];
 const isScored = () => Boolean(data.swaps && data.swaps.s_pos[chosen.layer] && scoreOf("s_pos") !== null);
@@ -68,6 +79,9 @@ function writePanel() {
   by("label").textContent = label();
   writeView();
   writeText();
+  if (by("all-numbers").open) writeNumbers();
+}
+function writeNumbers() {
   const rows = data.metrics.map((metric) => {
     const names = Object.keys(metric.values);
     const value = (weights) => (metric.values[weights] && metric.values[weights][chosen.layer] ? show(metric.values[weights][chosen.layer][chosen.head]) : "");
@@ -78,7 +92,8 @@ function writePanel() {
 const WEIGHTS = ["trained", "random", "shuffled"];
 function startPanel() {
   startMatrix();
+  by("all-numbers").addEventListener("toggle", writeNumbers);
   chart("curve", drawCurve);
-  chart("planes", drawPlanes);
+  chart("planes", drawPlanes, { numbers: numbersOfPlanes });
   chart("place", drawPlace);
 }

@@ -14,6 +14,13 @@ function write() {
   writeCurves();
   writeOthers();
   writeMethod();
+  writeContents();
+}
+function writeContents() {
+  by("contents").replaceChildren();
+  for (const section of document.querySelectorAll("main > section:not([hidden])")) {
+    make(make(by("contents"), "li"), "a", section.querySelector("h2").textContent, { href: `#${section.id}` });
+  }
 }
 function setModel(i) {
   const metric = data.metrics[chosen.metric];
@@ -34,7 +41,8 @@ readView();
 setTheme();
 if (all.models.length > 1) writeComparison();
 write();
-chart("map", drawMap);
+chart("map", drawMap, { numbers: numbersOfMap });
+make(by("map").parentNode, "div", null, { id: "chosen-head", class: "marked", hidden: "" });
 startPanel();
 chart("scatter", drawScatter);
 startCurves();
