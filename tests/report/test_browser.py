@@ -62,6 +62,7 @@ def test_first_paint_and_head_click_take_less_than_a_second(browser, made):
     for _ in range(3):
         with opening(browser, made.path) as page:
             paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            page.locator("#map").scroll_into_view_if_needed()
             page.wait_for_selector("#map svg.main-svg")
             clicks.append(page.evaluate(click))
     # The best of a few: whatever else the machine does meanwhile only makes them slower.
