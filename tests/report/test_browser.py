@@ -10,6 +10,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -168,6 +169,18 @@ def test_a_link_opens_the_same_view(opened, browser, made):
     assert same.get_attribute("#theme", "aria-pressed") == "true"
     assert same.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
     same.close()
+
+
+def test_a_link_names_the_model_too(browser, beside):
+    report, path = beside
+    name = report.data["models"][2]["model"]["name"]
+    page = reopened(browser, path, f"heads?{urlencode({'model': name, 'head': 'L2H1', 'metric': 'r'})}")
+    assert page.input_value("#model") == "2"
+    assert page.text_content("#h-panel") == "Layer 2, head 1"
+    assert "is a gpt2 model" in page.text_content("#about")
+    page.select_option("#model", "0")
+    until(page, "decodeURIComponent(location.hash).includes('model=<b')")
+    page.close()
 
 
 def test_findings_link_by_the_fragment_and_back_undoes_it(opened):

@@ -22,7 +22,13 @@ let saving = 0;
 // After a pause: browsers limit how often a page may change its address.
 function saveView() {
   clearTimeout(saving);
-  saving = setTimeout(() => history.replaceState({ saved: true }, "", `#${fragment().section}?${viewQuery()}`), 200);
+  saving = setTimeout(() => {
+    try {
+      history.replaceState({ saved: true }, "", `#${fragment().section}?${viewQuery()}`);
+    } catch {
+      // The address of an embedded page cannot be changed.
+    }
+  }, 200);
 }
 // Set what the fragment names and exists; other values are ignored. A filter that is not named is removed.
 function readView() {
