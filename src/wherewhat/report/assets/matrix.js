@@ -70,7 +70,10 @@ function drawMatrix() {
   z.forEach((row, i) => row.forEach((x, j) => {
     if (x === null) return;
     pen.fillStyle = colourAt(stops, (x - low) / (high - low));
-    pen.fillRect(shown.left + j * shown.width, shown.top + i * shown.height, shown.width + 0.3, shown.height + 0.3);
+    // Whole pixels, so that there are no seams between cells.
+    const [x0, x1] = [j, j + 1].map((at) => Math.round(shown.left + at * shown.width));
+    const [y0, y1] = [i, i + 1].map((at) => Math.round(shown.top + at * shown.height));
+    pen.fillRect(x0, y0, x1 - x0, y1 - y0);
   }));
   pen.fillStyle = isDark() ? "#ececf1" : "#1b1b1f";
   pen.font = "10px system-ui, sans-serif";
@@ -148,7 +151,7 @@ function writeText() {
 function writeView() {
   const views = Object.keys(VIEWS).filter((view) => record().a || ["pattern", "logits"].includes(view));
   if (!views.includes(chosen.view)) chosen.view = "pattern";
-  fill(by("view"), views.map((view) => [view, view]));
+  fill(by("view"), views.map((view) => [view, { where: "where: distance term a", what: "what: key term c" }[view] ?? view]));
   by("view").value = chosen.view;
   by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first tokens of ${data.text.document}.`;
 }
