@@ -18,10 +18,10 @@ CHARTS = {
     "head-map": "#map",
     "head": "#panel",
     "positional-symbolic": "#scatter",
-    "distance": "div.grid:has(> #distance)",
-    "frequencies": "div.grid:has(> #band-scores)",
-    "perturbation": "div.grid:has(> #perturb-all)",
-    "lengths": "div.grid:has(> #length-loss)",
+    "distance": "div.grid:has(#distance)",
+    "frequencies": "div.grid:has(#band-scores)",
+    "perturbation": "div.grid:has(#perturb-all)",
+    "lengths": "div.grid:has(#length-loss)",
 }
 METRIC = "symbolic score (heads)"
 LEGEND_BESIDE_CHART = """() => {
@@ -51,7 +51,7 @@ def main() -> None:
         installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
         browser = driver.chromium.launch(executable_path=installed, args=["--no-sandbox"])
         page = browser.new_page(
-            viewport={"width": 1080, "height": 900},
+            viewport={"width": 1000, "height": 900},  # so narrow that the panel of a head is shown whole
             device_scale_factor=1.25,
             color_scheme="light",
             reduced_motion="reduce",
@@ -59,6 +59,7 @@ def main() -> None:
         for path in given.pages:
             page.goto(path.resolve().as_uri())
             page.wait_for_selector("html[data-ready=true]", state="attached")
+            page.add_style_tag(content=".downloads { display: none; }")
             if page.locator("#metric").count():
                 _take_model(page, given.out, layer=given.layer, head=given.head)
             else:

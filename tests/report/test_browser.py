@@ -5,7 +5,12 @@ Screenshots go to the folder named by WHEREWHAT_SCREENSHOTS, else to pytest's te
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -17,7 +22,7 @@ from wherewhat.runs.training import TrainingRecorder
 
 pytestmark = pytest.mark.browser
 
-PANEL = ("true", "fitted", "residual", "curve", "planes", "place")
+PANEL = ("curve", "planes", "place")
 CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "perturb-untouched")
 CHARTS = ("map", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
 
@@ -37,6 +42,10 @@ def scroll_through(page):
                 scrollTo(0, y);
                 await new Promise((go) => setTimeout(go, 60));
             }
+            for (const chart of document.querySelectorAll("#panel [role=img]")) {
+                chart.scrollIntoView();
+                await new Promise((go) => setTimeout(go, 60));
+            }
             scrollTo(0, 0);
         }"""
     )
@@ -54,6 +63,7 @@ def test_first_paint_and_head_click_take_less_than_a_second(browser, made):
     for _ in range(3):
         with opening(browser, made.path) as page:
             paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            page.locator("#map").scroll_into_view_if_needed()
             page.wait_for_selector("#map svg.main-svg")
             clicks.append(page.evaluate(click))
     # The best of a few: whatever else the machine does meanwhile only makes them slower.
@@ -92,12 +102,20 @@ def test_click_on_the_map_opens_the_head(opened):
 
 
 def test_keyboard_alone(opened):
+    opened.select_option("#layer", "0")
+    opened.select_option("#head", "0")
     opened.focus("#layer")
     opened.keyboard.press("ArrowDown")
     opened.wait_for_selector("#h-panel:text-is('Layer 1, head 0')")
     opened.focus("#map")
     opened.keyboard.press("ArrowRight")
     opened.wait_for_selector("#h-panel:text-is('Layer 1, head 1')")
+    opened.focus("#search")
+    opened.keyboard.type("l0")
+    opened.focus("#table-of-heads tbody tr")
+    for key in ("Home", "ArrowDown", "ArrowDown", "Enter"):
+        opened.keyboard.press(key)
+    opened.wait_for_selector("#h-panel:text-is('Layer 0, head 2')")
     opened.focus("#theme")
     opened.keyboard.press("Enter")
     assert opened.get_attribute("#theme", "aria-pressed") == "true"
@@ -116,17 +134,223 @@ def test_dark_and_narrow(opened, shots):
     opened.screenshot(path=shots / "phone-dark.png", full_page=True)
 
 
+def until(page, condition):
+    """Wait for a condition; the page's policy forbids the browser driver's own way."""
+    for _ in range(100):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(condition)
+
+
+def reopened(browser, path, fragment):
+    """The same page at a fragment of its address; the caller closes it."""
+    page = browser.new_page()
+    page.goto(f"{path.as_uri()}#{fragment}")
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    return page
+
+
+def test_a_link_opens_the_same_view(opened, browser, made):
+    opened.select_option("#metric", label="symbolic score (heads)")
+    opened.select_option("#weights", "random")
+    opened.select_option("#layer", "1")
+    opened.select_option("#head", "2")
+    opened.select_option("#view", "residual")
+    opened.fill("#search", "L1")
+    opened.click("#chips button:has-text('mixed')")
+    opened.click("#theme")
+    until(opened, "location.hash.includes('theme=dark')")
+    same = reopened(browser, made.path, opened.url.split("#", 1)[1])
+    for control in ("#metric", "#weights", "#layer", "#head", "#view", "#search"):
+        assert same.input_value(control) == opened.input_value(control), control
+    for place in ("#h-panel", "#shown", "#view-note"):
+        assert same.text_content(place) == opened.text_content(place), place
+    assert same.get_attribute("#theme", "aria-pressed") == "true"
+    assert same.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
+    same.close()
+
+
+def test_a_link_names_the_model_too(browser, beside):
+    report, path = beside
+    name = report.data["models"][2]["model"]["name"]
+    page = reopened(browser, path, f"heads?{urlencode({'model': name, 'head': 'L2H1', 'metric': 'r'})}")
+    assert page.input_value("#model") == "2"
+    assert page.text_content("#h-panel") == "Layer 2, head 1"
+    assert "is a gpt2 model" in page.text_content("#about")
+    page.select_option("#model", "0")
+    until(page, "decodeURIComponent(location.hash).includes('model=<b')")
+    page.close()
+
+
+def test_findings_link_by_the_fragment_and_back_undoes_it(opened):
+    before = opened.input_value("#metric"), opened.text_content("#shown")
+    until(opened, "location.hash.includes('head=')")
+    opened.evaluate("location.hash = '#heads?metric=unique_c&label=mixed'")
+    until(opened, "document.querySelector('#metric').selectedOptions[0].text.includes('key')")
+    assert opened.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
+    assert opened.evaluate("document.querySelector('#heads').getBoundingClientRect().top") < 10
+    until(opened, "location.hash.includes('head=')")
+    opened.go_back()
+    until(opened, "document.querySelector('#chips [aria-pressed=true]') === null")
+    assert (opened.input_value("#metric"), opened.text_content("#shown")) == before
+    opened.evaluate("location.hash = '#length'")
+    until(opened, "location.hash.startsWith('#length?')")
+    assert opened.evaluate("scrollY") > 1000
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "heads?head=L99H99&metric=__proto__&weights=constructor&label=<b>,toString&view=__proto__&theme=<b>&model=x",
+        "<img src=x onerror=alert(1)>?search=<img src=x onerror=alert(1)>&head=%E0%A4%A",
+        "heads?head=L0H-1&metric=%&label=%00&search=" + "A" * 9999,
+        "?????&&&===",
+    ],
+)
+def test_hostile_fragments_are_ignored(browser, made, fragment):
+    with opening(browser, made.path) as page:
+        heading = page.text_content("#h-panel")
+        page.evaluate("(to) => { location.hash = to; }", fragment)
+        page.wait_for_timeout(400)
+        assert page.text_content("#h-panel") == heading
+        assert page.locator("main img, main b, main script").count() == 0
+        assert len(page.input_value("#search")) <= 100
+    page = reopened(browser, made.path, fragment)
+    assert page.text_content("#h-panel") == heading
+    page.close()
+
+
+def test_heads_are_found_by_search_label_and_order(opened):
+    rows = "[...document.querySelectorAll('#table-of-heads tbody tr:not([hidden])')]"
+    shown = f"{rows}.map((row) => row.cells[0].textContent)"
+    heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+    assert opened.evaluate(shown) == heads
+    for text, found in {"L1H3": ["L1H3"], "1.3": ["L1H3"], "l0": heads[:4], "1": heads[4:], "9": [], "<b>": []}.items():
+        opened.fill("#search", text)
+        assert opened.evaluate(shown) == found, text
+    covered = "document.getElementById('map').data[1].z.flat().filter((x) => x === 1).length"
+    opened.fill("#search", "L1H3")
+    opened.locator("#map").scroll_into_view_if_needed()
+    until(opened, f"{covered} === 7")
+    opened.fill("#search", "")
+    label = opened.text_content("#table-of-heads tbody td")
+    opened.click(f"#chips button:has-text('{label}')")
+    assert set(opened.evaluate(f"{rows}.map((row) => row.cells[1].textContent)")) == {label}
+    opened.click(f"#chips button:has-text('{label}')")
+    values = f"{rows}.map((row) => row.cells[2].textContent)"
+    header = opened.locator("#table-of-heads thead th").nth(2)
+    for order, sign in (("descending", -1), ("ascending", 1)):
+        header.locator("button").click()
+        assert header.get_attribute("aria-sort") == order
+        found = [float(value) for value in opened.evaluate(values)]
+        assert found == sorted(found, key=lambda value: sign * value)
+    opened.locator("#table-of-heads tbody tr", has_text="L1H1").click()
+    assert opened.text_content("#h-panel") == "Layer 1, head 1"
+    assert opened.text_content("#table-of-heads [aria-selected=true] th") == "L1H1"
+
+
+def test_panel_is_beside_the_map_or_scrolled_to(opened):
+    map_, panel = (opened.locator(place).bounding_box() for place in ("#map", "#panel"))
+    assert panel["x"] > map_["x"] + map_["width"]
+    opened.set_viewport_size({"width": 390, "height": 740})
+    opened.locator("#table-of-heads tbody tr", has_text="L1H1").click()
+    until(opened, "Math.abs(document.getElementById('panel').getBoundingClientRect().top) < 5")
+
+
+def downloaded(page, button):
+    with page.expect_download() as found:
+        page.locator(button).click()
+    page.wait_for_timeout(300)  # Chromium refuses more than ten downloads in a row
+    return found.value.suggested_filename, Path(found.value.path()).read_text("utf-8")
+
+
+def point_at(page, query, key):
+    """Point at a cell of the matrix of 28 tokens."""
+    spot = page.locator("#matrix").bounding_box()
+    width, height = ((spot[name] - 88) / 28 for name in ("width", "height"))
+    page.mouse.move(spot["x"] + 84 + width * (key + 0.5), spot["y"] + 4 + height * (query + 0.5))
+
+
+def test_pattern_is_softmax_and_views_share_a_scale(opened):
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
+    sums = [0.0] * 28
+    for line in csv.DictReader(io.StringIO(text, newline="")):
+        assert int(line["key"]) <= int(line["query"])
+        sums[int(line["query"])] += float(line["pattern"])
+    assert sums == pytest.approx([1] * 28, abs=1e-6)
+    assert (opened.text_content("#scale-low"), opened.text_content("#scale-high")) == ("0", "1 (attention)")
+    spans = set()
+    for view in ("logits", "fit", "residual", "where", "what"):
+        opened.select_option("#view", view)
+        low, high = (opened.text_content(f"#scale-{end}") for end in ("low", "high"))
+        assert low == f"-{high.removesuffix(' (logit)')}"
+        spans.add(low)
+    assert len(spans) == 1
+
+
+def test_matrix_and_text_are_linked(opened):
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    opened.wait_for_timeout(300)
+    point_at(opened, 9, 3)
+    at = "(name) => [...document.getElementById('text').children].findIndex((x) => x.classList.contains(name))"
+    assert (opened.evaluate(at, "query"), opened.evaluate(at, "key")) == (9, 3)
+    assert opened.locator("#marked-query").is_visible()
+    assert "distance 6: " in opened.text_content("#cell")
+    opened.focus("#matrix")
+    opened.keyboard.press("ArrowRight")
+    assert "distance 5: " in opened.text_content("#cell")
+    opened.locator("#text span").nth(5).hover()
+    assert opened.evaluate(at, "key") == 5
+    assert opened.locator("#marked-query").is_hidden()
+    assert opened.locator("#marked-key").is_visible()
+
+
+def test_every_chart_can_be_downloaded(opened):
+    scroll_through(opened)
+    for chart in (*CHARTS, "matrix"):
+        name, text = downloaded(opened, f".charted:has(> #{chart}) button:text-is('CSV')")
+        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}\.csv", name)
+        header, *lines = csv.reader(io.StringIO(text))
+        assert lines, chart
+        assert {len(line) for line in lines} == {len(header)}, chart
+    name, text = downloaded(opened, ".charted:has(> #map) button:text-is('SVG')")
+    assert name == "b-onclick-alert-3-tiny-map.svg"
+    assert text.startswith("<svg")
+    name, text = downloaded(opened, "#download-heads")
+    header, *lines = csv.reader(io.StringIO(text))
+    assert len(lines) == 8
+    assert {"layer", "head", "label", "s_pos", "unique_c", "sink_mass"} <= set(header)
+
+
+def test_text_in_downloads_is_text(opened, made):
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
+    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    tokens = made.report.data["models"][0]["text"]["tokens"]
+    for line in lines:
+        for which in ("query", "key"):
+            token = tokens[int(line[which])]
+            assert line[f"{which} token"] == (f"'{token}" if token[:1] in tuple("=+-@\t\r\n") else token)
+
+
+def test_contents_lead_to_every_section(opened):
+    links = opened.eval_on_selector_all("#contents a", "(links) => links.map((link) => link.getAttribute('href'))")
+    assert len(links) == opened.locator("main > section:visible").count() >= 6
+    for link in links:
+        assert opened.locator(link).count() == 1
+    assert "arXiv:2511.11579" in opened.text_content("#cite")
+
+
 def test_hostile_text_is_shown_as_text(opened):
     assert opened.text_content("#name") == "<b onclick=alert(3)>tiny"
     assert "<script>alert(1)</script>" in opened.text_content("#text")
     assert opened.locator("#text script, #text img, main b").count() == 0
-    opened.locator("#true").scroll_into_view_if_needed()
-    opened.wait_for_selector("#true .nsewdrag")
-    spot = opened.locator("#true .nsewdrag").bounding_box()
-    # The last query on an early key: the label beside the mouse quotes both tokens.
-    opened.mouse.move(spot["x"] + spot["width"] * 2.5 / 28, spot["y"] + spot["height"] * 27.5 / 28)
-    opened.wait_for_selector("#true .hovertext")
-    assert '→ " <"' in opened.text_content("#true .hoverlayer")
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    # The last query on an early key: the line above the matrix quotes both tokens.
+    point_at(opened, 27, 2)
+    assert '→ " <"' in opened.text_content("#cell")
     assert opened.locator("script").count() == 3
 
 
@@ -187,7 +411,7 @@ def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):
         assert page.text_content("#reading").startswith("No number of single heads")
         scroll_through(page)
         page.select_option("#layer", "1")
-        assert page.text_content("#h-panel") == "Layer 1, head 0"
+        assert page.text_content("#h-panel").startswith("Layer 1, head ")
         page.select_option("#model", "1")
         page.locator("#map").scroll_into_view_if_needed()
         page.wait_for_selector("#map svg.main-svg")

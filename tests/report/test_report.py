@@ -13,12 +13,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from transformers import GPT2Config
+import torch
+from transformers import AutoTokenizer, GPT2Config
 
-from helpers.models import save_model
+from helpers.capture import run, tiny, tokens
+from helpers.models import save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
+from wherewhat.report.excerpt import ExcerptFile, take_excerpt
 from wherewhat.report.report import make_report
-from wherewhat.runs.request import ModelRequest
+from wherewhat.runs.execution import load_model
+from wherewhat.runs.request import MemoryModel, ModelRequest
+from wherewhat.text.documents import documents_of
 
 MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend"}
 
@@ -84,6 +89,29 @@ def test_map_and_curves_give_the_stored_r(data):
             found = np.corrcoef(fitted, unpacked(record["map"]))[0, 1]
             # Both documents begin alike, so the mean over documents is the first one's.
             assert found == pytest.approx(r["values"]["trained"][layer][head], abs=5e-3)
+
+
+def test_labels_come_with_the_documents_that_give_them(data):
+    """Both documents begin alike, so that each gives every head the same label."""
+    assert data["swaps"]["votes"] == [[[2, 2]] * 4] * 2
+
+
+def test_pattern_can_be_computed_from_the_excerpt(tmp_path):
+    """Softmax over the stored logits and the stored sink is the attention pattern of a model with sinks and windows."""
+    model = tiny("gpt_oss", attn_implementation="eager")
+    save_tokenizer(tmp_path)
+    request = MemoryModel(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path))
+    documents = documents_of([tokens(TOKENS)[0].tolist()])
+    file = ExcerptFile.of(request, documents, tokens=TOKENS, out=tmp_path)
+    file.write(take_excerpt(load_model(request), documents, tokens=TOKENS))
+    stored = file.read()
+    assert stored is not None
+    i, j = np.tril_indices(TOKENS)
+    for layer in run(model, tokens(TOKENS)):
+        scores = torch.full((layer.heads, TOKENS, TOKENS + 1), -torch.inf, dtype=torch.float64)
+        scores[:, i, j] = stored.logits[layer.layer].nan_to_num(nan=-torch.inf).double()
+        scores[:, :, -1] = torch.tensor(stored.sinks[layer.layer]).double()[:, None]
+        torch.testing.assert_close(scores.softmax(-1)[..., :-1], layer.pattern()[0].double(), atol=1e-5, rtol=0)
 
 
 def test_curves_have_intervals_over_documents(data, made):

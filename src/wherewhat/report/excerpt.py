@@ -45,6 +45,7 @@ class Excerpt:
         tokens: The first text in pieces, one for each token.
         logits: Lower triangles of the first rows' logits by layer, ``(heads, pairs)``, row after row; NaN where a
             query does not see a key.
+        sinks: Logit of each head's sink, by layer; only layers that have sinks.
         facts: Name, size and type of the model.
         capacity: What the model and the texts allow to be measured.
         seconds: Time of the pass per token, for estimates.
@@ -52,6 +53,7 @@ class Excerpt:
 
     tokens: list[str]
     logits: dict[int, Tensor]
+    sinks: dict[int, list[float]]
     facts: dict[str, Any]
     capacity: Capacity
     seconds: float
@@ -70,6 +72,7 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
     shortest = min(document_length(loaded, text) for text in texts)
     ids, *_ = [document_text(loaded, text, tokens).ids[0] for text in texts]  # all are long enough
     logits: dict[int, Tensor] = {}
+    sinks: dict[int, list[float]] = {}
     kv_heads: set[int] = set()
     planes: list[int] = []
     rows = min(ROWS, len(ids))
@@ -80,6 +83,8 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         scores = attention.attn_scores(first)[0, :, :, :rows].double().cpu()
         seen = attention.visible(first)[..., :rows].expand(1, attention.heads, rows, rows)[0].cpu()
         logits[attention.layer] = scores.masked_fill(~seen, torch.nan)[:, i, j]
+        if attention.sinks is not None:
+            sinks[attention.layer] = attention.sinks.double().cpu().flatten().tolist()
         kv_heads.add(attention.kv_heads)
         if attention.rotation is not None:
             planes.append(attention.rotation.planes)
@@ -105,7 +110,7 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "dtype": loaded.dtype,
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)
-    return Excerpt(_pieces(loaded, texts[0], ids), logits, facts, capacity, seconds)
+    return Excerpt(_pieces(loaded, texts[0], ids), logits, sinks, facts, capacity, seconds)
 
 
 def _pieces(loaded: LoadedModel, document: Document, ids: Tensor) -> list[str]:
@@ -153,7 +158,8 @@ class ExcerptFile:
         try:
             file = ProfileFile(self.path / _LOGITS)
             logits = {layer: file[profile_name(None, layer, "logits")] for layer in stored.pop("layers")}
-            return Excerpt(**{**stored, "logits": logits, "capacity": Capacity(**stored["capacity"])})
+            sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
+            return Excerpt(**{**stored, "logits": logits, "sinks": sinks, "capacity": Capacity(**stored["capacity"])})
         except (StoreError, KeyError, TypeError):
             return None
 
@@ -168,6 +174,7 @@ class ExcerptFile:
         stored = {
             "tokens": excerpt.tokens,
             "layers": sorted(excerpt.logits),
+            "sinks": excerpt.sinks,
             "facts": excerpt.facts,
             "capacity": dataclasses.asdict(excerpt.capacity),
             "seconds": excerpt.seconds,

@@ -18,15 +18,19 @@ from wherewhat.report.data import Number, script_json
 _SCRIPTS = (
     "tools",
     "charts",
+    "downloads",
     "model",
     "side_by_side",
     "map",
+    "heads",
+    "matrix",
     "panel",
     "plane",
     "curves",
     "learning",
     "others",
     "method",
+    "state",
     "start",
 )
 """The page's script, a file for each section; later ones use what earlier ones define."""
@@ -84,7 +88,7 @@ class Report:
 
 def result_page(data: dict[str, Any]) -> Report:
     """Return the page of one measurement, from :func:`wherewhat.report.sections.result_data`."""
-    scripts = ("tools", "charts", "others", "method", "result")
+    scripts = ("tools", "charts", "downloads", "others", "method", "result")
     return Report("result", data, body="result.html", scripts=scripts)
 
 

@@ -146,7 +146,7 @@ def perturbation(runs: Runs) -> dict[str, Any] | None:
 
 
 def head_records(runs: Runs, excerpt: Excerpt, layers: Sequence[int]) -> list[list[dict[str, Any]]]:
-    """Return for each layer and head the data of its panel: logit map, curves a, b and c, planes.
+    """Return for each layer and head the data of its panel: logit map, logit of the sink, curves a, b and c, planes.
 
     The map and the curves belong to the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
     """
@@ -165,7 +165,9 @@ def head_records(runs: Runs, excerpt: Excerpt, layers: Sequence[int]) -> list[li
         rows = int((2 * logits.shape[1]) ** 0.5)
         listed = []
         for head in range(logits.shape[0]):
-            record: dict[str, Any] = {"map": packed(logits[head], bits=8)}
+            record: dict[str, Any] = {"map": packed(logits[head], bits=16)}
+            if layer in excerpt.sinks:
+                record["sink"] = rounded(excerpt.sinks[layer][head])
             if a is not None and b is not None and c is not None:
                 record |= {
                     "a": packed(a[head], bits=16),
@@ -344,7 +346,17 @@ def _swaps(runs: Runs, layers: list[int]) -> Any:
     ending = "_together" if "s_pos_together" in run.head_means else ""
     names = ("s_pos", "s_pos_low", "s_pos_high", "s_sym", "s_sym_low", "s_sym_high", "label")
     swaps: dict[str, Any] = {name: head_values(run, name + ending, layers) for name in names}
-    return {**swaps, "labels": list(LABELS), "gamma": run.options["gamma"]}
+    votes = [_votes(run, layer, codes) for layer, codes in zip(layers, swaps["label"], strict=True)]
+    return {**swaps, "votes": votes, "labels": list(LABELS), "gamma": run.options["gamma"]}
+
+
+def _votes(run: StoredRun, layer: int, codes: list[float | None] | None) -> list[list[int]] | None:
+    """Return for each head the number of documents in which it has the given label alone, and that of documents."""
+    if codes is None:
+        return None
+    listed = [run.head_values["label"].get((layer, head), []) for head in range(len(codes))]
+    pairs = zip(listed, codes, strict=True)
+    return [[0 if code is None else values.count(code), len(values)] for values, code in pairs]
 
 
 def _run(directory: RunDirectory) -> dict[str, Any]:

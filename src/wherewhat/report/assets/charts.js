@@ -15,9 +15,10 @@ function bring(chart) {
   chart.stale = false;
   chart.paint();
 }
-// A chart for the element with that id; paint() draws it.
-function chart(id, paint, now = false) {
-  charts.set(id, { paint, stale: true, near: now });
+// A chart for the element with that id; paint() draws it. For download it may have its own numbers() and picture().
+function chart(id, paint, own = {}) {
+  charts.set(id, { paint, ...own, stale: true, near: false });
+  offerDownloads(id);
   near.observe(by(id));
 }
 function redraw(...ids) {
@@ -54,6 +55,7 @@ function lineWithBand(x, values, name, i, extra = {}) {
     ...(bounded ? [{ ...edge, y: at("low") }, { ...edge, y: at("high"), fill: "tonexty", fillcolor: faint(i, 0.18) }] : []),
     {
       type: "scatter", mode: "lines+markers", x, y: at("mean"), name: plain(name), legendgroup: name, text: hovered,
+      meta: { low: at("low"), high: at("high") },
       hovertemplate: "%{x}: %{text}<extra></extra>", line: { color: colour(i), dash: DASHES[i % DASHES.length] },
       marker: { symbol: MARKS[i % MARKS.length], size: 7 }, ...extra,
     },

@@ -29,8 +29,8 @@ function table(place, header, rows) {
 // Plotly interprets some tags and entities in its texts.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-function draw(id, traces, layout) {
-  const place = by(id);
+// A layout in the colours of the page.
+function themed(layout) {
   const ink = isDark() ? "#ececf1" : "#1b1b1f";
   const line = isDark() ? "#3a3b44" : "#d5d5dc";
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line };
@@ -42,12 +42,10 @@ function draw(id, traces, layout) {
     hoverlabel: { align: "left" },
     ...layout,
   };
-  if (layout.polar) {
-    full.polar = { bgcolor: "rgba(0,0,0,0)", ...layout.polar };
-    for (const name of ["radialaxis", "angularaxis"]) full.polar[name] = { ...axis, ...layout.polar[name] };
-  } else {
-    const names = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
-    for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
-  }
-  return Plotly.react(place, traces, full, { responsive: true, displaylogo: false, displayModeBar: false });
+  const names = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
+  for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
+  return full;
+}
+function draw(id, traces, layout) {
+  return Plotly.react(by(id), traces, themed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
 }

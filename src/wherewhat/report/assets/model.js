@@ -20,22 +20,13 @@ function card(number) {
   }
   make(made, "div", number.reading, { class: "note" });
 }
-// A finding leads to its section, with its metric chosen.
+// A finding leads to its section, with its metric or labels chosen by the fragment.
 function writeFindings() {
   by("findings").hidden = !data.findings.length;
   by("findings-list").replaceChildren();
   for (const finding of data.findings) {
-    const [section, query] = finding.link.split("?");
     const line = make(by("findings-list"), "li", `${finding.text} `);
-    const link = make(line, "a", "show", { href: `#${section}`, "aria-label": `Show the evidence: ${finding.text}` });
-    const metric = data.metrics.findIndex((one) => one.id === new URLSearchParams(query).get("metric"));
-    link.addEventListener("click", () => {
-      if (metric < 0) return;
-      chosen.metric = metric;
-      by("metric").value = metric;
-      writeMetric();
-      redraw("map");
-    });
+    make(line, "a", "show", { href: `#${finding.link}`, "aria-label": `Show the evidence: ${finding.text}` });
   }
 }
 function writeModel() {

@@ -1,37 +1,11 @@
 // The panel of one head.
-const PANEL = ["true", "fitted", "residual", "curve", "planes", "place"];
-const record = () => data.records[chosen.layer][chosen.head];
-function square(values, rows) {
-  const z = Array.from({ length: rows }, () => new Array(rows).fill(null));
-  let at = 0;
-  for (let i = 0; i < rows; i++) for (let j = 0; j <= i; j++) z[i][j] = values[at++];
-  return z;
+let waiting = 0;
+// The matrix at once, the charts below it after a pause, so that heads can be walked through quickly.
+function redrawPanel() {
+  redraw("matrix");
+  clearTimeout(waiting);
+  waiting = setTimeout(() => redraw("curve", "planes", "place"), 60);
 }
-// True logits, their additive fit (distance + query + key) and the residual.
-function logits() {
-  const { map, a, b, c } = record();
-  const truth = unpack(map);
-  const rows = Math.floor(Math.sqrt(2 * truth.length));
-  const real = square(truth, rows);
-  if (!a) return { real };
-  const [where, query, key] = [unpack(a), unpack(b), unpack(c)];
-  const fit = real.map((row, i) => row.map((x, j) => (x === null || i - j >= where.length ? null : where[i - j] + query[i] + key[j])));
-  const rest = real.map((row, i) => row.map((x, j) => (fit[i][j] === null ? null : x - fit[i][j])));
-  return { real, fit, rest };
-}
-function drawLogits(id, z, extra) {
-  if (!z) return void Plotly.purge(by(id));
-  const pieces = data.text.tokens;
-  const text = z.map((row, i) => row.map((x, j) => (x === null ? "" : `${plain(JSON.stringify(pieces[i]))} → ${plain(JSON.stringify(pieces[j]))}<br>distance ${i - j}: ${x.toFixed(2)}`)));
-  draw(id, [{ type: "heatmap", z, text, hoverinfo: "text", colorbar: { thickness: 8 }, ...extra }], {
-    yaxis: { autorange: "reversed", showgrid: false }, xaxis: { showgrid: false }, margin: { l: 30, r: 8, t: 8, b: 28 },
-  });
-}
-const sameScale = () => ({ zmin: record().map.lo, zmax: record().map.hi, colorscale: "Viridis" });
-const aroundZero = () => {
-  const reach = (record().map.hi - record().map.lo) / 2 || 1;
-  return { zmin: -reach, zmax: reach, colorscale: [[0, "#b35806"], [0.5, "#f7f7f7"], [1, "#2166ac"]] };
-};
 function drawCurve() {
   if (!record().a) return void Plotly.purge(by("curve"));
   const a = unpack(record().a);
@@ -39,32 +13,35 @@ function drawCurve() {
     xaxis: axisTitle("distance (tokens)"), yaxis: axisTitle("a"),
   });
 }
-function writeText() {
-  const place = document.createDocumentFragment();
-  const c = record().c ? unpack(record().c).map((x) => x ?? 0) : [];
-  const most = Math.max(...c.map(Math.abs), 0) || 1;
-  data.text.tokens.slice(0, c.length).forEach((piece, j) => {
-    const share = Math.min(1, Math.abs(c[j]) / most);
-    const token = make(place, "span", piece, { title: `c = ${c[j].toFixed(3)}` });
-    token.style.backgroundColor = c[j] > 0 ? `rgba(86, 160, 233, ${share})` : `rgba(230, 159, 0, ${share})`;
-  });
-  by("text").replaceChildren(place);
-}
+// Share of the logit's variance by period of a plane, on a logarithmic axis; planes that do not turn are last.
 function drawPlanes() {
   const packed = record();
-  if (!packed.use) return void Plotly.purge(by("planes"));
-  const [use, share, pos, sym] = ["use", "share", "plane_pos", "plane_sym"].map((name) => packed[name] && unpack(packed[name]));
+  const name = packed.share ? "share" : "use";
   const turns = data.turns[chosen.layer];
-  const text = use.map((x, p) => [
-    `plane ${p + 1}: ${x === null ? "undefined" : x.toPrecision(3)}`,
-    turns && turns[p] ? `one turn in ${(1 / turns[p]).toPrecision(3)} tokens` : "",
-    share ? `share of variance ${(share[p] ?? 0).toPrecision(2)}` : "",
+  if (!packed[name] || !turns) return void Plotly.purge(by("planes"));
+  const [y, pos, sym] = [name, "plane_pos", "plane_sym"].map((key) => packed[key] && unpack(packed[key]));
+  const periods = turns.map((turn) => (turn ? 1 / turn : null));
+  const known = periods.filter(Boolean).map(Math.log10);
+  const [least, most] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 0];
+  const step = known.length > 1 ? (most - least) / (known.length - 1) : 0.1;
+  let still = most;
+  const x = periods.map((period) => (period ? Math.log10(period) : (still += step)));
+  const title = packed.share ? "share of variance" : "use";
+  const text = y.map((value, p) => [
+    `plane ${p + 1}: ${title} ${value === null ? "undefined" : value.toPrecision(3)}`,
+    periods[p] ? `one turn in ${periods[p].toPrecision(3)} tokens` : "does not turn",
     pos && pos[p] !== null ? `alone: positional ${pos[p].toFixed(2)}, symbolic ${sym[p].toFixed(2)}` : "",
   ].filter(Boolean).join("<br>"));
-  draw("planes", [{ type: "barpolar", r: use, theta: use.map((_, p) => String(p + 1)), text, hoverinfo: "text", marker: { color: use.map((_, p) => p), colorscale: "Cividis" } }], {
-    margin: { l: 30, r: 30, t: 24, b: 24 },
-    polar: { angularaxis: { type: "category", direction: "clockwise", nticks: 8 }, radialaxis: { angle: 90, tickangle: 90, nticks: 3 } },
+  const ticks = Array.from({ length: Math.floor(most) + 1 }, (_, power) => power).filter((power) => power >= Math.floor(least));
+  draw("planes", [{ type: "bar", x, y, width: 0.85 * step, text, textposition: "none", hoverinfo: "text", marker: { color: colour(0) } }], {
+    xaxis: { ...axisTitle("period (tokens)"), tickvals: ticks, ticktext: ticks.map((power) => (10 ** power).toLocaleString("en")), showgrid: false },
+    yaxis: { ...axisTitle(title), rangemode: "tozero" },
   });
+}
+function numbersOfPlanes() {
+  const name = record().share ? "share" : "use";
+  const turns = data.turns[chosen.layer];
+  return [["plane", "period in tokens", name], ...unpack(record()[name]).map((x, p) => [p + 1, turns[p] ? 1 / turns[p] : null, x])];
 }
 const scoreOf = (name) => data.swaps[name][chosen.layer][chosen.head];
 const isScored = () => Boolean(data.swaps && data.swaps.s_pos[chosen.layer] && scoreOf("s_pos") !== null);
@@ -78,9 +55,11 @@ function label() {
     uniform: `both scores are at least ${high}: its attention is uniform`,
     mixed: `neither score is at least ${high} with the other at most ${low}`,
   }[name];
-  const reach = (which) => (scoreOf(`${which}_low`) === null ? "" : ` (${show(scoreOf(`${which}_low`))} to ${show(scoreOf(`${which}_high`))})`);
-  const score = (which) => `${show(scoreOf(which))}${reach(which)}`;
-  return `Label: ${name}${why ? `, because ${why}` : ""}. Positional ${score("s_pos")}, symbolic ${score("s_sym")}.`;
+  const reach = (which) => (scoreOf(`${which}_low`) === null ? "" : ` (${fixed(scoreOf(`${which}_low`))} to ${fixed(scoreOf(`${which}_high`))})`);
+  const score = (which) => `${fixed(scoreOf(which))}${reach(which)}`;
+  const [agreeing, documents] = data.swaps.votes[chosen.layer][chosen.head];
+  const alone = documents > 1 ? ` in ${agreeing} of ${documents} documents` : "";
+  return `Label: ${name}${alone}${why ? `, because ${why}` : ""}. Positional ${score("s_pos")}, symbolic ${score("s_sym")}.`;
 }
 function drawPlace() {
   if (!isScored()) return void Plotly.purge(by("place"));
@@ -98,7 +77,11 @@ function writePanel() {
   by("layer").value = chosen.layer;
   by("head").value = chosen.head;
   by("label").textContent = label();
+  writeView();
   writeText();
+  if (by("all-numbers").open) writeNumbers();
+}
+function writeNumbers() {
   const rows = data.metrics.map((metric) => {
     const names = Object.keys(metric.values);
     const value = (weights) => (metric.values[weights] && metric.values[weights][chosen.layer] ? show(metric.values[weights][chosen.layer][chosen.head]) : "");
@@ -108,10 +91,9 @@ function writePanel() {
 }
 const WEIGHTS = ["trained", "random", "shuffled"];
 function startPanel() {
-  chart("true", () => drawLogits("true", logits().real, sameScale()));
-  chart("fitted", () => drawLogits("fitted", logits().fit, sameScale()));
-  chart("residual", () => drawLogits("residual", logits().rest, aroundZero()));
+  startMatrix();
+  by("all-numbers").addEventListener("toggle", writeNumbers);
   chart("curve", drawCurve);
-  chart("planes", drawPlanes);
+  chart("planes", drawPlanes, { numbers: numbersOfPlanes });
   chart("place", drawPlace);
 }

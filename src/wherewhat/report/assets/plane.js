@@ -30,6 +30,6 @@ function drawScatter() {
   place.removeAllListeners("plotly_click");
   place.on("plotly_click", (event) => {
     choose(...event.points[0].customdata);
-    by("panel").scrollIntoView();
+    by(isWide.matches ? "heads" : "panel").scrollIntoView();
   });
 }

@@ -1,5 +1,6 @@
 // Selection of model and metric, and the start of the page.
 function write() {
+  by("model").value = chosen.model;
   writeFindings();
   writeModel();
   fill(by("metric"), data.metrics.map((metric, i) => [i, `${metric.title} (${metric.measurement})`]));
@@ -7,36 +8,54 @@ function write() {
   fill(by("layer"), data.model.layers.map((layer, l) => [l, layer]));
   fillHeads();
   writeMetric();
+  writeHeads();
   writePanel();
   writePlane();
   writeCurves();
   writeOthers();
   writeMethod();
+  writeContents();
 }
-function chooseModel(i) {
+function writeContents() {
+  by("contents").replaceChildren();
+  for (const section of document.querySelectorAll("main > section:not([hidden])")) {
+    make(make(by("contents"), "li"), "a", section.querySelector("h2").textContent, { href: `#${section.id}` });
+  }
+}
+function setModel(i) {
   const metric = data.metrics[chosen.metric];
   chosen.model = i;
   data = all.models[i];
   chosen.metric = Math.max(0, data.metrics.findIndex((one) => metric && one.id === metric.id));
   chosen.weights = data.model.weights;
-  chosen.layer = Math.min(chosen.layer, data.model.layers.length - 1);
-  chosen.head = Math.min(chosen.head, data.model.heads[chosen.layer] - 1);
+  [chosen.layer, chosen.head] = tellingHead();
+}
+function chooseModel(i) {
+  setModel(i);
   write();
   redrawAll();
 }
 
-setDark(matchMedia("(prefers-color-scheme: dark)").matches);
+[chosen.layer, chosen.head] = tellingHead();
+readView();
+setTheme();
+if (all.models.length > 1) writeComparison();
 write();
-chart("map", drawMap);
+chart("map", drawMap, { numbers: numbersOfMap });
+make(by("map").parentNode, "div", null, { id: "chosen-head", class: "marked", hidden: "" });
 startPanel();
 chart("scatter", drawScatter);
 startCurves();
 startLearning();
-if (all.models.length > 1) writeComparison();
 listenToMap();
+startHeads();
 by("colour").addEventListener("change", () => redraw("scatter"));
 by("theme").addEventListener("click", () => {
-  setDark(!isDark());
+  chosen.theme = isDark() ? "light" : "dark";
+  setTheme();
   redrawAll();
+  saveView();
 });
+addEventListener("hashchange", openView);
+showSection();
 document.documentElement.dataset.ready = "true";

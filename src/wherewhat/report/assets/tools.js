@@ -1,7 +1,7 @@
 // Text of models and documents is inserted with textContent and plain(), never as HTML.
 const all = JSON.parse(by("data").textContent);
 let data = all.models[0];
-const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights };
+const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, labels: new Set(), search: "", view: "pattern", theme: "" };
 
 function fill(select, pairs) {
   select.replaceChildren();

@@ -1,0 +1,55 @@
+// Every chart can be downloaded: its numbers as CSV, its picture as SVG.
+const unplain = (text) => String(text).replace(/<br>/g, ", ").replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
+// Text is quoted, and an apostrophe keeps spreadsheets from reading it as a formula.
+function csvCell(value) {
+  if (value === null || value === undefined || value === "") return "";
+  if (typeof value === "number") return Number.isFinite(value) ? String(value) : "";
+  const text = /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : String(value);
+  return `"${text.replace(/"/g, '""')}"`;
+}
+const csv = (lines) => lines.map((line) => `${line.map(csvCell).join(",")}\r\n`).join("");
+const fileName = (id) => `${data.model.name ?? all.title}-${id}`.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+/, "").slice(-120);
+function save(name, content) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([content], { type: "text/csv" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+// The numbers of a chart as rows below a header: cells of a map, or points of its lines, marks and bars.
+function numbersOf(place) {
+  const title = (name) => unplain(place._fullLayout[name]?.title?.text || name[0]);
+  const traces = place._fullData.filter((trace) => trace.line?.width !== 0 && trace.showscale !== false);
+  if (traces[0]?.type === "heatmap") {
+    const at = (values, i) => (values ? values[i] : i);
+    return [[title("yaxis"), title("xaxis"), "value"], ...traces.flatMap((trace) => Array.from(trace.z).flatMap((row, i) => Array.from(row).map((z, j) => [at(trace.y, i), at(trace.x, j), z])))];
+  }
+  const lines = traces.flatMap((trace) => Array.from(trace.y ?? []).map((y, i) => {
+    const bars = trace.error_y?.visible ? trace.error_y : null;
+    const [low, high] = trace.meta?.low ? [trace.meta.low[i], trace.meta.high[i]] : bars?.array && y !== null ? [y - (bars.arrayminus ?? bars.array)[i], y + bars.array[i]] : [];
+    const note = Array.isArray(trace.text) ? unplain(trace.text[i]) : "";
+    return [unplain(place.data[trace.index].name ?? ""), trace.x ? trace.x[i] : i, y, low, high, note];
+  }));
+  return [["series", title("xaxis"), title("yaxis"), "low", "high", "note"], ...lines];
+}
+// Two buttons below the chart with that id, in a frame around both.
+function offerDownloads(id) {
+  const place = by(id);
+  if (place.parentNode.classList.contains("charted")) return;
+  const frame = document.createElement("div");
+  frame.className = "charted";
+  place.replaceWith(frame);
+  frame.append(place);
+  const buttons = make(frame, "div", null, { class: "downloads" });
+  const offer = (text, action) => make(buttons, "button", text, { type: "button", "aria-label": `${text} of: ${place.getAttribute("aria-label")}` }).addEventListener("click", () => {
+    const { numbers, picture } = charts.get(id);
+    bring(charts.get(id));
+    if (numbers || place._fullData) action(numbers ?? (() => numbersOf(place)), picture ?? (() => place));
+  });
+  offer("CSV", (numbers) => save(`${fileName(id)}.csv`, csv(numbers())));
+  offer("SVG", (_, picture) => {
+    const { data: traces, layout } = picture();
+    const back = { paper_bgcolor: isDark() ? "#15161a" : "#ffffff" };
+    Plotly.downloadImage({ data: traces, layout: { ...layout, ...back } }, { format: "svg", filename: fileName(id), width: place.clientWidth, height: place.clientHeight });
+  });
+}

@@ -1,0 +1,148 @@
+// The table of heads with its filter, which the map follows.
+const COLUMNS = ["r", "unique_a", "unique_c", "previous_token", "induction", "sink_mass", "entropy"];
+const labelOf = (l, h) => (data.swaps && data.swaps.label[l] ? data.swaps.labels[data.swaps.label[l][h]] ?? "" : "");
+const ownValue = (metric, l, h) => metric.values[data.model.weights]?.[l]?.[h] ?? null;
+const brief = (x) => (Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3));
+let rows = [];
+let order = { column: 0, down: false };
+
+// The head that a page opens on: the clearest positional one, else the clearest symbolic one, else the largest key share.
+function tellingHead() {
+  const heads = data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => [l, h]));
+  const clearest = (score) => heads.reduce((best, [l, h]) => (score(l, h) > best.score ? { l, h, score: score(l, h) } : best), { score: -Infinity });
+  const labelled = (name, high, low) => clearest((l, h) => (labelOf(l, h) === name ? data.swaps[high][l][h] - data.swaps[low][l][h] : -Infinity));
+  const key = data.metrics.find((metric) => metric.id === "unique_c");
+  const found = [
+    labelled("positional", "s_pos", "s_sym"),
+    labelled("symbolic", "s_sym", "s_pos"),
+    clearest((l, h) => (key ? ownValue(key, l, h) ?? -Infinity : -Infinity)),
+  ].find((best) => best.score > -Infinity);
+  return found ? [found.l, found.h] : [0, 0];
+}
+
+// One word of the search: L12H3 or 12.3, a layer, or part of a label.
+function matches(word, row) {
+  const place = /^l?(\d+)(?:[h.](\d*))?$/i.exec(word);
+  if (place) return row.layer === +place[1] && (!place[2] || row.h === +place[2]);
+  return row.label.includes(word.toLowerCase());
+}
+function isShown(row) {
+  if (chosen.labels.size && !chosen.labels.has(row.label)) return false;
+  return chosen.search.split(/\s+/).filter(Boolean).every((word) => matches(word, row));
+}
+const columnsOfTable = () => {
+  const chosenMetric = data.metrics[chosen.metric];
+  const listed = COLUMNS.map((id) => data.metrics.find((metric) => metric.id === id)).filter(Boolean);
+  const metrics = chosenMetric && !["s_pos", "s_sym", ...COLUMNS].includes(chosenMetric.id) ? [chosenMetric, ...listed] : listed;
+  const scores = [["positional", "s_pos"], ["symbolic", "s_sym"]].map(([title, name]) => ({ title, of: (l, h) => data.swaps[name][l]?.[h] ?? null }));
+  return [
+    ...(data.swaps ? [{ title: "label", of: labelOf }, ...scores] : []),
+    ...metrics.map((metric) => ({ title: metric.title, of: (l, h) => ownValue(metric, l, h) })),
+  ];
+};
+function writeHeads() {
+  const columns = columnsOfTable();
+  order = { column: Math.min(order.column, columns.length), down: order.down };
+  const made = document.createElement("table");
+  made.setAttribute("role", "grid");
+  made.setAttribute("aria-labelledby", "h-table");
+  const top = make(make(made, "thead"), "tr");
+  ["head", ...columns.map((column) => column.title)].forEach((title, i) => {
+    make(make(top, "th", null, { scope: "col" }), "button", title, { type: "button" }).addEventListener("click", () => sortHeads(i));
+  });
+  const body = make(made, "tbody");
+  rows = data.model.layers.flatMap((layer, l) => Array.from({ length: data.model.heads[l] }, (_, h) => {
+    const line = make(body, "tr", null, { tabindex: "-1", "aria-selected": "false" });
+    make(line, "th", headName(l, h), { scope: "row" });
+    const values = columns.map((column) => column.of(l, h));
+    for (const value of values) make(line, "td", typeof value === "number" ? brief(value) : value);
+    const row = { l, h, layer, label: labelOf(l, h), keys: [1e6 * l + h, ...values], line };
+    line.addEventListener("click", () => choose(l, h, true));
+    return row;
+  }));
+  body.addEventListener("keydown", walkTable);
+  by("table-of-heads").replaceChildren(made);
+  writeChips();
+  by("search").value = chosen.search;
+  sortHeads(order.column, order.down);
+  filterHeads();
+  selectRow();
+}
+// A first click sorts numbers from the largest, text and heads from the first; undefined ones are last.
+function sortHeads(column, down) {
+  const isText = column === 0 || rows.some((row) => typeof row.keys[column] === "string");
+  order = { column, down: down ?? (order.column === column ? !order.down : !isText) };
+  const sign = order.down ? -1 : 1;
+  const missing = (row) => row.keys[column] === null || row.keys[column] === "";
+  rows.sort((x, y) => missing(x) - missing(y) || sign * ((x.keys[column] > y.keys[column]) - (x.keys[column] < y.keys[column])) || x.keys[0] - y.keys[0]);
+  const body = by("table-of-heads").querySelector("tbody");
+  body.append(...rows.map((row) => row.line));
+  by("table-of-heads").querySelectorAll("thead th").forEach((head, i) => head.setAttribute("aria-sort", i !== column ? "none" : order.down ? "descending" : "ascending"));
+}
+function writeChips() {
+  by("chips").replaceChildren();
+  by("chips").hidden = !data.swaps;
+  for (const name of data.swaps ? data.swaps.labels : []) {
+    const count = rows.filter((row) => row.label === name).length;
+    const chip = make(by("chips"), "button", `${name} ${count}`, { type: "button", "aria-pressed": String(chosen.labels.has(name)) });
+    chip.addEventListener("click", () => {
+      if (!chosen.labels.delete(name)) chosen.labels.add(name);
+      chip.setAttribute("aria-pressed", String(chosen.labels.has(name)));
+      filterHeads();
+      redrawMapSoon();
+    });
+  }
+}
+let typing = 0;
+function redrawMapSoon() {
+  clearTimeout(typing);
+  typing = setTimeout(() => redraw("map"), 60);
+}
+function filterHeads() {
+  for (const row of rows) row.line.hidden = !isShown(row);
+  const count = rows.filter((row) => !row.line.hidden).length;
+  by("shown").textContent = count === rows.length ? plural(count, "head") : `${count} of ${plural(rows.length, "head")}`;
+  saveView();
+}
+// The row of the chosen head is the one that Tab reaches.
+function selectRow() {
+  for (const row of rows) {
+    const isChosen = row.l === chosen.layer && row.h === chosen.head;
+    if (isChosen === (row.line.tabIndex === 0)) continue;
+    row.line.setAttribute("aria-selected", String(isChosen));
+    row.line.tabIndex = isChosen ? 0 : -1;
+    if (isChosen) reveal(row.line);
+  }
+}
+function reveal(line) {
+  const place = by("table-of-heads");
+  const [top, header] = [line.offsetTop, place.querySelector("thead").offsetHeight];
+  if (top - header < place.scrollTop || top + line.offsetHeight > place.scrollTop + place.clientHeight) place.scrollTop = top - place.clientHeight / 2;
+}
+function walkTable(event) {
+  const shown = rows.filter((row) => !row.line.hidden);
+  const at = shown.findIndex((row) => row.line === event.target);
+  if (at < 0) return;
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: shown.length - 1, Enter: at, " ": at }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  if (to === at) choose(shown[at].l, shown[at].h, true);
+  else shown[Math.min(Math.max(to, 0), shown.length - 1)].line.focus();
+}
+// The heads that the filter shows, with all their metrics.
+function numbersOfHeads() {
+  const scores = data.swaps ? ["s_pos", "s_sym"] : [];
+  const metrics = data.metrics.filter((metric) => !scores.includes(metric.id));
+  const lines = rows.filter((row) => !row.line.hidden).map(({ l, h, layer, label }) => [
+    layer, h, label, ...scores.map((name) => data.swaps[name][l]?.[h]), ...metrics.map((metric) => ownValue(metric, l, h)),
+  ]);
+  return [["layer", "head", "label", ...scores, ...metrics.map((metric) => metric.id)], ...lines];
+}
+function startHeads() {
+  by("download-heads").addEventListener("click", () => save(`${fileName("heads")}.csv`, csv(numbersOfHeads())));
+  by("search").addEventListener("input", (event) => {
+    chosen.search = event.target.value;
+    filterHeads();
+    redrawMapSoon();
+  });
+}

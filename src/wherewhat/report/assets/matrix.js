@@ -1,0 +1,182 @@
+// The chosen head token by token: a matrix of queries and keys, linked with the text.
+const VIRIDIS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [109, 205, 89], [180, 222, 44], [253, 231, 37]];
+const DIVERGING = [[179, 88, 6], [247, 247, 247], [33, 102, 172]];
+const VIEWS = {
+  pattern: "Attention pattern: share of a query's attention that a key gets, from 0 to 1.",
+  logits: "Logits before softmax.",
+  fit: "Fit: distance term + query term + key term.",
+  residual: "Residual: logits minus fit.",
+  where: "Where: the distance term a alone.",
+  what: "What: the key term c alone.",
+};
+const record = () => data.records[chosen.layer][chosen.head];
+function square(values, size) {
+  const z = Array.from({ length: size }, () => new Array(size).fill(null));
+  let at = 0;
+  for (let i = 0; i < size; i++) for (let j = 0; j <= i; j++) z[i][j] = values[at++];
+  return z;
+}
+// Softmax over the visible keys, and over the sink where the layer has one.
+function softmax(row, sink) {
+  const seen = row.filter((x) => x !== null);
+  const top = Math.max(...seen, sink ?? -Infinity);
+  const total = seen.reduce((sum, x) => sum + Math.exp(x - top), sink === null ? 0 : Math.exp(sink - top));
+  return row.map((x) => (x === null ? null : Math.exp(x - top) / total));
+}
+function matrixOf(view) {
+  const { map, a, b, c, sink } = record();
+  const truth = unpack(map);
+  const real = square(truth, Math.floor(Math.sqrt(2 * truth.length)));
+  if (view === "pattern") return real.map((row) => softmax(row, sink ?? null));
+  if (view === "logits" || !a) return real;
+  const [where, query, key] = [unpack(a), unpack(b), unpack(c)];
+  const term = {
+    fit: (i, j) => where[i - j] + query[i] + key[j],
+    residual: (i, j) => real[i][j] - (where[i - j] + query[i] + key[j]),
+    where: (i, j) => where[i - j],
+    what: (i, j) => key[j],
+  }[view];
+  return real.map((row, i) => row.map((x, j) => (x === null || i - j >= where.length ? null : term(i, j))));
+}
+// A token as a short label: control and format characters as escapes, spaces visible.
+function tokenLabel(piece) {
+  const escaped = piece.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (x) => (x === "\n" ? "⏎" : `\\u${x.codePointAt(0).toString(16)}`)).replace(/\s/g, "·");
+  const characters = [...escaped];
+  return characters.length > 10 ? `${characters.slice(0, 9).join("")}…` : escaped;
+}
+// Colour stops of the pattern, from 0 to 1, and of everything else, around 0.
+const scaleOf = (view) => {
+  const reach = Math.max(Math.abs(record().map.lo), Math.abs(record().map.hi)) || 1;
+  return view === "pattern" ? { low: 0, high: 1, stops: VIRIDIS, name: "attention" } : { low: -reach, high: reach, stops: DIVERGING, name: "logit" };
+};
+function colourAt(stops, share) {
+  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  const i = Math.min(Math.floor(at), stops.length - 2);
+  const mixed = stops[i].map((x, k) => Math.round(x + (stops[i + 1][k] - x) * (at - i)));
+  return `rgb(${mixed.join(",")})`;
+}
+// On a canvas, which is drawn in a few milliseconds; the picture for download is a chart of Plotly.
+let shown = { z: [], left: 84, top: 4, width: 0, height: 0 };
+function drawMatrix() {
+  const canvas = by("matrix");
+  const z = matrixOf(chosen.view);
+  const { low, high, stops, name } = scaleOf(chosen.view);
+  const ratio = devicePixelRatio || 1;
+  const [across, down] = [canvas.clientWidth, canvas.clientHeight];
+  shown = { ...shown, z, width: (across - 88) / z.length, height: (down - 88) / z.length };
+  [canvas.width, canvas.height] = [across * ratio, down * ratio];
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  z.forEach((row, i) => row.forEach((x, j) => {
+    if (x === null) return;
+    pen.fillStyle = colourAt(stops, (x - low) / (high - low));
+    // Whole pixels, so that there are no seams between cells.
+    const [x0, x1] = [j, j + 1].map((at) => Math.round(shown.left + at * shown.width));
+    const [y0, y1] = [i, i + 1].map((at) => Math.round(shown.top + at * shown.height));
+    pen.fillRect(x0, y0, x1 - x0, y1 - y0);
+  }));
+  pen.fillStyle = isDark() ? "#ececf1" : "#1b1b1f";
+  pen.font = "10px system-ui, sans-serif";
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  const labels = data.text.tokens.slice(0, z.length).map(tokenLabel);
+  // As many labels as fit.
+  const write = (size, place) => labels.forEach((label, i) => {
+    if (i % Math.ceil(10 / size)) return;
+    pen.save();
+    place(i);
+    pen.fillText(label, 0, 0, 78);
+    pen.restore();
+  });
+  write(shown.height, (i) => pen.translate(shown.left - 4, shown.top + (i + 0.5) * shown.height));
+  write(shown.width, (j) => {
+    pen.translate(shown.left + (j + 0.5) * shown.width, down - 80);
+    pen.rotate(-Math.PI / 2);
+  });
+  by("scale").style.backgroundImage = `linear-gradient(to right, ${stops.map((stop) => `rgb(${stop.join(",")})`).join(", ")})`;
+  by("scale-low").textContent = low.toFixed(low ? 1 : 0);
+  by("scale-high").textContent = `${high.toFixed(low ? 1 : 0)} (${name})`;
+  mark(null, null);
+}
+function pictureOfMatrix() {
+  const { low, high, stops, name } = scaleOf(chosen.view);
+  const z = matrixOf(chosen.view);
+  const colorscale = stops.map((stop, i) => [i / (stops.length - 1), `rgb(${stop.join(",")})`]);
+  const axis = { tickvals: z.map((_, i) => i), ticktext: z.map((_, i) => plain(tokenLabel(data.text.tokens[i]))), tickfont: { size: 8 }, showgrid: false, zeroline: false };
+  return {
+    data: [{ type: "heatmap", z, zmin: low, zmax: high, colorscale, colorbar: { title: { text: name } } }],
+    layout: themed({ xaxis: { ...axis, ...axisTitle("key") }, yaxis: { ...axis, ...axisTitle("query"), autorange: "reversed" }, margin: { l: 84, r: 8, t: 8, b: 84 } }),
+  };
+}
+function numbersOfMatrix() {
+  const pieces = data.text.tokens;
+  const lines = matrixOf(chosen.view).flatMap((row, i) => row.slice(0, i + 1).map((x, j) => [i, pieces[i], j, pieces[j], x]));
+  return [["query", "query token", "key", "key token", chosen.view], ...lines];
+}
+// Mark a query and a key in the matrix and in the text; null for none.
+let marked = [null, null];
+function mark(query, key) {
+  marked = [query, key];
+  const tokens = by("text").children;
+  for (const name of ["query", "key"]) by("text").querySelector(`.${name}`)?.classList.remove(name);
+  if (query !== null) tokens[query]?.classList.add("query");
+  if (key !== null) tokens[key]?.classList.add("key");
+  const { z, left, top, width, height } = shown;
+  const strip = (id, at, place) => {
+    by(id).hidden = at === null || at >= z.length;
+    Object.entries(place).forEach(([name, x]) => (by(id).style[name] = `${x}px`));
+  };
+  strip("marked-query", query, { left, top: top + height * query, width: width * z.length, height });
+  strip("marked-key", key, { left: left + width * key, top, width, height: height * z.length });
+  const x = query === null || key === null ? null : z[query][key];
+  const quoted = (i) => JSON.stringify(data.text.tokens[i]);
+  by("cell").textContent = x === null ? "Point at a cell or at a token of the text." : `${quoted(query)} → ${quoted(key)}, distance ${query - key}: ${x.toFixed(3)}`;
+}
+function markCell(query, key) {
+  const isCell = query >= 0 && key >= 0 && query < shown.z.length && key <= query && shown.z[query][key] !== null;
+  if (isCell) mark(query, key);
+  return isCell;
+}
+function writeText() {
+  const place = document.createDocumentFragment();
+  const c = record().c ? unpack(record().c).map((x) => x ?? 0) : data.text.tokens.slice(0, 48).map(() => 0);
+  const most = Math.max(...c.map(Math.abs), 0) || 1;
+  data.text.tokens.slice(0, c.length).forEach((piece, j) => {
+    const share = Math.min(1, Math.abs(c[j]) / most);
+    const token = make(place, "span", piece, { title: `c = ${c[j].toFixed(3)}` });
+    token.style.backgroundColor = c[j] > 0 ? `rgba(86, 160, 233, ${share})` : `rgba(230, 159, 0, ${share})`;
+  });
+  by("text").replaceChildren(place);
+}
+function writeView() {
+  const views = Object.keys(VIEWS).filter((view) => record().a || ["pattern", "logits"].includes(view));
+  if (!views.includes(chosen.view)) chosen.view = "pattern";
+  fill(by("view"), views.map((view) => [view, { where: "where: distance term a", what: "what: key term c" }[view] ?? view]));
+  by("view").value = chosen.view;
+  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first tokens of ${data.text.document}.`;
+}
+function startMatrix() {
+  chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
+  addEventListener("resize", () => redraw("matrix"));
+  const cellAt = (event) => [Math.floor((event.offsetY - shown.top) / shown.height), Math.floor((event.offsetX - shown.left) / shown.width)];
+  by("matrix").addEventListener("mousemove", (event) => markCell(...cellAt(event)) || mark(null, null));
+  by("matrix").addEventListener("mouseleave", () => mark(null, null));
+  by("matrix").addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const [query, key] = marked[0] === null ? [shown.z.length - 1, 0] : marked;
+    markCell(query - step[0], key + step[1]);
+  });
+  by("view").addEventListener("change", (event) => {
+    chosen.view = event.target.value;
+    writeView();
+    redraw("matrix");
+    saveView();
+  });
+  by("text").addEventListener("mouseover", (event) => {
+    const key = [...by("text").children].indexOf(event.target);
+    mark(null, key < 0 ? null : key);
+  });
+  by("text").addEventListener("mouseleave", () => mark(null, null));
+}
