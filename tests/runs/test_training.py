@@ -276,7 +276,7 @@ def test_wrong_arguments(options, problem):
 
 def test_options_for_records_are_cheaper_and_can_be_changed():
     (_, config) = choose_measurements("heads")["heads"]
-    assert (config.queries, config.taus, config.blocks) == (8, (), ())
+    assert (config.queries, config.taus, config.blocks) == (4, (), ())
     (_, config) = choose_measurements(["heads"], {"heads": {"queries": 3}})["heads"]
     assert (config.queries, config.taus) == (3, ())
 
