@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import wherewhat
 from helpers.capture import tiny
 from helpers.models import llama_config, save_model
 from wherewhat.errors import WherewhatError
@@ -34,6 +36,59 @@ def test_the_hash_depends_on_every_weight_and_on_nothing_else():
     other.config.rms_norm_eps = 0.5
     assert weights_hash(other) != before
     assert weights_hash(model.to(torch.bfloat16)) != before
+
+
+def _set(name, value):
+    return lambda model: setattr(model.model.layers[1].self_attn, name, value)
+
+
+CHANGES = {
+    "scale": _set("scaling", 7.0),
+    "a hook": lambda model: model.model.layers[0].register_forward_hook(lambda *_: None),
+    "a forward": lambda model: setattr(model.model.layers[0].mlp, "forward", lambda x: x),
+    "an activation": lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.GELU()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_hash_depends_on_modules(change):
+    model = tiny("llama")
+    before = weights_hash(model)
+    assert weights_hash(model) == before
+    change(model)
+    assert weights_hash(model) != before
+
+
+def test_the_hash_depends_on_adapters():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny("llama"), config)
+    inner = model_request(model).module
+    on = weights_hash(inner)
+    with model.disable_adapter():
+        off = weights_hash(inner)
+    assert off != on == weights_hash(inner)
+    model.add_adapter("two", config)
+    both = weights_hash(inner)
+    model.set_adapter("two")
+    assert weights_hash(inner) != both
+
+
+def test_two_threads_measure_one_model_in_turn():
+    model = tiny("llama").train()
+    expected = wherewhat.attention(model, list(range(20)))[1].pattern()
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(wherewhat.attention(model, list(range(20)))[1].pattern()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert model.training
+    assert len(found) == 4
+    assert all(torch.equal(one, expected) for one in found)
 
 
 @pytest.mark.parametrize("weights", ["random", "shuffled"])

@@ -218,21 +218,45 @@ def test_own_measurement_in_twelve_lines(model, monkeypatch, tmp_path):
     assert [one["name"] for one in report.data["models"][0]["others"]] == ["key_norm"]
 
 
-def test_wrong_shapes_of_an_own_measurement_are_named(model, monkeypatch):
+RETURNED = {
+    "a shape": (lambda layer: {"wrong": layer.k[0].norm(dim=-1)}, "returned wrong of shape"),
+    "a list too short": (lambda layer: {"wrong": [1.0]}, "returned wrong of shape (1,)"),
+    "a word": (lambda layer: {"wrong": "many"}, "returned wrong as str: return real numbers"),
+    "complex numbers": (lambda layer: {"wrong": torch.ones(layer.heads) * 1j}, "return real numbers"),
+    "nothing": (lambda layer: None, "returned NoneType"),
+    "a tensor": (lambda layer: layer.k, "returned Tensor"),
+    "another name": (lambda layer: {"rwong": torch.ones(layer.heads)}, "is not one of its metrics"),
+}
+
+
+@pytest.mark.parametrize(("made", "words"), RETURNED.values(), ids=RETURNED)
+def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, made, words):
     monkeypatch.setattr(registry, "_known", dict(measurements()))
 
     @wherewhat.register
     class Wrong(wherewhat.LayerMeasurement):
-        """Returns the wrong shape."""
+        """Returns something else."""
 
         name = "wrong"
         metrics = (wherewhat.Metric("wrong", "wrong", "Wrong."),)
 
         def measure(self, layer, config):
-            return {"wrong": layer.k[0].norm(dim=-1)}
+            return made(layer)
 
-    with pytest.raises(WherewhatError, match="returned wrong of shape"):
+    with pytest.raises(WherewhatError) as raised:
         wherewhat.measure("wrong", model, tokens(24) % 16)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_changed_code_of_an_own_measurement_is_measured_again(model, monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "_known", dict(measurements()))
+    found = []
+    for value in (1, 2):
+        monkeypatch.setattr(registry, "code_hash", lambda _, value=value: str(value))
+        monkeypatch.setattr("wherewhat.runs.execution.code_hash", lambda _, value=value: str(value))
+        found.append(wherewhat.measure("attention", model, tokens(24) % 16, out=tmp_path).path)
+    assert found[0] != found[1]
 
 
 WRONG = {
@@ -245,6 +269,11 @@ WRONG = {
     "more tokens than ids": (lambda m: wherewhat.measure("axes", m, [1, 2, 3], tokens=9), "has 3 tokens, but 9"),
     "prompts without tokenizer": (lambda m: wherewhat.measure("prompts", m), "has no tokenizer"),
     "no model": (lambda m: wherewhat.measure("axes", 3), "model is 3"),
+    "no model of transformers": (lambda m: wherewhat.measure("axes", torch.nn.Linear(2, 2)), "Linear is not a model"),
+    "attention of no model": (lambda m: wherewhat.attention(None, [1, 2, 3]), "model is of type NoneType"),
+    "attention of a layer": (lambda m: wherewhat.attention(torch.nn.Linear(2, 2), [1]), "Linear is not a model"),
+    "the name of a file": (lambda m: wherewhat.measure("axes", m, texts=__file__), "is the name of a file"),
+    "ids on the meta device": (lambda m: wherewhat.measure("axes", m, torch.ones(3, device="meta").long()), "text"),
     "a wrong control": (lambda m: wherewhat.measure("axes", m, [1, 2, 3], controls=("gold",)), "controls is"),
 }
 

@@ -468,8 +468,24 @@ def _layer_scores(
     """Return values per head as scores of the layer, those of key heads repeated for the query heads that read them."""
     if isinstance(found, LayerScores):
         return found
+    if not isinstance(found, Mapping):
+        raise MeasureError(
+            f"{measurement.name} returned {type(found).__name__} for layer {layer.layer}: return values per head by "
+            "metric, or LayerScores"
+        )
+    import torch
+
     heads = {}
-    for name, values in found.items():
+    known = [metric.name for metric in measurement.metrics]
+    for name, given in found.items():
+        if name not in known:
+            raise MeasureError(f"{measurement.name} returned '{name}', which is not one of its metrics: {known}")
+        try:
+            values = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            values = torch.zeros(0, dtype=torch.complex64)
+        if values.is_complex():
+            raise MeasureError(f"{measurement.name} returned {name} as {type(given).__name__}: return real numbers")
         if tuple(values.shape) not in ((layer.heads,), (layer.kv_heads,)):
             raise MeasureError(
                 f"{measurement.name} returned {name} of shape {tuple(values.shape)} for layer {layer.layer}: return "

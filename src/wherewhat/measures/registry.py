@@ -6,11 +6,13 @@ A package adds measurements with the entry point group ``wherewhat.measurements`
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TypeVar
 
 from wherewhat.errors import ConfigError
+from wherewhat.hashes import text_sha256
 from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.options import nearest
@@ -70,6 +72,20 @@ def measurements() -> dict[str, Measurement]:
             with isolated(GROUP, name):
                 register(declared)
     return _known
+
+
+def code_hash(measurement: Measurement) -> str | None:
+    """Return a hash of the source code of a measurement that is not part of this package; None if it has none.
+
+    It stands for a revision: a changed measurement of a notebook is measured again.
+    """
+    kind = type(measurement)
+    if kind.__module__.startswith("wherewhat."):
+        return None
+    try:
+        return text_sha256(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return None
 
 
 def find_measurement(name: str) -> Measurement:

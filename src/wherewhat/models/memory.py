@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -84,7 +87,10 @@ def load_memory(
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's config, parameters and buffers; it depends neither on device nor on wrappers.
+    """Return the SHA-256 of a model's config, parameters, buffers and modules; it does not depend on the device.
+
+    Of modules it includes class and plain attributes, such as scales and active adapters. A model with hooks or with
+    functions in place of a module's ``forward`` has another hash each time, since functions cannot be hashed.
 
     Tensors are hashed in parallel, at about 1 GB/s and core, and copied to the CPU one at a time per core.
     """
@@ -98,8 +104,37 @@ def weights_hash(model: nn.Module) -> str:
         digests = dict(zip(tensors, pool.map(_tensor_hash, tensors.values()), strict=True))
     config: Any = model.config
     settings = {key: value for key, value in config.to_dict().items() if key not in _NOT_HASHED}
-    described = json.dumps([settings, sorted(digests.items())], sort_keys=True, default=str)
+    described = json.dumps([settings, sorted(digests.items()), _module_states(model)], sort_keys=True, default=str)
     return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _module_states(model: nn.Module) -> list[Any]:
+    """Return class and plain attributes of every module, and a unique word if functions were added to one."""
+    found: list[Any] = []
+    for name, module in model.named_modules():
+        state = vars(module)
+        plain = {} if "name_or_path" in state else {key: value for key, value in state.items() if _is_plain(key, value)}
+        hooked = any(state.get(hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks"))
+        replaced = "forward" in state and not hasattr(module, "_hf_hook")  # accelerate's moves weights only
+        found.append([name, type(module).__qualname__, plain, uuid.uuid4().hex if hooked or replaced else ""])
+    return found
+
+
+# Attributes of modules on which no number depends.
+_NO_STATE = ("training", "gradient_checkpointing")
+# Private attributes of PEFT's layers.
+_ADAPTER_STATE = ("_active_adapter", "_disable_adapters")
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Return whether an attribute of a module is a setting: numbers, words, or lists and mappings of them."""
+    if name in _NO_STATE or (name.startswith("_") and name not in _ADAPTER_STATE):
+        return False
+    if isinstance(value, Mapping):
+        return all(_is_plain("", one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple | set):
+        return all(_is_plain("", one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _tensor_hash(tensor: Tensor) -> str:
@@ -113,15 +148,25 @@ def _tensor_hash(tensor: Tensor) -> str:
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside the context, without gradients, then restore the mode of each module."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in before.items():
-            module.training = training
+    """Put a model into evaluation mode inside the context, without gradients, then restore the mode of each module.
+
+    Another thread that wants the same model waits.
+    """
+    with _guard:
+        lock = _locks.setdefault(model, threading.RLock())
+    with lock:
+        before = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module, training in before.items():
+                module.training = training
+
+
+_guard = threading.Lock()
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
 def _control(model: Any, weights: Weights, seed: int) -> Any:

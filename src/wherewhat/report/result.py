@@ -255,6 +255,7 @@ def measure(
     ids: Any = None,
     *,
     texts: Any = None,
+    text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     tokenizer: Any = None,
     controls: Sequence[Control] = (),
     out: str | os.PathLike[str] | None = None,
@@ -276,6 +277,7 @@ def measure(
             folder or file.
         ids: Token ids: ``(n,)`` for one document, ``(documents, n)`` or a list of lists for several.
         texts: Strings, documents or a column of a dataset instead; by default the embedded prose.
+        text: Files or folders to read texts from.
         tokenizer: Tokenizer of a model in memory, for texts.
         controls: Control models to measure as well: ``random``, ``shuffled``.
         out: Folder of run directories; None keeps the run in memory until it is saved.
@@ -294,6 +296,7 @@ def measure(
     request = Request(
         measurement,
         model=replace(model_request(model, tokenizer), seed=seed) if seed else model_request(model, tokenizer),
+        text=cast("Any", text),
         texts=texts if ids is None else ids,
         documents=documents,
         tokens=tokens,

@@ -28,7 +28,7 @@ from wherewhat.measures.measurement import (
     Text,
     measure_text,
 )
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.registry import code_hash, find_measurement
 from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation, load_memory
@@ -200,6 +200,7 @@ def _resolved(
         "chunk": request.chunk,
         "attn_implementation": request.model.attn_implementation,
         "revision": measurement.revision if measurement.revision > 1 else None,
+        "code": code_hash(measurement),
     }
     # Of a model on several devices, the device of the first layers that are not offloaded.
     device = next((name for name in loaded.device.split("+") if name != "offloaded"), "cpu")

@@ -17,7 +17,7 @@ from typing import Any
 from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.registry import code_hash, find_measurement
 from wherewhat.models.source import Weights, resolve
 from wherewhat.options import build_config, config_values
 from wherewhat.runs.directory import RunDirectory
@@ -136,6 +136,7 @@ def _key(request: Request) -> str | None:
             **fields,
             "measurement": measurement.name,
             "revision": measurement.revision,
+            "code": code_hash(measurement),
             "options": config_values(build_config(measurement.config, request.options)),
             "model": model_state(request.model),
             "texts": text_hash(request.texts) if request.texts is not None else _texts(request.text),

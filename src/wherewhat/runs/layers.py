@@ -20,7 +20,7 @@ from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.runs.execution import load_model
-from wherewhat.runs.request import model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document
 
@@ -56,7 +56,10 @@ def attention(
         >>> layers = wherewhat.attention(model, ids)
         >>> layers[3].pattern()  # attention weights of layer 3, (batch, heads, n, n)
     """
-    loaded = load_model(model_request(model, tokenizer), hashed=False)
+    request = model_request(model, tokenizer)
+    if not isinstance(request, ModelRequest | MemoryModel):
+        raise ConfigError(f"model is of type {type(model).__name__}: give a model of transformers, or a name or folder")
+    loaded = load_model(request, hashed=False)
     ids = _ids(loaded, text, tokens)
     target = None if device is None else resolve_device(device)
     copies: MaskCopies = {}

@@ -113,7 +113,7 @@ def model_request(model: Any, tokenizer: Any = None) -> Any:
         if tokenizer is not None:
             raise ConfigError(f"tokenizer is given with {model.model}, which has its own: leave it out")
         return model
-    if not hasattr(model, "config") and not hasattr(model, "model"):
+    if not callable(getattr(model, "forward", None)) and not hasattr(model, "model"):
         return model  # no model at all: refused by its type
     from wherewhat.captures.wrappers import transformers_model
 

@@ -179,6 +179,8 @@ class TrainingRecorder:
         Returns:
             Main metrics by names such as ``wherewhat/axes/r``, to be logged; empty if nothing was recorded.
         """
+        if step < 0:
+            raise ConfigError(f"step is {step}: give the number of finished steps, from 0")
         self._step = step
         return {} if step % self.every else self.record(step)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import TextError
@@ -88,6 +89,8 @@ def _document(given: Any, number: int) -> Document:
     if isinstance(given, Document):
         return given
     if isinstance(given, str):
+        if len(given) < _LONGEST_PATH and "\n" not in given and _is_file(given):
+            raise TextError(f"text {number} is the name of a file: give it as text, or what read_documents returns")
         return Document(f"text-{number}", clean(given, where=f"text {number}"))
     ids = _as_ids(given)
     if ids is None:
@@ -95,9 +98,22 @@ def _document(given: Any, number: int) -> Document:
     return Document(f"ids-{number}", "", ids=ids)
 
 
+_LONGEST_PATH = 1024
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _as_ids(given: Any) -> tuple[int, ...] | None:
     """Return a list or one-dimensional tensor of integers as a tuple; None for anything else."""
-    listed = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        listed = given.tolist() if hasattr(given, "tolist") else given
+    except (NotImplementedError, RuntimeError, TypeError):  # on the meta device, or sparse
+        return None
     if not isinstance(listed, list | tuple) or not listed:
         return None
     return tuple(map(int, listed)) if all(isinstance(x, Integral) and not isinstance(x, bool) for x in listed) else None
