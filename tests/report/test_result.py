@@ -269,6 +269,7 @@ WRONG = {
     "more tokens than ids": (lambda m: wherewhat.measure("axes", m, [1, 2, 3], tokens=9), "has 3 tokens, but 9"),
     "prompts without tokenizer": (lambda m: wherewhat.measure("prompts", m), "has no tokenizer"),
     "no model": (lambda m: wherewhat.measure("axes", 3), "model is 3"),
+    "no model, but a seed": (lambda m: wherewhat.measure("axes", 3, seed=1), "model is 3"),
     "no model of transformers": (lambda m: wherewhat.measure("axes", torch.nn.Linear(2, 2)), "Linear is not a model"),
     "attention of no model": (lambda m: wherewhat.attention(None, [1, 2, 3]), "model is of type NoneType"),
     "attention of a layer": (lambda m: wherewhat.attention(torch.nn.Linear(2, 2), [1]), "Linear is not a model"),

@@ -86,6 +86,22 @@ def test_other_options_are_another_request(folder, text, tmp_path, changes):
     assert isinstance(KnownRuns(tmp_path).find(same), RunDirectory)
 
 
+def test_a_text_that_changes_while_it_is_measured_is_another_request(folder, text, tmp_path, monkeypatch):
+    from wherewhat.runs import execution
+
+    measure = execution.measure
+
+    def measure_slowly(*given, **options):
+        text.write_text(TEXT * 6)
+        return measure(*given, **options)
+
+    monkeypatch.setattr(execution, "measure", measure_slowly)
+    first = run(asked(folder, text), out=tmp_path)
+    assert KnownRuns(tmp_path).find(asked(folder, text)) is None
+    text.write_text(TEXT * 4)
+    assert KnownRuns(tmp_path).find(asked(folder, text)).path == first.path
+
+
 def test_a_damaged_or_removed_run_is_measured_again(folder, text, tmp_path):
     request = asked(folder, text)
     path = run(request, out=tmp_path).path

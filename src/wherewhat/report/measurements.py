@@ -102,7 +102,7 @@ def measure(planned: Sequence[Planned], *, out: Path, pace: Pace, progress: Prog
             before = time.perf_counter()
             outcome = _outcome(request, out, progress, models, first=planned[0].request)
             # A control model may succeed the next time, such as with more memory.
-            if not isinstance(outcome, str) or request.model == planned[0].request.model:
+            if isinstance(outcome, str) and request.model == planned[0].request.model:
                 earlier.keep(request, outcome)
             left -= expected[number]
             spent, done = spent + time.perf_counter() - before, done + expected[number]

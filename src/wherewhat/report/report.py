@@ -16,7 +16,6 @@ from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
 from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
-from wherewhat.report.findings import find
 from wherewhat.report.learning import learning_curves
 from wherewhat.report.measurements import Pace, Runs, measure
 from wherewhat.report.page import Profiled, Report, plotly_js
@@ -89,8 +88,8 @@ def make_report(
     hashes = [run.directory.config_hash for _, runs in made for _, run in runs.finished]
     key = config_hash({"runs": list(hashes), "studies": [one["name"] for one in learning]})
     profiled = [
-        Profiled(name, [finding.text for finding in find(runs)], headline(runs), runs.left_out)
-        for name, (_, runs) in zip(names, made, strict=True)
+        Profiled(name, [finding["text"] for finding in shown["findings"]], headline(runs), runs.left_out)
+        for name, shown, (_, runs) in zip(names, data["models"], made, strict=True)
     ]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
 

@@ -26,7 +26,7 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run_with_controls
 from wherewhat.runs.frames import FrameKind, as_frame, curve_table, head_table, layer_table
 from wherewhat.runs.known import Controlled
-from wherewhat.runs.request import Request, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request, model_request
 from wherewhat.runs.results import MetricSummary, StoredRun
 
 if TYPE_CHECKING:
@@ -293,9 +293,12 @@ def measure(
     """
     if ids is not None and texts is not None:
         raise ConfigError("ids and texts were both given: give one of them")
+    asked = model_request(model, tokenizer)
+    if seed and isinstance(asked, ModelRequest | MemoryModel):
+        asked = replace(asked, seed=seed)
     request = Request(
         measurement,
-        model=replace(model_request(model, tokenizer), seed=seed) if seed else model_request(model, tokenizer),
+        model=asked,
         text=cast("Any", text),
         texts=texts if ids is None else ids,
         documents=documents,

@@ -166,8 +166,10 @@ def run(
     if isinstance(finished, RunDirectory):
         progress.say(f"already measured: {finished.path}")
         return finished
-    made = measure(prepare(request, out=out, progress=progress, models=models), progress=progress, models=models)
-    known.keep(request, made)
+    prepared = prepare(request, out=out, progress=progress, models=models)
+    path = known.path(request)  # before measuring, while files may change
+    made = measure(prepared, progress=progress, models=models)
+    known.write(path, made)
     return made
 
 

@@ -56,7 +56,7 @@ class KnownRuns:
 
     def find(self, request: Request) -> RunDirectory | str | None:
         """Return the finished run of a request, or why the model has none; None if neither is known."""
-        path = self._path(request) if (self.out / _FOLDER).is_dir() else None
+        path = self.path(request) if (self.out / _FOLDER).is_dir() else None
         if path is None:
             return None
         try:
@@ -82,7 +82,10 @@ class KnownRuns:
 
     def keep(self, request: Request, outcome: RunDirectory | str) -> None:
         """Store the outcome of a request."""
-        path = self._path(request)
+        self.write(self.path(request), outcome)
+
+    def write(self, path: Path | None, outcome: RunDirectory | str) -> None:
+        """Store an outcome in what :meth:`path` returned."""
         if path is None:
             return
         note: dict[str, JSON] = {"left_out": outcome} if isinstance(outcome, str) else {"run": outcome.path.name}
@@ -90,7 +93,8 @@ class KnownRuns:
             make_folder(path.parent)
             write_file(path, readable_json(note))
 
-    def _path(self, request: Request) -> Path | None:
+    def path(self, request: Request) -> Path | None:
+        """Return the file of a request in the present state of its inputs; None for what is only in memory."""
         try:
             key = _key(request)
         except WherewhatError:  # wrong input, which the run itself names
