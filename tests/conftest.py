@@ -181,10 +181,12 @@ def processes():
 
 @pytest.fixture(scope="session")
 def hostile_model(tmp_path_factory) -> Path:
-    """Folder of the same model as ``model``; its name is HTML."""
-    from helpers.models import save_model
+    """Folder of the same model as ``model``, trained on as many tokens as a report's; its name is HTML."""
+    from helpers.models import llama_config, save_model
+    from helpers.report import TOKENS
 
-    return save_model(tmp_path_factory.mktemp("model") / "<b onclick=alert(3)>tiny")
+    config = llama_config(max_position_embeddings=TOKENS)
+    return save_model(tmp_path_factory.mktemp("model") / "<b onclick=alert(3)>tiny", config)
 
 
 @pytest.fixture(scope="session")

@@ -25,14 +25,13 @@ def sizes(planned):
 
 
 def test_sizes_by_default():
-    assert sizes(plan(ModelRequest(), CAPACITY)) == [
+    assert sizes(plan(ModelRequest(), CAPACITY)[0]) == [
         ("axes", "trained", 4, 512),
         ("distance", "trained", 1, 256),
         ("planes", "trained", 1, 256),
         ("heads", "trained", 4, 256),
         ("frequencies", "trained", 3, 128),
         ("perturb", "trained", 3, 256),
-        ("extend", "trained", 3, 512),
         ("axes", "random", 4, 512),
         ("heads", "random", 4, 256),
         ("axes", "shuffled", 4, 512),
@@ -40,35 +39,45 @@ def test_sizes_by_default():
 
 
 def test_fewer_when_there_is_less():
-    planned = plan(ModelRequest(), CAPACITY, documents=2, tokens=TOKENS)
+    planned, _ = plan(ModelRequest(), CAPACITY, documents=2, tokens=TOKENS)
     assert {(documents, tokens) for _, _, documents, tokens in sizes(planned)} == {(2, TOKENS), (1, TOKENS)}
-    assert sizes(plan(ModelRequest(), CAPACITY, documents=9, tokens=1024))[0] == ("axes", "trained", 9, 1024)
+    assert sizes(plan(ModelRequest(), CAPACITY, documents=9, tokens=1024)[0])[0] == ("axes", "trained", 9, 1024)
 
 
 def test_a_control_model_has_no_controls():
-    weights = [request_weights for _, request_weights, _, _ in sizes(plan(ModelRequest(weights="random"), CAPACITY))]
+    weights = [request_weights for _, request_weights, _, _ in sizes(plan(ModelRequest(weights="random"), CAPACITY)[0])]
     assert set(weights) == {"random"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "tokens", "beyond", "edge", "methods"),
+    ("changes", "tokens", "methods"),
     [
-        ({}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
-        ({"trained": None}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
-        ({"trained": 1024}, 512, False, 128, ["none", "sliding-window", "streaming-llm"]),
-        ({"trained": 256}, 1024, True, None, ["none", "sliding-window", "streaming-llm", "lm-infinite", "yarn"]),
-        ({"trained": 256, "shortest": 700}, 700, True, None, None),
-        ({"trained": 256, "hard_limit": True}, 512, False, 128, None),
-        ({"planes": 0}, 512, False, 128, ["none", "sliding-window"]),
+        ({"trained": 256}, 1024, ["none", "sliding-window", "streaming-llm", "lm-infinite", "yarn"]),
+        ({"trained": 256, "shortest": 700}, 700, None),
+        ({"trained": 256, "planes": 0}, 1024, ["none", "sliding-window"]),
     ],
     ids=str,
 )
-def test_lengths_go_beyond_only_where_that_is_short(changes, tokens, beyond, edge, methods):
-    request = next(
-        p.request for p in plan(ModelRequest(), replace(CAPACITY, **changes)) if p.request.measurement == "extend"
-    )
-    assert (request.tokens, request.beyond, request.options.get("trained")) == (tokens, beyond, edge)
+def test_lengths_are_beyond_the_trained_one(changes, tokens, methods):
+    planned, left_out = plan(ModelRequest(), replace(CAPACITY, **changes))
+    request = next(p.request for p in planned if p.request.measurement == "extend")
+    assert (request.tokens, request.beyond, left_out) == (tokens, True, [])
     assert methods is None or list(request.options["methods"]) == methods
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "extend: texts of 1024 tokens are too short to show what happens beyond 8192; measure longer ones"),
+        ({"trained": None}, "extend: the model does not state its trained length"),
+        ({"trained": 256, "hard_limit": True}, "extend: the model accepts no more than 256 tokens"),
+    ],
+    ids=str,
+)
+def test_a_length_curve_that_would_show_little_is_left_out_with_a_reason(changes, reason):
+    planned, left_out = plan(ModelRequest(), replace(CAPACITY, **changes))
+    assert "extend" not in [item.request.measurement for item in planned]
+    assert [line.startswith(reason) for line in left_out] == [True]
 
 
 class Told(Silent):
@@ -131,7 +140,7 @@ def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monke
 
 def test_models_are_loaded_once_for_each_weights():
     """Runs of the same weights follow each other, so that the last model is the next one's."""
-    weights = [weights for _, weights, _, _ in sizes(plan(ModelRequest(), CAPACITY))]
+    weights = [weights for _, weights, _, _ in sizes(plan(ModelRequest(), CAPACITY)[0])]
     assert sum(one != other for one, other in itertools.pairwise(weights)) == 2
     pace = measuring.Pace(start=10.0, token=0.0)
-    assert sum(pace.seconds(plan(ModelRequest(), CAPACITY))) == 30
+    assert sum(pace.seconds(plan(ModelRequest(), CAPACITY)[0])) == 30

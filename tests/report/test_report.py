@@ -120,7 +120,7 @@ def test_curves_have_intervals_over_documents(data, made):
         assert kind["rates"] == [1, 5, 10, 20, 50]
         assert all(point["low"] <= point["mean"] <= point["high"] for point in kind["all"])
     lengths = data["lengths"]
-    assert (lengths["beyond"], lengths["edge"], lengths["tokens"]) == (False, TOKENS // 4, TOKENS)
+    assert (lengths["edge"], lengths["tokens"]) == (TOKENS, 2 * TOKENS)
     none, window, *_ = lengths["methods"]
     assert all(point["mean"] == 0 for point in none["cost"])
     assert [p["mean"] for p in window["cost"][:3]] == pytest.approx([0, 0, 0], abs=1e-5)
@@ -239,7 +239,12 @@ def test_a_model_without_rotation_has_a_page_too(tmp_path):
     text.write_text("the cat sat on a mat and the dog ran " * 3)
     report = make_report(ModelRequest(model=folder), out=tmp_path / "runs", text=[str(text)], tokens=24)
     (data,) = report.data["models"]
-    assert sorted(line.split()[0] for line in data["left_out"]) == ["distance", "frequencies", "planes"]
+    assert sorted(line.split()[0].strip(":") for line in data["left_out"]) == [
+        "distance",
+        "extend",
+        "frequencies",
+        "planes",
+    ]
     assert data["distance"] is data["bands"] is None
-    assert [method["name"] for method in data["lengths"]["methods"]] == ["none", "sliding-window"]
+    assert data["lengths"] is None
     assert report.html().startswith("<!doctype html>")

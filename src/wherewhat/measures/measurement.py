@@ -389,8 +389,11 @@ class Measurement(ABC):
         """Return a Plotly figure of a finished :class:`~wherewhat.runs.results.StoredRun`; None for ``figure``."""
         return None
 
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | None:
-        """Return how a report runs it on texts of ``tokens`` tokens; None to leave it out of reports."""
+    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | str | None:
+        """Return how a report runs it on texts of ``tokens`` tokens, or why this model's report is without it.
+
+        None leaves it out of all reports without a word.
+        """
         return self.report
 
 

@@ -114,8 +114,10 @@ def plan(
     texts: tuple[Document, ...] | None = None,
     documents: int = DOCUMENTS,
     tokens: int = TOKENS,
-) -> list[Planned]:
-    """Return the runs of a report, in order; the first is the decomposition of the model.
+) -> tuple[list[Planned], list[str]]:
+    """Return the runs of a report, in order, and one line for each measurement that is left out.
+
+    The first run is the decomposition of the model.
 
     Args:
         model: The model. A trained model is measured together with its control models.
@@ -125,10 +127,13 @@ def plan(
         documents: Documents of the decomposition; the others use fewer.
         tokens: Tokens of each; the others use fewer, except a length curve beyond the trained length.
     """
-    planned, controls = [], []
+    planned, controls, left_out = [], [], []
     for measurement in measurements().values():
         run = measurement.report_run(capacity, tokens=tokens)
         if run is None:
+            continue
+        if isinstance(run, str):
+            left_out.append(f"{measurement.name}: {run}")
             continue
         length = run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
         request = Request(
@@ -146,4 +151,4 @@ def plan(
         if model.weights == "trained":
             controls += [Planned(request.with_weights(weights), cost) for weights in run.controls]
     # Sorted by weights, because a model is kept only until another one is requested.
-    return planned + sorted(controls, key=lambda control: str(control.request.model.weights))
+    return planned + sorted(controls, key=lambda control: str(control.request.model.weights)), left_out

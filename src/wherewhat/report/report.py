@@ -109,11 +109,13 @@ def _measured(
         start = time.perf_counter() - started - tokens * seen.seconds
         stored.write(seen)
     given.keep()
-    planned = plan(
+    planned, left_out = plan(
         model, seen.capacity, text=given.sources, texts=given.texts, documents=len(given.documents), tokens=tokens
     )
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
-    return seen, measure(planned, out=out, pace=pace, progress=progress, models=models)
+    runs = measure(planned, out=out, pace=pace, progress=progress, models=models)
+    runs.left_out.extend(left_out)
+    return seen, runs
 
 
 def _unique_names(models: Sequence[ModelRequest | MemoryModel], seen: Sequence[Excerpt]) -> list[str]:

@@ -107,7 +107,6 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
     return {
         "documents": len(run.documents),
         "tokens": request.tokens,
-        "beyond": request.beyond,
         "edge": None if edge is None else edge["mean"],
         "positions": [rounded(float(x)) for x in plain[0][:, 0]],
         "methods": methods,

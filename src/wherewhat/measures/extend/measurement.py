@@ -23,14 +23,13 @@ from wherewhat.options import option
 if TYPE_CHECKING:
     from wherewhat.extend.method import LengthMethod
 
-_REPORTED = ("none", "sliding-window", "streaming-llm")
-_REPORTED_BEYOND = (*_REPORTED, "lm-infinite", "yarn")
-_BEYOND, _WINDOW = 4, 4
-"""Length of a report's text in trained lengths, or in windows."""
-_LONGEST, _SHORTEST = 2048, 16
-"""Largest and smallest number of tokens of a report's text."""
+_REPORTED = ("none", "sliding-window", "streaming-llm", "lm-infinite", "yarn")
+_BEYOND = 4
+"""Length of a report's text in trained lengths."""
+_LONGEST = 2048
+"""Largest number of tokens of a report's text."""
 _THREE_RUNS = 32
-"""Smallest trained length or window in which three runs can be planted."""
+"""Smallest trained length in which three runs can be planted."""
 
 
 @dataclass(frozen=True)
@@ -234,24 +233,25 @@ class ExtendMeasurement(TextMeasurement):
         """Return the verdict on each method."""
         return compare_methods(estimates, config.methods)
 
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | None:
-        """Return a length curve that takes seconds: beyond the trained length if that is short, else within it.
+    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | str:
+        """Return a length curve beyond the trained length, or why there is none.
 
-        Texts of up to four trained lengths are run if twice ``tokens`` are at least two of them. Otherwise, as with the
-        8,192 positions of SmolLM2, the text stays within the trained length and the methods get a window of a quarter
-        of the text, to measure the cost of a small window. Rescaled frequencies are meaningless there and left out.
+        Texts of up to four trained lengths are run if twice ``tokens`` are at least two of them. Shorter ones show
+        little of a model made for longer ones.
         """
         trained, most = capacity.trained, min(2 * tokens, capacity.shortest, _LONGEST)
-        beyond = trained is not None and not capacity.hard_limit and most >= 2 * trained
-        if not beyond and tokens < _SHORTEST:
-            return None
-        names = _REPORTED_BEYOND if beyond else _REPORTED
-        methods = tuple(name for name in names if capacity.rotates or not find_method(name).rotary)
-        edge = trained if beyond and trained is not None else tokens // _WINDOW
+        if trained is None:
+            return "the model does not state its trained length; state it with wherewhat extend --set trained=N"
+        if capacity.hard_limit:
+            return f"the model accepts no more than {trained} tokens"
+        if most < 2 * trained:
+            return (
+                f"texts of {most} tokens are too short to show what happens beyond {trained}; measure longer ones with "
+                f"wherewhat extend --tokens {2 * trained}"
+            )
+        methods = tuple(name for name in _REPORTED if capacity.rotates or not find_method(name).rotary)
         options: dict[str, Any] = {"methods": methods, "depths": (0,), "run": 2}
-        if not beyond:
-            options |= {"trained": edge, "window": edge}
-        if edge >= _THREE_RUNS:
-            options |= {"depths": (0, 50, 100), "run": max(2, min(16, edge // 16))}
-        length = min(_BEYOND * edge, most) if beyond else None
-        return ReportRun(3 + 5.5 * len(methods), documents=3, tokens=length, options=options, beyond=beyond)
+        if trained >= _THREE_RUNS:
+            options |= {"depths": (0, 50, 100), "run": max(2, min(16, trained // 16))}
+        length = min(_BEYOND * trained, most)
+        return ReportRun(3 + 5.5 * len(methods), documents=3, tokens=length, options=options, beyond=True)

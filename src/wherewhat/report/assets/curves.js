@@ -75,14 +75,11 @@ function drawPerturbation(id, which) {
 function writeLengths() {
   const found = data.lengths;
   for (const id of ["length-loss", "length-cost", "length-table"]) by(id).hidden = !found;
-  if (!found) return void (by("length-note").textContent = "Not measured for this model, or its texts are too short.");
+  if (!found) return void (by("length-note").textContent = "Not measured; the reason is listed under the method.");
   const { tokens, edge } = found;
   by("length-note").textContent =
     `On ${plural(found.documents, "document")} of ${tokens} tokens. ` +
-    (found.beyond
-      ? `The model was trained on ${edge} positions, which the line marks; the text is longer. Each length method is a rule for longer texts. `
-      : `The text is within the trained length; longer texts take minutes (wherewhat extend). Instead each method has a ` +
-        `window of ${edge} tokens, a quarter of the text, which shows the cost of a small window compared with full attention (none). `) +
+    `The model was trained on ${edge} positions, which the line marks; the text is longer. Each length method is a rule for longer texts. ` +
     "Left: loss by position, which also depends on the text. Right: difference to the unmodified model on the same tokens, document by document. Bands are 95 % over documents.";
   const rows = found.methods.map((method) => [method.name, withInterval(method.beyond), withInterval(method.beyond_cost), withInterval(method.found), method.rule]);
   table(by("length-table").querySelector("div"), ["method", `loss after token ${edge}`, "more than none", `nats gained on repeats from more than ${edge} tokens before`, "rule"], rows);
