@@ -1,7 +1,8 @@
 """Time of the three-axis fit beside what it replaces and what it runs on, with the floor set by bytes and flops.
 
     python benchmarks/axes.py                      # CPU: lengths, growth, SmolLM2
-    python benchmarks/axes.py --device cuda        # against flash SDPA at 131,072 tokens, and 1,048,576 tokens
+    python benchmarks/axes.py --device cuda        # against flash SDPA at 131,072 tokens, and 1,048,576 tokens; then
+                                                   # on top of the forward pass of a random Llama of 8 billion weights
 
 The floor is the larger of two times: reading q and k once at this machine's copy bandwidth, and the multiplications
 of the method at its matrix rate, both measured in the same run.
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--no-model", action="store_true", help="leave SmolLM2 out")
+    parser.add_argument("--no-model", action="store_true", help="leave whole models out")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.device == "cpu":
@@ -39,6 +40,8 @@ def main() -> None:
             whole_model(options.repeat)
     else:
         gpu(options)
+        if not options.no_model:
+            large_model(options)
 
 
 def cpu_lengths(options: argparse.Namespace) -> None:
@@ -141,6 +144,45 @@ def gpu(options: argparse.Namespace) -> None:
             )
             line += f"; flash SDPA {attention * 1e3:.1f} ms, ratio {ours / attention:.3f}"
         print(line)
+
+
+def large_model(options: argparse.Namespace) -> None:
+    """Decomposition of the 1,024 heads of a random Llama of 8 billion weights on top of its own forward pass."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from wherewhat.captures.proof import capture, prove
+    from wherewhat.measures.axes.layer import fit_layer
+
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128_256,
+        max_position_embeddings=131_072,
+    )
+    torch.manual_seed(0)
+    with torch.device(options.device):
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    proof = prove(model)
+    for n, allowed in {1024: 2.5, 4096: 1.4, 8192: 1.2, 32_768: 1.08}.items():
+        ids = torch.randint(0, 128_000, (1, n), device=options.device)
+
+        def forward(ids: Tensor = ids) -> None:
+            with torch.no_grad():
+                model(ids, use_cache=False, logits_to_keep=1)
+            torch.cuda.synchronize()
+
+        def decomposed(ids: Tensor = ids) -> None:
+            with torch.no_grad(), capture(model, fit_layer, proof=proof):
+                model(ids, use_cache=False, logits_to_keep=1)
+            torch.cuda.synchronize()
+
+        both, plain = alternate(decomposed, forward, options.repeat)
+        print(
+            f"8B, {n:6,d} tokens: forward {plain * 1e3:7.1f} ms, with the fit {both / plain:.3f} of it (at most {allowed})"
+        )
 
 
 def floor_seconds(

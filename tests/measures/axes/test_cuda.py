@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.axes.margins import _centred_margins, fft_length
 
@@ -39,3 +40,35 @@ def test_fit_equals_float64(dtype):
     ours, exact = fit_axes(q, k, scale=0.1), fit_axes(q.double(), k.double(), scale=0.1)
     for subset, r in exact.r_subset.items():
         torch.testing.assert_close(ours.r_subset[subset], r, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [48, 1200, 5000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_recorded_fit_equals_the_first(n, dtype):
+    """From the second call on kernels are replayed; results of earlier calls stay, in any mode."""
+    from wherewhat.measures.axes import cuda
+
+    cuda._graphs.clear()
+    generator = torch.Generator("cuda").manual_seed(n)
+    given = [[torch.randn(h, n, 32, device="cuda", generator=generator).to(dtype) for h in (4, 2)] for _ in range(4)]
+    found = []
+    for number, (q, k) in enumerate(given):
+        with torch.inference_mode(number % 2 == 0):
+            found.append(fit_axes(q, k, scale=0.2))
+    assert [graph is not None for graph in cuda._graphs.values()] == [True]
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    for (q, k), fit in zip(given, found, strict=True):
+        exact = fit_axes(q.double().cpu(), k.double().cpu(), scale=0.2)
+        for name in ("r", "r_behaviour", "adjusted_r2", "a", "b", "c"):
+            torch.testing.assert_close(
+                getattr(fit, name).cpu(), getattr(exact, name), atol=tolerance, rtol=tolerance, msg=name
+            )
+
+
+def test_a_recorded_fit_refuses_what_is_not_finite():
+    q, k = torch.randn(4, 600, 32, device="cuda"), torch.randn(2, 600, 32, device="cuda")
+    for _ in range(3):
+        fit_axes(q, k)
+    q[0, 5, 0] = torch.nan
+    with pytest.raises(MeasureError, match="not finite"):
+        fit_axes(q, k)

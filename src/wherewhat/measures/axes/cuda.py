@@ -1,13 +1,18 @@
-"""Triton kernels for the sums of the three-axis fit; imported only where there is a GPU."""
+"""Triton kernels and CUDA graphs of the three-axis fit; imported only where there is a GPU."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from wherewhat.measures.axes.solver import constants
 
 BLOCK = 2048
 """Entries that one program sums."""
@@ -251,7 +256,7 @@ def _some_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Te
     sums_q, sums_k = _chunk_sums(q, chunks), _chunk_sums(k, chunks)
     mean_q, mean_k = (x.sum(-1, dtype=torch.float64).div_(n).float() for x in (sums_q, sums_k))
     counts = torch.full((chunks,), float(CHUNK), dtype=torch.float64, device=device)
-    counts[-1] = n - (chunks - 1) * CHUNK
+    counts[-1:].fill_(n - (chunks - 1) * CHUNK)
     sums_q, sums_k = sums_q - mean_q[..., None] * counts, sums_k - mean_k[..., None] * counts
     through = cumulative_sum(sums_q)
     after = (through[..., -1:] - through).float()
@@ -304,3 +309,83 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor, length: int
     _correlate[(-(-length // 512), heads)](*arguments, length, **shape)
     sums: Tensor = torch.fft.ifft(product)[:, :n].real
     return sums
+
+
+Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""A function of queries and keys."""
+
+_GRAPHS = 4
+"""Largest number of graphs kept."""
+
+_SHARE = 16
+"""A graph may hold one part in so many of a GPU's memory."""
+
+
+class _Graph:
+    """A function of queries and keys, recorded for tensors of one shape.
+
+    Its tensors are of no inference mode, since they are reused in any mode.
+    """
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def __init__(self, function: Function, q: Tensor, k: Tensor) -> None:
+        self._kept = constants(q.shape[1], q.device)
+        self._q, self._k = torch.empty_like(q).copy_(q), torch.empty_like(k).copy_(k)
+        self._graph = torch.cuda.CUDAGraph()
+        current, side = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._found = function(self._q, self._k)
+            finally:
+                self._graph.capture_end()
+        current.wait_stream(side)
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        """Return what the function returns, in new tensors."""
+        self._q.copy_(q)
+        self._k.copy_(k)
+        self._graph.replay()
+        return tuple(x.clone() for x in self._found)
+
+
+_graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
+"""Graphs by the shapes and options they were recorded for; None before the second call."""
+
+_lock = threading.Lock()
+
+
+def launched(function: Function, q: Tensor, k: Tensor, *, key: Hashable) -> tuple[Tensor, ...]:
+    """Return ``function(q, k)``, with all its kernels launched at once from its second call on.
+
+    A fit has some 270 kernels, whose launches take 9 ms, longer than the kernels themselves below 65,536 tokens. The
+    first call with tensors of new shapes runs as usual, which compiles kernels and plans transforms; the second one is
+    recorded as a CUDA graph.
+
+    Args:
+        function: Function without synchronisation, random numbers or other tensors.
+        q: Queries, ``(heads, n, d)``.
+        k: Keys, ``(kv_heads, n, d)``.
+        key: What else the kernels depend on; None to launch them one by one.
+    """
+    # Spectra, before and after, are the largest of the intermediate results.
+    held = 6 * 8 * (q.numel() + k.numel())
+    large = held > torch.cuda.get_device_properties(q.device).total_memory // _SHARE
+    if key is None or large or torch.cuda.is_current_stream_capturing():
+        return function(q, k)
+    stream = torch.cuda.current_stream(q.device).cuda_stream
+    precise = torch.backends.cuda.matmul.allow_tf32
+    key = (key, q.shape, k.shape, q.dtype, k.dtype, q.device, stream, precise)
+    with _lock:
+        if key not in _graphs:
+            _graphs[key] = None
+            while len(_graphs) > _GRAPHS:
+                _graphs.popitem(last=False)
+            return function(q, k)
+        _graphs.move_to_end(key)
+        graph = _graphs[key]
+        if graph is None:
+            graph = _graphs[key] = _Graph(function, q, k)
+        return graph(q, k)

@@ -12,6 +12,7 @@ from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_ma
 from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.tensors import check_heads
+from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 
 
@@ -110,6 +111,7 @@ def fit_axes(
     side = q.shape[1]
     width = side if window is None else min(side, window - min_distance)
     bilinear = softcap is None and bias is None
+    whole = width == side
     if method == "linear" and not bilinear:
         raise MeasureError("method='linear' needs bilinear logits: leave out softcap and bias, or use 'auto'")
     if method == "auto":
@@ -117,39 +119,61 @@ def fit_axes(
         short = min(side, 2 * width) <= 6 * max(64, q.shape[-1])
         method = "linear" if bilinear and not short else "blocked"
     band = Band(side, width, q.device)
-    # Known additive terms are kept separate from the sums, where they would cancel and lose precision.
-    offset = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=q.device)
-    by_distance, by_query, by_key = band.unpack(offset)
-    if bilinear:
-        if method == "linear":
-            margins, rows, columns = bilinear_margins(q, k, width, dtype=dtype)
+
+    def summed(q: Tensor, k: Tensor) -> tuple[Margins, Tensor]:
+        # Known additive terms are kept separate from the sums, where they would cancel and lose precision.
+        offset = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=q.device)
+        by_distance, by_query, by_key = band.unpack(offset)
+        if bilinear:
+            if method == "linear":
+                margins, rows, columns = bilinear_margins(q, k, width, dtype=dtype)
+            else:
+                grouped = q.to(dtype).contiguous().view(k.shape[0], -1, side, q.shape[-1])
+                q, k, rows, columns = centre(grouped, k.to(dtype))
+                logits = _logits(q.view(heads, side, -1), k, 1.0, None, None)
+                margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
+            by_query.add_(rows, alpha=scale)
+            by_key.add_(columns, alpha=scale)
+            margins = Margins(band, margins.sums.mul_(scale), scale**2 * margins.squares)
         else:
-            grouped = q.to(dtype).contiguous().view(k.shape[0], -1, side, q.shape[-1])
-            q, k, rows, columns = centre(grouped, k.to(dtype))
-            logits = _logits(q.view(heads, side, -1), k, 1.0, None, None)
+            known = None if bias is None else bias.expand(heads, n, n)[:, queries, keys]
+            logits = _logits(q.to(dtype), k.to(dtype), scale, softcap, known)
             margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
-        by_query.add_(rows, alpha=scale)
-        by_key.add_(columns, alpha=scale)
-        margins = Margins(band, margins.sums.mul_(scale), scale**2 * margins.squares)
-    else:
-        known = None if bias is None else bias.expand(heads, n, n)[:, queries, keys]
-        logits = _logits(q.to(dtype), k.to(dtype), scale, softcap, known)
-        margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
-    finite = margins.squares.isfinite().all()
-    if distance_bias is not None:
-        by_distance += distance_bias[..., min_distance : min_distance + width].to(offset)
-    if key_bias is not None:
-        by_key += key_bias[..., keys].to(offset)
-    whole = width == side
-    # On a GPU the check is read last: waiting for it here would leave the GPU idle while the solve is launched.
-    fit = fit_margins(margins, offset, method=method) if whole and q.is_cuda else None
+        if distance_bias is not None:
+            by_distance += distance_bias[..., min_distance : min_distance + width].to(offset)
+        if key_bias is not None:
+            by_key += key_bias[..., keys].to(offset)
+        return margins, offset
+
+    if whole and has_triton(q.device):
+        from wherewhat.measures.axes.cuda import launched
+
+        def solved(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+            margins, offset = summed(q, k)
+            return margins.squares.isfinite().all(), *_solved(margins, offset)
+
+        # The check is read last: waiting for it before would leave the GPU idle while the solve is launched.
+        given = bilinear and distance_bias is None and key_bias is None
+        finite, *found = launched(solved, q, k, key=(scale, method, block) if given else None)
+        _check_finite(finite, dtype)
+        return _named(*found, band=band, method=method)
+    margins, offset = summed(q, k)
+    _check_finite(margins.squares.isfinite().all(), dtype)
+    return fit_margins(margins, offset, method=method)
+
+
+def _check_finite(finite: Tensor, dtype: torch.dtype) -> None:
     if not bool(finite):
         raise MeasureError(f"the logits are not finite: q or k hold NaN or Inf, or overflow {dtype}")
-    return fit or fit_margins(margins, offset, method=method)
 
 
 def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
     """Fit a matrix given by its margins plus known additive terms, packed ``(heads, size)``."""
+    return _named(*_solved(margins, offset), band=margins.band, method=method)
+
+
+def _solved(margins: Margins, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return all scores of a fit, ``(scores, heads)`` in the order of :func:`_named`, and its curves a, b and c."""
     band = margins.band
     fits = fit_subsets(margins, offset)
     sse, tss, mean = fits.sse, fits.tss, fits.mean
@@ -162,15 +186,22 @@ def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
     r = share.sqrt()
     # Without a, b, c in turn: bc, ac, ab.
     unique = (share[-1] - share[3:6].flip(0)).clamp_min_(0)
-    freedom = max(1, band.pairs - band.rank)
-    a, b, c = canonical(*fits.terms)
+    adjusted = 1 - (1 - share[-1]) * ((band.pairs - 1) / max(1, band.pairs - band.rank))
+    scores = torch.cat([r, share[:3], unique, torch.stack([behaviour, adjusted, whole, tss, mean])])
+    return scores, *canonical(*fits.terms)
+
+
+def _named(scores: Tensor, a: Tensor, b: Tensor, c: Tensor, *, band: Band, method: str) -> AxesFit:
+    """Return a fit from its scores ``(scores, heads)`` and curves."""
+    r, own, unique = scores[: len(SUBSETS)], scores[-11:-8], scores[-8:-5]
+    behaviour, adjusted, whole, tss, mean = scores[-5:]
     return AxesFit(
         r=r[-1],
         r_subset=dict(zip(SUBSETS, r, strict=True)),
         r_behaviour=behaviour,
         noise_floor=(min(1.0, (band.rank - 1) / max(1, band.pairs - 1))) ** 0.5,
-        adjusted_r2=1 - (1 - share[-1]) * (band.pairs - 1) / freedom,
-        own=dict(zip("abc", share[:3], strict=True)),
+        adjusted_r2=adjusted,
+        own=dict(zip("abc", own, strict=True)),
         unique=dict(zip("abc", unique, strict=True)),
         sse=whole,
         tss=tss,
