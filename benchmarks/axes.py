@@ -180,9 +180,8 @@ def large_model(options: argparse.Namespace) -> None:
             torch.cuda.synchronize()
 
         both, plain = alternate(decomposed, forward, options.repeat)
-        print(
-            f"8B, {n:6,d} tokens: forward {plain * 1e3:7.1f} ms, with the fit {both / plain:.3f} of it (at most {allowed})"
-        )
+        ratio = f"with the fit {both / plain:.3f} of it (at most {allowed})"
+        print(f"8B, {n:6,d} tokens: forward {plain * 1e3:7.1f} ms, {ratio}")
 
 
 def floor_seconds(
