@@ -1,4 +1,4 @@
-// Every chart can be downloaded: its numbers as CSV, its picture as SVG.
+// Every chart can be downloaded: its numbers as CSV, its picture as SVG and PNG.
 const unplain = (text) => String(text).replace(/<br>/g, ", ").replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
 // Text is quoted, and an apostrophe keeps spreadsheets from reading it as a formula.
 function csvCell(value) {
@@ -8,7 +8,9 @@ function csvCell(value) {
   return `"${text.replace(/"/g, '""')}"`;
 }
 const csv = (lines) => lines.map((line) => `${line.map(csvCell).join(",")}\r\n`).join("");
-const fileName = (id) => `${data.model.name ?? all.title}-${id}`.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+/, "").slice(-120);
+// Model and chart, and the head for charts of one; the end is kept where the name is too long.
+const chartName = (id) => (by(id)?.closest("#panel") ? `${id}-${headName(chosen.layer, chosen.head)}` : id);
+const fileName = (id) => `${data.model.name ?? all.title}-${chartName(id)}`.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+/, "").slice(-120);
 function save(name, content) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([content], { type: "text/csv" }));
@@ -32,7 +34,7 @@ function numbersOf(place) {
   }));
   return [["series", title("xaxis"), title("yaxis"), "low", "high", "note"], ...lines];
 }
-// Two buttons below the chart with that id, in a frame around both.
+// Buttons below the chart with that id, in a frame around all.
 function offerDownloads(id) {
   const place = by(id);
   if (place.parentNode.classList.contains("charted")) return;
@@ -47,9 +49,11 @@ function offerDownloads(id) {
     if (numbers || place._fullData) action(numbers ?? (() => numbersOf(place)), picture ?? (() => place));
   });
   offer("CSV", (numbers) => save(`${fileName(id)}.csv`, csv(numbers())));
-  offer("SVG", (_, picture) => {
-    const { data: traces, layout } = picture();
-    const back = { paper_bgcolor: isDark() ? "#15161a" : "#ffffff" };
-    Plotly.downloadImage({ data: traces, layout: { ...layout, ...back } }, { format: "svg", filename: fileName(id), width: place.clientWidth, height: place.clientHeight });
-  });
+  for (const format of ["svg", "png"]) {
+    offer(format.toUpperCase(), (_, picture) => {
+      const { data: traces, layout } = picture();
+      const back = { paper_bgcolor: isDark() ? "#15161a" : "#ffffff" };
+      Plotly.downloadImage({ data: traces, layout: { ...layout, ...back } }, { format, scale: format === "png" ? 2 : 1, filename: fileName(id), width: place.clientWidth, height: place.clientHeight });
+    });
+  }
 }
