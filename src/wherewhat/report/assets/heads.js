@@ -21,7 +21,7 @@ function tellingHead() {
 }
 
 // The metrics in which heads are compared, where they were measured.
-const COMPARED = ["s_pos", "s_sym", "r", "unique_a", "unique_b", "unique_c", "sink_mass", "entropy"];
+const COMPARED = ["s_pos", "s_sym", "r", "unique_a", "unique_c", "sink_mass", "entropy"];
 const NEIGHBOURS = 5;
 // Each head with its metrics in standard deviations over heads.
 function standardised() {
