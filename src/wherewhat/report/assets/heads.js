@@ -150,7 +150,7 @@ function layOut(from, to) {
 function layOutAround(row) {
   if (!row.line.hidden) return;
   const at = rows.filter((one) => one.shown).indexOf(row);
-  layOut(at - STEP, at + STEP);
+  layOut(at - STEP / 2, at + STEP / 2);
 }
 function layOutMore() {
   const place = by("table-of-heads");
@@ -204,6 +204,7 @@ function numbersOfHeads() {
 }
 function startHeads() {
   by("table-of-heads").addEventListener("scroll", layOutMore);
+  addEventListener("beforeprint", () => layOut(0, rows.length));
   by("download-heads").addEventListener("click", () => save(`${fileName("heads")}.csv`, csv(numbersOfHeads())));
   by("search").addEventListener("input", (event) => {
     chosen.search = event.target.value;

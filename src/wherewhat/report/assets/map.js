@@ -28,7 +28,7 @@ function drawRange() {
     const top = 1 - row * height;
     layout[`yaxis${suffix}`] = { domain: [top - 0.62 * height, top - 0.22 * height * (row > 0)], showticklabels: false, showgrid: false, zeroline: false, rangemode: "tozero" };
     const reach = values.length ? `${brief(values[0])} to ${brief(values.at(-1))}, median ${brief(values[Math.floor(values.length / 2)])}` : "undefined";
-    layout.annotations.push({ xref: "paper", x: 0, yref: "paper", y: top - 0.22 * height * (row > 0), yanchor: "bottom", xanchor: "left", showarrow: false, text: `${name === chosen.weights ? `<b>${name}</b>` : name}: ${reach} (${plural(values.length, "head")})` });
+    layout.annotations.push({ xref: "paper", x: 0, yref: "paper", y: top - 0.22 * height * (row > 0), yanchor: "bottom", xanchor: "left", showarrow: false, text: `${name === chosen.weights ? `<b>${name}</b>` : name}: ${reach}` });
     return {
       type: "bar", name, x, y: counts, width, yaxis: `y${suffix}`, text: counts.map((count, bin) => `${name}, about ${brief(x[bin])}: ${plural(count, "head")}`), textposition: "none", hoverinfo: "text",
       marker: { color: x.map((value) => colourAt(VIRIDIS, (value - low) / (high - low))), line: { width: 0.5, color: isDark() ? "#ececf1" : "#1b1b1f" } },
@@ -79,11 +79,14 @@ function drawMap() {
     if (event.points[0].x < data.model.heads[l]) choose(l, event.points[0].x, true);
   });
 }
+const numbersOfHeadsWith = (values) => data.model.layers.flatMap((layer, l) => (values?.[l] ?? []).map((x, h) => [layer, h, x]));
 function numbersOfMap() {
   const metric = data.metrics[chosen.metric];
-  const values = metric.values[chosen.weights] || [];
-  const lines = data.model.layers.flatMap((layer, l) => (values[l] || []).map((x, h) => [layer, h, x]));
-  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...lines];
+  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...numbersOfHeadsWith(metric.values[chosen.weights])];
+}
+function numbersOfRange() {
+  const { title, values } = data.metrics[chosen.metric];
+  return [["weights", "layer", "head", title], ...Object.keys(values).flatMap((name) => numbersOfHeadsWith(values[name]).map((line) => [name, ...line]))];
 }
 // The chosen metric in words, and the weights it was measured with.
 function writeMetric() {

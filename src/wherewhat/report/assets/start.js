@@ -44,7 +44,7 @@ if (all.models.length > 1) writeComparison();
 write();
 chart("map", drawMap, { numbers: numbersOfMap });
 make(by("map").parentNode, "div", null, { id: "chosen-head", class: "marked", hidden: "" });
-chart("range", drawRange);
+chart("range", drawRange, { numbers: numbersOfRange });
 startPanel();
 chart("scatter", drawScatter);
 startCurves();
