@@ -453,6 +453,7 @@ def test_sizes_are_beside_the_numbers(opened):
     assert "2 documents of 28 tokens, 8 queries in each" in opened.text_content("#place-note")
     assert "2 documents of 28 tokens, 8 queries in each" in opened.text_content("#plane-note")
     assert "one document of 28 tokens" in opened.text_content("#planes-note")
+    assert "one document of 28 tokens" in opened.text_content("#distance-note")
     assert "Mean over 2 documents of 28 tokens." in opened.text_content("#reading")
 
 
