@@ -127,6 +127,30 @@ def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list
     return [[rounded(value) for value in found[layer]] if layer in found else None for layer in layers]
 
 
+def sizes(runs: Runs) -> dict[str, Any]:
+    """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
+    found = {}
+    for request, run in runs.finished:
+        if request.model.weights == runs.own:
+            queries = run.options.get("queries")
+            found[request.measurement] = {
+                "documents": len(run.documents),
+                "tokens": request.tokens,
+                "queries": len(run.options.get("positions") or ()) or queries,
+            }
+    return found
+
+
+def terms(runs: Runs) -> list[dict[str, str]]:
+    """Return every declared metric of the measurements once, with its title and explanation."""
+    found: dict[str, dict[str, str]] = {}
+    for made in dict.fromkeys(run.measurement for _, run in runs.finished):
+        for metric in made.metrics:
+            entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
+            found.setdefault(metric.name, entry)
+    return list(found.values())
+
+
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     """Return every metric of heads, with its title, its control, and values of the model and its control models."""
     tables = []
@@ -156,30 +180,6 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
                 }
             )
     return tables
-
-
-def sizes(runs: Runs) -> dict[str, Any]:
-    """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
-    found = {}
-    for request, run in runs.finished:
-        if request.model.weights == runs.own:
-            queries = run.options.get("queries")
-            found[request.measurement] = {
-                "documents": len(run.documents),
-                "tokens": request.tokens,
-                "queries": len(run.options.get("positions") or ()) or queries,
-            }
-    return found
-
-
-def terms(runs: Runs) -> list[dict[str, str]]:
-    """Return every declared metric of the measurements once, with its title and explanation."""
-    found: dict[str, dict[str, str]] = {}
-    for made in dict.fromkeys(run.measurement for _, run in runs.finished):
-        for metric in made.metrics:
-            entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
-            found.setdefault(metric.name, entry)
-    return list(found.values())
 
 
 _CONTROLS = {"random": "random control", "shuffled": "shuffled control"}
