@@ -183,7 +183,7 @@ def test_pattern_can_be_computed_from_the_excerpt(tmp_path):
     i, j = np.tril_indices(TOKENS)
     for layer in run(model, tokens(TOKENS)):
         scores = torch.full((layer.heads, TOKENS, TOKENS + 1), -torch.inf, dtype=torch.float64)
-        scores[:, i, j] = stored.passages[0].logits[layer.layer].nan_to_num(nan=-torch.inf).double()
+        scores[:, i, j] = stored.logits[layer.layer].nan_to_num(nan=-torch.inf).double()
         scores[:, :, -1] = torch.tensor(stored.sinks[layer.layer]).double()[:, None]
         torch.testing.assert_close(scores.softmax(-1)[..., :-1], layer.pattern()[0].double(), atol=1e-5, rtol=0)
 

@@ -73,6 +73,11 @@ class Excerpt:
     capacity: Capacity
     seconds: float
 
+    @property
+    def logits(self) -> dict[int, Tensor]:
+        """Logits of the first document by layer."""
+        return self.passages[0].logits
+
 
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
     """Run the model once on the first tokens of each of the first documents.
@@ -203,7 +208,7 @@ class ExcerptFile:
         write_profiles(self.path / _LOGITS, logits)
         stored = {
             "tokens": [passage.tokens for passage in excerpt.passages],
-            "layers": sorted(excerpt.passages[0].logits),
+            "layers": sorted(excerpt.logits),
             "sinks": excerpt.sinks,
             "facts": excerpt.facts,
             "capacity": dataclasses.asdict(excerpt.capacity),

@@ -177,7 +177,7 @@ def head_records(
             "plane_pos": _curve(frequencies, layer, "plane_s_pos"),
             "plane_sym": _curve(frequencies, layer, "plane_s_sym"),
         }
-        count = int(excerpt.passages[0].logits[layer].shape[0])
+        count = int(excerpt.logits[layer].shape[0])
         listed: list[dict[str, Any]] = [
             {name: packed(x[head], bits=16) for name, x in by_plane.items() if x is not None} for head in range(count)
         ]
@@ -277,9 +277,8 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         name: Name of the model on the page.
     """
     request, first = runs.first
-    passages = excerpt.passages
-    layers = sorted(passages[0].logits)
-    distances = drawn_distances(len(passages[0].tokens))
+    layers = sorted(excerpt.logits)
+    distances = drawn_distances(len(excerpt.passages[0].tokens))
     return {
         "model": {
             "unmeasured": [],
@@ -287,7 +286,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "name": name,
             "layers": layers,
             "kinds": first.kinds,
-            "heads": [int(passages[0].logits[layer].shape[0]) for layer in layers],
+            "heads": [int(excerpt.logits[layer].shape[0]) for layer in layers],
             "documents": len(first.documents),
             "tokens": request.tokens,
             "embedded": request.text is None,
@@ -306,7 +305,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "turns": turns_per_token(runs, layers),
         "texts": [
             {"document": document, "tokens": passage.tokens}
-            for document, passage in zip(first.documents, passages, strict=False)
+            for document, passage in zip(first.documents, excerpt.passages, strict=False)
         ],
         "distance": controlled_distance(runs, layers),
         "perturbation": perturbation(runs),
