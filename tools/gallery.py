@@ -23,7 +23,7 @@ CHARTS = {
     "perturbation": "div.grid:has(#perturb-all)",
     "lengths": "div.grid:has(#length-loss)",
 }
-METRIC = "symbolic score (heads)"
+METRIC = "symbolic score"
 LEGEND_BESIDE_CHART = """() => {
   const chart = document.getElementById("time");
   for (const other of chart.parentElement.children) if (other !== chart) other.hidden = true;

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 
 from helpers.capture import tiny, tokens
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.browser
 
 PANEL = ("curve", "planes", "place")
 CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "perturb-untouched")
-CHARTS = ("map", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
+CHARTS = ("map", "range", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_charts_wait_until_the_reader_comes_near(opened):
 
 
 def test_reader_finds_a_head(opened, shots):
-    opened.select_option("#metric", label="symbolic score (heads)")
+    opened.select_option("#metric", label="symbolic score")
     assert "follows the tokens" in opened.text_content("#reading")
     opened.select_option("#weights", "random")
     opened.select_option("#layer", "1")
@@ -152,17 +153,18 @@ def reopened(browser, path, fragment):
 
 
 def test_a_link_opens_the_same_view(opened, browser, made):
-    opened.select_option("#metric", label="symbolic score (heads)")
+    opened.select_option("#metric", label="symbolic score")
     opened.select_option("#weights", "random")
     opened.select_option("#layer", "1")
     opened.select_option("#head", "2")
     opened.select_option("#view", "residual")
+    opened.select_option("#document", "1")
     opened.fill("#search", "L1")
     opened.click("#chips button:has-text('mixed')")
     opened.click("#theme")
     until(opened, "location.hash.includes('theme=dark')")
     same = reopened(browser, made.path, opened.url.split("#", 1)[1])
-    for control in ("#metric", "#weights", "#layer", "#head", "#view", "#search"):
+    for control in ("#metric", "#weights", "#layer", "#head", "#view", "#document", "#search"):
         assert same.input_value(control) == opened.input_value(control), control
     for place in ("#h-panel", "#shown", "#view-note"):
         assert same.text_content(place) == opened.text_content(place), place
@@ -202,9 +204,9 @@ def test_findings_link_by_the_fragment_and_back_undoes_it(opened):
 @pytest.mark.parametrize(
     "fragment",
     [
-        "heads?head=L99H99&metric=__proto__&weights=constructor&label=<b>,toString&view=__proto__&theme=<b>&model=x",
+        "heads?document=99&head=L99H99&metric=__proto__&weights=constructor&label=<b>,toString&view=__proto__&theme=<b>&model=x",
         "<img src=x onerror=alert(1)>?search=<img src=x onerror=alert(1)>&head=%E0%A4%A",
-        "heads?head=L0H-1&metric=%&label=%00&search=" + "A" * 9999,
+        "heads?document=<b>&head=L0H-1&metric=%&label=%00&search=" + "A" * 9999,
         "?????&&&===",
     ],
 )
@@ -315,24 +317,204 @@ def test_every_chart_can_be_downloaded(opened):
     scroll_through(opened)
     for chart in (*CHARTS, "matrix"):
         name, text = downloaded(opened, f".charted:has(> #{chart}) button:text-is('CSV')")
-        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}\.csv", name)
+        head = r"-L\dH\d" if chart in (*PANEL, "matrix") else ""
+        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}{head}\.csv", name)
         header, *lines = csv.reader(io.StringIO(text))
         assert lines, chart
         assert {len(line) for line in lines} == {len(header)}, chart
     name, text = downloaded(opened, ".charted:has(> #map) button:text-is('SVG')")
     assert name == "b-onclick-alert-3-tiny-map.svg"
     assert text.startswith("<svg")
+    for chart in ("map", "curve", "matrix"):
+        with opened.expect_download() as found:
+            opened.locator(f".charted:has(> #{chart}) button:text-is('PNG')").click()
+        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}(-L\dH\d)?\.png", found.value.suggested_filename)
+        assert Path(found.value.path()).read_bytes().startswith(b"\x89PNG")
     name, text = downloaded(opened, "#download-heads")
     header, *lines = csv.reader(io.StringIO(text))
     assert len(lines) == 8
     assert {"layer", "head", "label", "s_pos", "unique_c", "sink_mass"} <= set(header)
 
 
+def test_documents_of_the_panel(opened):
+    """The chosen document changes matrix, text and its own curve; the mean curve stays."""
+    opened.locator("#matrix").scroll_into_view_if_needed()
+    assert "the first 28 tokens of <i>0." in opened.text_content("#view-note")
+    opened.locator("#curve").scroll_into_view_if_needed()
+    opened.wait_for_selector("#curve svg.main-svg")
+    lines = "document.getElementById('curve').data.filter((line) => line.line.width !== 0).map((line) => line.name)"
+    assert opened.evaluate(lines) == ["&lt;i&gt;0", "mean of 2 documents"]
+    assert "Mean over 2 documents of 28 tokens with its 95 % interval" in opened.text_content("#curve-note")
+    before = opened.text_content("#text")
+    opened.select_option("#document", label="<i>1")
+    assert "the first 24 tokens of <i>1." in opened.text_content("#view-note")
+    assert before.startswith(opened.text_content("#text"))
+    assert opened.locator("#text span").count() == 24
+    until(opened, f"{lines}[0] === '&lt;i&gt;1'")
+    assert opened.text_content("#curve-note").endswith("thin: <i>1 alone.")
+    for view in ("pattern", "logits", "fit", "residual", "where", "what"):
+        opened.select_option("#view", view)
+        _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
+        found = list(csv.DictReader(io.StringIO(text, newline="")))
+        assert len(found) == 24 * 25 / 2
+        assert all(line[view] for line in found)
+    assert opened.locator("main i").count() == 0
+
+
+def test_one_document_has_one_curve(browser, made, tmp_path):
+    (model,) = made.report.data["models"]
+    records = [
+        [
+            {name: x[:1] if name == "documents" else x for name, x in record.items() if name != "half"}
+            for record in layer
+        ]
+        for layer in model["records"]
+    ]
+    sizes = {name: {**size, "documents": 1} for name, size in model["sizes"].items()}
+    one = {**model, "records": records, "texts": model["texts"][:1], "sizes": sizes}
+    data = {**made.report.data, "models": [one]}
+    with opening(browser, replace(made.report, data=data).write(tmp_path / "page.html")) as page:
+        page.locator("#curve").scroll_into_view_if_needed()
+        page.wait_for_selector("#curve svg.main-svg")
+        assert page.evaluate("document.getElementById('curve').data.length") == 1
+        assert page.text_content("#curve-note") == "Of one document of 28 tokens, <i>0."
+        assert "one document of 28 tokens, 8 queries in each" in page.text_content("#place-note")
+        assert page.is_disabled("#document")
+
+
+def test_heads_like_this_one_are_nearest_and_open(opened, made):
+    """Brute force over the same metrics."""
+    opened.select_option("#layer", "1")
+    opened.select_option("#head", "2")
+    (model,) = made.report.data["models"]
+    compared = ("s_pos", "s_sym", "r", "unique_a", "unique_c", "sink_mass", "entropy")
+    grid = np.array([m["values"]["trained"] for m in model["metrics"] if m["id"] in compared], float).reshape(-1, 8)
+    spread = grid.std(1)
+    points = ((grid - grid.mean(1, keepdims=True))[spread > 0] / spread[spread > 0, None]).T
+    away = np.sqrt(((points - points[6]) ** 2).mean(1))
+    expected = [f"L{at // 4}H{at % 4}" for at in np.argsort(away, kind="stable") if at != 6][:5]
+    links = opened.locator("#like a")
+    assert links.all_text_contents() == expected
+    assert f"head={expected[0]}" in links.first.get_attribute("href")
+    links.first.click()
+    layer, head = expected[0][1:].split("H")
+    assert opened.text_content("#h-panel") == f"Layer {layer}, head {head}"
+    assert "standard deviations over heads" in opened.text_content("#like-note")
+
+
+def test_metrics_are_grouped_by_measurement(opened, made):
+    (model,) = made.report.data["models"]
+    groups = "[...document.querySelectorAll('#metric optgroup')].map((group) => group.label)"
+    assert opened.evaluate(groups) == list(dict.fromkeys(metric["group"] for metric in model["metrics"]))
+    assert opened.locator("#metric option").count() == len(model["metrics"])
+
+
+def test_map_has_the_range_of_the_model(opened, made):
+    """Colours span the model's values whatever is shown; the chart below has all distributions on one axis."""
+    (model,) = made.report.data["models"]
+    r = next(metric for metric in model["metrics"] if metric["id"] == "r")
+    own = sorted(x for layer in r["values"]["trained"] for x in layer)
+    opened.locator("#range").scroll_into_view_if_needed()
+    opened.wait_for_selector("#range svg.main-svg")
+    span = "[document.getElementById('map').data[0].zmin, document.getElementById('map').data[0].zmax]"
+    assert opened.evaluate(span) == [own[0], own[-1]]
+    opened.select_option("#weights", "random")
+    until(opened, "document.getElementById('range').layout.annotations[1].text.startsWith('<b>random</b>')")
+    assert opened.evaluate(span) == [own[0], own[-1]]
+    bars = "document.getElementById('range').data.map((bars) => [bars.name, bars.y.reduce((x, y) => x + y)])"
+    assert opened.evaluate(bars) == [[name, 8] for name in r["values"]]
+    notes = opened.evaluate("document.getElementById('range').layout.annotations.map((note) => note.text)")
+    assert notes[0].startswith(f"trained: {own[0]:.3f} to {own[-1]:.3f}, median ")
+
+
+def test_terms_lead_to_their_definitions(opened, made):
+    (model,) = made.report.data["models"]
+    opened.click("#all-numbers summary")
+    links = opened.eval_on_selector_all("a.term[href]", "(links) => links.map((link) => link.getAttribute('href'))")
+    assert {"#term-r", "#term-r_behaviour", "#term-s_pos", "#term-key-term", "#method-distance"} <= set(links)
+    for link in set(links):
+        assert opened.locator(link).count() == 1, link
+    for term in model["terms"]:
+        assert opened.text_content(f"#term-{term['id']} + dd") == term["reading"]
+    opened.select_option("#head", "1")
+    opened.click("#numbers a.term >> nth=0")
+    until(opened, "Math.abs(document.getElementById('term-r').getBoundingClientRect().top) < innerHeight")
+    until(opened, "location.hash.startsWith('#term-r?head=')")
+    assert opened.input_value("#head") == "1"
+
+
+def test_terms_that_were_not_measured_are_no_links(browser, beside):
+    with opening(browser, beside[1]) as page:
+        page.select_option("#model", "2")
+        assert page.get_attribute("a[data-to=method-distance]", "href") is None
+        page.select_option("#model", "0")
+        assert page.get_attribute("a[data-to=method-distance]", "href") == "#method-distance"
+
+
+def test_sizes_are_beside_the_numbers(opened):
+    for card in opened.locator("#numbers > li").all_text_contents():
+        assert "On 2 documents of 28 tokens" in card
+    assert "2 documents of 28 tokens, 8 queries in each" in opened.text_content("#place-note")
+    assert "2 documents of 28 tokens, 8 queries in each" in opened.text_content("#plane-note")
+    assert "one document of 28 tokens" in opened.text_content("#planes-note")
+    assert "one document of 28 tokens" in opened.text_content("#distance-note")
+    assert "Mean over 2 documents of 28 tokens." in opened.text_content("#reading")
+
+
+def test_long_tables_lay_out_what_is_near(browser, made, tmp_path):
+    """1,024 heads: the table shows the chosen one, the end is reached by keys and by scrolling, and typing is fast."""
+    (model,) = made.report.data["models"]
+
+    def grown(grid):
+        return [[grid[layer % 2][head % 4] for head in range(32)] for layer in range(32)]
+
+    metrics = [
+        {**metric, "values": {weights: grown(grid) for weights, grid in metric["values"].items()}}
+        for metric in model["metrics"]
+    ]
+    swaps = {k: grown(v) if isinstance(v, list) and isinstance(v[0], list) else v for k, v in model["swaps"].items()}
+    big = {
+        **model,
+        "model": {**model["model"], "layers": list(range(32)), "heads": [32] * 32},
+        "records": grown(model["records"]),
+        "turns": [model["turns"][0]] * 32,
+        "metrics": metrics,
+        "swaps": swaps,
+    }
+    path = replace(made.report, data={**made.report.data, "models": [big]}).write(tmp_path / "page.html")
+    lines = "[...document.querySelectorAll('#table-of-heads tbody tr:not([hidden])')]"
+    laid = f"{lines}.map((row) => row.cells[0].textContent)"
+    with opening(browser, path) as page:
+        page.select_option("#layer", "20")
+        page.select_option("#head", "5")
+        assert "L20H5" in page.evaluate(laid)
+        assert len(page.evaluate(laid)) <= 200
+        page.focus("#table-of-heads [aria-selected=true]")
+        page.keyboard.press("End")
+        assert page.evaluate("document.activeElement.cells[0].textContent") == "L31H31"
+        page.fill("#search", "")
+        page.evaluate(
+            "(() => { const t = document.getElementById('table-of-heads'); t.scrollTop = t.scrollHeight; })()"
+        )
+        until(page, f"{lines}.length > 50")
+        page.fill("#search", "31")
+        assert page.evaluate(laid) == [f"L31H{head}" for head in range(32)]
+        assert page.text_content("#shown") == "32 of 1024 heads"
+        key = """(text) => new Promise((done) => {
+            const began = performance.now();
+            const place = document.getElementById('search');
+            place.value = text;
+            place.dispatchEvent(new Event('input'));
+            requestAnimationFrame(() => setTimeout(() => done(performance.now() - began), 0));
+        })"""
+        assert min(page.evaluate(key, text) for text in ("", "1", "", "2", "")) < 500
+
+
 def test_text_in_downloads_is_text(opened, made):
     opened.locator("#matrix").scroll_into_view_if_needed()
     _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    tokens = made.report.data["models"][0]["text"]["tokens"]
+    tokens = made.report.data["models"][0]["texts"][0]["tokens"]
     for line in lines:
         for which in ("query", "key"):
             token = tokens[int(line[which])]

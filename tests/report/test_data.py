@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from helpers.report import unpacked
-from wherewhat.report.data import packed, rounded, script_json
+from wherewhat.measures.statistics import interval
+from wherewhat.report.data import band, centred_curves, drawn_distances, packed, rounded, script_json
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -37,6 +38,44 @@ def test_json_cannot_leave_its_script(text):
     assert json.loads(written) == {text: [text]}
     assert written.isascii()
     assert not set("<>&") & set(written)
+
+
+def test_drawn_distances_are_all_near_ones_and_few_far_ones():
+    assert drawn_distances(100) == list(range(100))
+    assert drawn_distances(256) == list(range(256))
+    for width in (257, 512, 100_000):
+        found = drawn_distances(width)
+        assert found[:128] == list(range(128))
+        assert (len(found), found[-1]) == (256, width - 1)
+        assert found == sorted(set(found))
+
+
+def test_curves_of_documents_are_aligned():
+    """Curves that differ by a constant and by their length are the same curve."""
+    curve = torch.randn(3, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, means = centred_curves([curve, curve[:, :30] + 5.0], range(40))
+    torch.testing.assert_close(found[0, :, :30], found[1, :, :30])
+    torch.testing.assert_close(means[1] - means[0], torch.full((3, 1), 5.0, dtype=torch.float64))
+    torch.testing.assert_close(found[0] + means[0], curve)
+    assert found[1, :, 30:].isnan().all()
+
+
+@pytest.mark.parametrize("documents", [1, 2, 5])
+def test_band_is_the_interval_of_every_point(documents):
+    values = torch.randn(documents, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values[-1, 3] = torch.nan
+    mean, half = band(values)
+    for at in range(4):
+        found = [x for x in values[:, at].tolist() if x == x]
+        if not found:
+            assert mean[at].isnan()
+            continue
+        expected = interval(found)
+        assert float(mean[at]) == pytest.approx(expected.mean)
+        if expected.high is None:
+            assert half[at].isnan()
+        else:
+            assert float(half[at]) == pytest.approx(expected.high - expected.mean)
 
 
 def test_rounded():

@@ -19,6 +19,8 @@ from transformers import AutoTokenizer, GPT2Config
 from helpers.capture import run, tiny, tokens
 from helpers.models import save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
+from wherewhat.imports import package_version
+from wherewhat.measures.registry import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt
 from wherewhat.report.report import make_report
 from wherewhat.runs.execution import load_model
@@ -75,6 +77,15 @@ def test_the_page_holds_everything(data, whole):
     assert not data["left_out"]
 
 
+def fitted(record, number):
+    """The fit of a head on a document, from what the page stores."""
+    one = record["documents"][number]
+    a = unpacked(record["mean"]) + unpacked(one["a"]) + one["level"]
+    b, c = (unpacked(one[name]) for name in "bc")
+    i, j = np.indices((len(b), len(b)))
+    return a[np.abs(i - j)] + b[i] + c[j]
+
+
 @pytest.mark.slow
 def test_map_and_curves_give_the_stored_r(data):
     """On a text no longer than the map, fitted and true logits must correlate as the decomposition says."""
@@ -84,11 +95,74 @@ def test_map_and_curves_give_the_stored_r(data):
     i, j = np.tril_indices(n)
     for layer, heads in enumerate(data["records"]):
         for head, record in enumerate(heads):
-            a, b, c = (unpacked(record[name]) for name in "abc")
-            fitted = a[i - j] + b[i] + c[j]
-            found = np.corrcoef(fitted, unpacked(record["map"]))[0, 1]
+            found = np.corrcoef(fitted(record, 0)[i, j], unpacked(record["documents"][0]["map"]))[0, 1]
             # Both documents begin alike, so the mean over documents is the first one's.
             assert found == pytest.approx(r["values"]["trained"][layer][head], abs=5e-3)
+
+
+def test_every_document_has_logits_fit_and_curve(data):
+    """Both documents begin alike, so that what is stored of the second is the first one's, in fewer bits."""
+    assert [text["document"] for text in data["texts"]] == ["<i>0", "<i>1"]
+    rows = len(data["texts"][1]["tokens"])
+    assert data["texts"][1]["tokens"] == data["texts"][0]["tokens"][:rows]
+    assert rows == min(24, TOKENS)
+    i, j = np.tril_indices(rows)
+    for record in (record for layer in data["records"] for record in layer):
+        first, second = (fitted(record, number)[:rows, :rows] for number in range(2))
+        np.testing.assert_allclose(first, second, atol=1e-3)
+        rest = record["documents"][1]["rest"]
+        step = (rest["hi"] - rest["lo"]) / 254
+        whole = np.full((TOKENS, TOKENS), np.nan)
+        whole[np.tril_indices(TOKENS)] = unpacked(record["documents"][0]["map"])
+        np.testing.assert_allclose(second[i, j] + unpacked(rest), whole[i, j], atol=step + 1e-3)
+        np.testing.assert_allclose(unpacked(record["half"]), 0, atol=1e-5)
+
+
+def test_excerpts_of_several_documents_come_back(tmp_path):
+    """A further document has fewer tokens; logits of each are those of a pass over it alone."""
+    model = tiny("llama")
+    save_tokenizer(tmp_path)
+    request = MemoryModel(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path))
+    given = [torch.randint(3, 30, (TOKENS,), generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    documents = documents_of([ids.tolist() for ids in given])
+    file = ExcerptFile.of(request, documents, tokens=TOKENS, out=tmp_path)
+    file.write(take_excerpt(load_model(request), documents, tokens=TOKENS))
+    stored = file.read()
+    assert stored is not None
+    assert [len(passage.tokens) for passage in stored.passages] == [TOKENS, 24, 24]
+    for ids, passage in zip(given, stored.passages, strict=False):
+        rows = len(passage.tokens)
+        i, j = np.tril_indices(rows)
+        for layer in run(model, ids[None]):
+            expected = layer.attn_scores()[0][:, i, j].double()
+            torch.testing.assert_close(passage.logits[layer.layer], expected, atol=1e-5, rtol=0)
+
+
+def test_one_document_has_no_band(tmp_path):
+    report = make_report(tiny("llama"), texts=tokens(TOKENS), tokens=TOKENS, out=tmp_path)
+    (data,) = report.data["models"]
+    assert len(data["texts"]) == data["sizes"]["axes"]["documents"] == 1
+    assert all("half" not in record and "mean" in record for layer in data["records"] for record in layer)
+
+
+def test_metrics_are_grouped_sized_and_defined_by_their_declarations(data):
+    declared = measurements()
+    for metric in data["metrics"]:
+        name = metric["measurement"]
+        assert metric["group"] == f"{name}: {declared[name].summary}"
+        assert name in data["sizes"]
+    assert data["sizes"]["heads"] == {"documents": 2, "tokens": TOKENS, "queries": 8}
+    assert data["sizes"]["axes"] == {"documents": 2, "tokens": TOKENS, "queries": None}
+    terms = [term["id"] for term in data["terms"]]
+    assert len(terms) == len(set(terms))
+    assert {metric.name for name in MEASUREMENTS for metric in declared[name].metrics} == set(terms)
+    for number in data["numbers"]:
+        assert number["measurement"] in data["sizes"]
+        assert set(number["metrics"]) <= set(terms)
+
+
+def test_version_to_cite_is_the_package_s(made):
+    assert f"version {package_version('wherewhat')}. Software" in made.path.read_text("utf-8")
 
 
 def test_labels_come_with_the_documents_that_give_them(data):
@@ -140,8 +214,8 @@ def test_bands_are_read_against_random_planes(data):
 
 
 def test_tokens_are_the_text(data):
-    assert HOSTILE.startswith("".join(data["text"]["tokens"])[: len(HOSTILE)])
-    assert len(data["text"]["tokens"]) == TOKENS
+    assert HOSTILE.startswith("".join(data["texts"][0]["tokens"])[: len(HOSTILE)])
+    assert len(data["texts"][0]["tokens"]) == TOKENS
 
 
 def test_nothing_comes_from_elsewhere(page, made):
@@ -160,7 +234,7 @@ def test_hostile_text_is_only_data(page, made, data):
         assert text not in html.replace(page.scripts[1], ""), text
     assert [tag for tag, _ in page.tags].count("script") == 3
     assert "<b onclick" in data["model"]["name"]
-    assert data["text"]["document"] == "<i>0"
+    assert data["texts"][0]["document"] == "<i>0"
 
 
 def test_same_runs_same_bytes(made, hostile_model, tmp_path):
@@ -191,7 +265,7 @@ def test_standard_input_is_read_once_and_kept(cli, made, hostile_model, tmp_path
     page = Path(outcome.out.splitlines()[-1])
     whole = json.loads(Page(page.read_text("utf-8")).scripts[0])
     command = shlex.split(whole["command"])
-    assert whole["models"][0]["text"]["document"] == "stdin"
+    assert whole["models"][0]["texts"][0]["document"] == "stdin"
     again = cli(*command[1:])
     assert again.out.splitlines()[-1] == str(page)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.measures.statistics import Interval, interval
+from wherewhat.measures.statistics import Interval, interval, student
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
@@ -48,6 +48,58 @@ def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
     return {"lo": low, "hi": high, "bits": bits, "data": base64.b64encode(data).decode("ascii")}
 
 
+_NEAR, _POINTS = 128, 256
+"""Distances below the first number are all drawn; of the others as many as give the second number of points."""
+
+
+def drawn_distances(width: int) -> list[int]:
+    """Return the distances below ``width`` at which a page draws a curve: all the near ones, evenly spaced far ones."""
+    if width <= _POINTS:
+        return list(range(width))
+    # At 512 tokens every third: the fastest RoPE planes turn in 2π tokens, more than two steps.
+    far = torch.linspace(_NEAR, width - 1, _POINTS - _NEAR, dtype=torch.float64).round().long()
+    return [*range(_NEAR), *far.tolist()]
+
+
+def centred_curves(curves: Sequence[Tensor], distances: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return distance curves of documents, aligned, at some distances.
+
+    A constant in a distance curve cancels in softmax, so each curve's mean over the distances that all documents have
+    is subtracted.
+
+    Args:
+        curves: Curve ``(heads, width)`` of each document; the widths may differ.
+        distances: The distances; those that a document does not have become NaN.
+
+    Returns:
+        The centred curves ``(documents, heads, distances)``, and the subtracted means ``(documents, heads, 1)``.
+    """
+    at = torch.tensor(distances)
+    found = torch.full((len(curves), curves[0].shape[0], len(distances)), torch.nan, dtype=torch.float64)
+    for document, curve in enumerate(curves):
+        inside = at < curve.shape[1]
+        found[document, :, inside] = curve[:, at[inside]].double()
+    common = found.isfinite().all(0)
+    means = torch.where(common, found, torch.nan).nanmean(-1, keepdim=True).nan_to_num()
+    return found - means, means
+
+
+def band(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean over documents and half the width of its 95 % Student interval, as :func:`interval` does.
+
+    Args:
+        values: Values ``(documents, ...)``; NaN where a document has none.
+
+    Returns:
+        Both of shape ``(...)``; the half width is NaN where fewer than two documents have a value.
+    """
+    n = values.isfinite().sum(0)
+    mean = values.nanmean(0)
+    error = ((values - mean).square().nansum(0) / (n - 1).clamp(min=1) / n.clamp(min=1)).sqrt()
+    factors = [torch.nan if count < 2 else student(count) for count in range(values.shape[0] + 1)]
+    return mean, torch.tensor(factors, dtype=torch.float64)[n] * error
+
+
 def script_json(data: Any) -> str:
     """Return JSON that is safe inside an HTML script element.
 
@@ -75,6 +127,30 @@ def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list
     return [[rounded(value) for value in found[layer]] if layer in found else None for layer in layers]
 
 
+def sizes(runs: Runs) -> dict[str, Any]:
+    """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
+    found = {}
+    for request, run in runs.finished:
+        if request.model.weights == runs.own:
+            queries = run.options.get("queries")
+            found[request.measurement] = {
+                "documents": len(run.documents),
+                "tokens": request.tokens,
+                "queries": len(run.options.get("positions") or ()) or queries,
+            }
+    return found
+
+
+def terms(runs: Runs) -> list[dict[str, str]]:
+    """Return every declared metric of the measurements once, with its title and explanation."""
+    found: dict[str, dict[str, str]] = {}
+    for made in dict.fromkeys(run.measurement for _, run in runs.finished):
+        for metric in made.metrics:
+            entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
+            found.setdefault(metric.name, entry)
+    return list(found.values())
+
+
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     """Return every metric of heads, with its title, its control, and values of the model and its control models."""
     tables = []
@@ -93,6 +169,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
                     "unit": metric.unit,
                     "reading": metric.reading,
                     "measurement": name,
+                    "group": f"{name}: {run.measurement.summary}",
                     "control": rounded(controls.get(metric.name)),
                     "control_title": metric.control_title,
                     "values": {
@@ -126,6 +203,8 @@ class Number:
         controls: Numbers to compare them with.
         reading: How to read it, in one sentence.
         kinds: The model's and its control models' for each kind of layer, where there are several.
+        measurement: The measurement that it is of.
+        metrics: Names of the metrics of ``values``.
     """
 
     title: str
@@ -133,6 +212,8 @@ class Number:
     controls: list[Value]
     reading: str
     kinds: list[Value] = field(default_factory=list)
+    measurement: str = ""
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,6 +299,8 @@ def headline(runs: Runs) -> list[Number]:
                     for named, found in [([], own), *(([control], of_control) for control, of_control in beside)]
                     if name in found and kind in found[name].kinds
                 ],
+                measurement=wanted.measurement,
+                metrics=tuple(name for name, _ in metrics),
             )
         )
     return numbers

@@ -1,4 +1,4 @@
-"""The excerpt of a model that a report makes in one pass, and the file that stores it."""
+"""The excerpt of a model that a report makes with one pass per document, and the file that stores it."""
 
 from __future__ import annotations
 
@@ -31,36 +31,56 @@ from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document, text_hash
 
-ROWS = 48
-"""Tokens whose logits are drawn: as many as a small screen resolves."""
+ROWS, FURTHER_ROWS = 48, 24
+"""Tokens of the first and of each further document whose logits are drawn: what a small screen resolves, and what keeps
+the page of a model with 1,024 heads below 15 MB."""
+
+PASSAGES = 3
+"""Largest number of documents whose logits are drawn."""
 
 _LOGITS, _EXCERPT = "logits.safetensors", "excerpt.json"
 
 
 @dataclass(frozen=True)
-class Excerpt:
-    """What one pass over the first text shows.
+class Passage:
+    """The first tokens of one document.
 
     Attributes:
-        tokens: The first text in pieces, one for each token.
+        tokens: The first document, or the drawn tokens of a further one, in pieces, one for each token.
         logits: Lower triangles of the first rows' logits by layer, ``(heads, pairs)``, row after row; NaN where a
             query does not see a key.
-        sinks: Logit of each head's sink, by layer; only layers that have sinks.
-        facts: Name, size and type of the model.
-        capacity: What the model and the texts allow to be measured.
-        seconds: Time of the pass per token, for estimates.
     """
 
     tokens: list[str]
     logits: dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What one pass over each of the first documents shows.
+
+    Attributes:
+        passages: One for each of the first documents.
+        sinks: Logit of each head's sink, by layer; only layers that have sinks.
+        facts: Name, size and type of the model.
+        capacity: What the model and the texts allow to be measured.
+        seconds: Time of the passes per token, for estimates.
+    """
+
+    passages: list[Passage]
     sinks: dict[int, list[float]]
     facts: dict[str, Any]
     capacity: Capacity
     seconds: float
 
+    @property
+    def logits(self) -> dict[int, Tensor]:
+        """Logits of the first document by layer."""
+        return self.passages[0].logits
+
 
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
-    """Run the model once on the first tokens of the first text.
+    """Run the model once on the first tokens of each of the first documents.
 
     Args:
         loaded: The model.
@@ -70,19 +90,19 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
     """
     loaded.check_length(tokens)
     shortest = min(document_length(loaded, text) for text in texts)
-    ids, *_ = [document_text(loaded, text, tokens).ids[0] for text in texts]  # all are long enough
-    logits: dict[int, Tensor] = {}
+    ids = [document_text(loaded, text, tokens).ids[0] for text in texts][:PASSAGES]  # all texts are long enough
+    passages: list[Passage] = []
     sinks: dict[int, list[float]] = {}
     kv_heads: set[int] = set()
     planes: list[int] = []
-    rows = min(ROWS, len(ids))
-    i, j = torch.tril_indices(rows, rows).unbind()
 
     def keep(attention: LayerAttention) -> None:
+        rows = _rows(len(passages) - 1, tokens)
+        i, j = torch.tril_indices(rows, rows).unbind()
         first = slice(0, rows)
         scores = attention.attn_scores(first)[0, :, :, :rows].double().cpu()
         seen = attention.visible(first)[..., :rows].expand(1, attention.heads, rows, rows)[0].cpu()
-        logits[attention.layer] = scores.masked_fill(~seen, torch.nan)[:, i, j]
+        passages[-1].logits[attention.layer] = scores.masked_fill(~seen, torch.nan)[:, i, j]
         if attention.sinks is not None:
             sinks[attention.layer] = attention.sinks.double().cpu().flatten().tolist()
         kv_heads.add(attention.kv_heads)
@@ -92,8 +112,11 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
     subject = ModelSubject(loaded, proof)
     started = time.perf_counter()
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
-        subject.run(ids[None], keep)
-    seconds = (time.perf_counter() - started) / len(ids)
+        for number, document in enumerate(ids):
+            pieces = _pieces(loaded, texts[number], document)
+            passages.append(Passage(pieces[: _rows(number, tokens)] if number else pieces, {}))
+            subject.run(document[None], keep)
+    seconds = (time.perf_counter() - started) / (tokens * len(ids))
     try:
         trained = subject.trained_length()
     except ConfigError:
@@ -110,7 +133,12 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "dtype": loaded.dtype,
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)
-    return Excerpt(_pieces(loaded, texts[0], ids), logits, sinks, facts, capacity, seconds)
+    return Excerpt(passages, sinks, facts, capacity, seconds)
+
+
+def _rows(number: int, tokens: int) -> int:
+    """Return the number of drawn tokens of a document."""
+    return min(FURTHER_ROWS if number else ROWS, tokens)
 
 
 def _pieces(loaded: LoadedModel, document: Document, ids: Tensor) -> list[str]:
@@ -149,7 +177,8 @@ class ExcerptFile:
             state: dict[str, JSON] = {"name": model.model, "weights": load_model(model).weights_hash}
         else:
             state = model_state(model)
-        key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens})
+        drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES]
+        key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens, "passages": drawn})
         return cls(out / run_folder_name(f"excerpt-{state['name']}-{model.weights}", key))
 
     def read(self) -> Excerpt | None:
@@ -157,9 +186,14 @@ class ExcerptFile:
         stored = _read(self.path / _EXCERPT)
         try:
             file = ProfileFile(self.path / _LOGITS)
-            logits = {layer: file[profile_name(None, layer, "logits")] for layer in stored.pop("layers")}
+            layers = stored.pop("layers")
+            passages = [
+                Passage(tokens, {layer: file[profile_name(str(number), layer, "logits")] for layer in layers})
+                for number, tokens in enumerate(stored.pop("tokens"))
+            ]
             sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
-            return Excerpt(**{**stored, "logits": logits, "sinks": sinks, "capacity": Capacity(**stored["capacity"])})
+            capacity = Capacity(**stored.pop("capacity"))
+            return Excerpt(passages=passages, sinks=sinks, capacity=capacity, **stored)
         except (StoreError, KeyError, TypeError):
             return None
 
@@ -167,12 +201,13 @@ class ExcerptFile:
         """Store the excerpt."""
         make_folder(self.path)
         logits = {
-            profile_name(None, layer, "logits"): Profile(values, ("head", "pair"))
-            for layer, values in excerpt.logits.items()
+            profile_name(str(number), layer, "logits"): Profile(values, ("head", "pair"))
+            for number, passage in enumerate(excerpt.passages)
+            for layer, values in passage.logits.items()
         }
         write_profiles(self.path / _LOGITS, logits)
         stored = {
-            "tokens": excerpt.tokens,
+            "tokens": [passage.tokens for passage in excerpt.passages],
             "layers": sorted(excerpt.logits),
             "sinks": excerpt.sinks,
             "facts": excerpt.facts,

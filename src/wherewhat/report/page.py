@@ -13,6 +13,7 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
+from wherewhat.imports import package_version
 from wherewhat.report.data import Number, script_json
 
 _SCRIPTS = (
@@ -30,6 +31,7 @@ _SCRIPTS = (
     "learning",
     "others",
     "method",
+    "terms",
     "state",
     "start",
 )
@@ -74,7 +76,8 @@ class Report:
     def html(self) -> str:
         """Return the page. Text of models and documents is in the data only; the script inserts it as text."""
         scripts = [asset(f"{name}.js") for name in self.scripts]
-        body, style = asset(self.body), asset("page.css")
+        body = asset(self.body).replace("{{VERSION}}", package_version("wherewhat") or "unknown")
+        style = asset("page.css")
         return whole_page(title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data)
 
     def write(self, path: str | os.PathLike[str]) -> Path:

@@ -106,7 +106,7 @@ def _measured(
         loaded = models.loaded(model, say=progress.say)
         seen = take_excerpt(loaded, given.documents, tokens=tokens, proof=models.proof())
         del loaded
-        start = time.perf_counter() - started - tokens * seen.seconds
+        start = time.perf_counter() - started - tokens * len(seen.passages) * seen.seconds
         stored.write(seen)
     given.keep()
     planned, left_out = plan(

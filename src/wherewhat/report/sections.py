@@ -20,6 +20,9 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import (
     Number,
     Value,
+    band,
+    centred_curves,
+    drawn_distances,
     head_values,
     headline,
     interval_json,
@@ -27,12 +30,15 @@ from wherewhat.report.data import (
     metric_tables,
     packed,
     rounded,
+    sizes,
+    terms,
 )
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure
 from wherewhat.report.findings import find
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.profiles import profile_name
 from wherewhat.runs.results import StoredRun
 
 
@@ -144,39 +150,79 @@ def perturbation(runs: Runs) -> dict[str, Any] | None:
     }
 
 
-def head_records(runs: Runs, excerpt: Excerpt, layers: Sequence[int]) -> list[list[dict[str, Any]]]:
-    """Return for each layer and head the data of its panel: logit map, logit of the sink, curves a, b and c, planes.
+def head_records(
+    runs: Runs, excerpt: Excerpt, layers: Sequence[int], distances: Sequence[int]
+) -> list[list[dict[str, Any]]]:
+    """Return for each layer and head the data of its panel.
 
-    The map and the curves belong to the same document, so that ``a[i-j] + b[i] + c[j]`` is the map's fit.
+    Each has the logit of its sink, its planes, the mean distance curve over documents with half the width of its
+    interval, and for each drawn document its logits and its curves, so that ``a[i-j] + b[i] + c[j]`` is the fit.
+    ``a`` is stored as its difference to the mean curve, plus the number ``level``; the logits of further documents as
+    their difference to the fit, which eight bits represent well.
+
+    Args:
+        runs: Finished runs.
+        excerpt: Logits of the first documents.
+        layers: The layers.
+        distances: Distances of the curves.
     """
-    names = ("axes", "heads", "planes", "frequencies")
-    axes, heads, planes, frequencies = (runs.find(name) for name in names)
+    names = ("heads", "planes", "frequencies")
+    heads, planes, frequencies = (runs.find(name) for name in names)
     records = []
     for layer in layers:
-        a, b, c = (_curve(axes, layer, name) for name in "abc")
         by_plane = {
             "use": _curve(heads, layer, "frequency_use"),
             "share": _curve(planes, layer, "plane_share"),
             "plane_pos": _curve(frequencies, layer, "plane_s_pos"),
             "plane_sym": _curve(frequencies, layer, "plane_s_sym"),
         }
-        logits = excerpt.logits[layer]
-        rows = int((2 * logits.shape[1]) ** 0.5)
-        listed = []
-        for head in range(logits.shape[0]):
-            record: dict[str, Any] = {"map": packed(logits[head], bits=16)}
+        count = int(excerpt.logits[layer].shape[0])
+        listed: list[dict[str, Any]] = [
+            {name: packed(x[head], bits=16) for name, x in by_plane.items() if x is not None} for head in range(count)
+        ]
+        for head, (record, of_head) in enumerate(zip(listed, _documents(runs, excerpt, layer, distances), strict=True)):
+            record |= of_head
             if layer in excerpt.sinks:
                 record["sink"] = rounded(excerpt.sinks[layer][head])
-            if a is not None and b is not None and c is not None:
-                record |= {
-                    "a": packed(a[head], bits=16),
-                    "b": packed(b[head, :rows], bits=16),
-                    "c": packed(c[head], bits=16),
-                }
-            record |= {name: packed(x[head], bits=16) for name, x in by_plane.items() if x is not None}
-            listed.append(record)
         records.append(listed)
     return records
+
+
+def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the curves of every head of a layer, over documents and on each drawn one, and its logits there."""
+    _, axes = runs.first
+    curves = [curve for d in range(len(axes.documents)) if (curve := axes.curve(layer, "a", document=d)) is not None]
+    logits = [passage.logits[layer].double() for passage in excerpt.passages]
+    if len(curves) < len(axes.documents):
+        bits = [8 if number else 16 for number in range(len(logits))]
+        return [
+            {"documents": [{"map": packed(x[head], bits=b)} for x, b in zip(logits, bits, strict=True)]}
+            for head in range(len(logits[0]))
+        ]
+    near = [distance for distance in distances if distance < max(curve.shape[1] for curve in curves)]
+    centred, levels = centred_curves(curves, near)
+    mean, half = band(centred)
+    listed: list[dict[str, Any]] = [{"mean": packed(curve, bits=16), "documents": []} for curve in mean]
+    for document, values in enumerate(logits):
+        b, c = (axes.profiles[profile_name(axes.documents[document], layer, name)].double() for name in "bc")
+        rows = int((2 * values.shape[1]) ** 0.5)
+        i, j = torch.tril_indices(rows, rows).unbind()
+        padded = torch.nn.functional.pad(curves[document].double(), (0, rows), value=torch.nan)
+        rest = values - (padded[:, i - j] + b[:, i] + c[:, j])
+        for head, record in enumerate(listed):
+            record["documents"].append(
+                {
+                    "a": packed(centred[document, head] - mean[head], bits=8),
+                    "level": float(f"{float(levels[document, head]):.7g}"),
+                    "b": packed(b[head, :rows], bits=16),
+                    "c": packed(c[head, :rows], bits=16),
+                    **({"rest": packed(rest[head], bits=8)} if document else {"map": packed(values[head], bits=16)}),
+                }
+            )
+            if not document:
+                record["key"] = packed(c[head], bits=8)
+                record |= {"half": packed(half[head], bits=8)} if len(curves) > 1 else {}
+    return listed
 
 
 def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None] | None]:
@@ -226,11 +272,12 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
 
     Args:
         runs: Finished runs.
-        excerpt: Logits and tokens of the first document.
+        excerpt: Logits and tokens of the first documents.
         name: Name of the model on the page.
     """
     request, first = runs.first
     layers = sorted(excerpt.logits)
+    distances = drawn_distances(len(excerpt.passages[0].tokens))
     return {
         "model": {
             "unmeasured": [],
@@ -244,12 +291,21 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "embedded": request.text is None,
         },
         "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
-        "numbers": [_number(number) for number in headline(runs)],
+        "numbers": [
+            {**_number(number), "measurement": number.measurement, "metrics": list(number.metrics)}
+            for number in headline(runs)
+        ],
+        "sizes": sizes(runs),
+        "terms": terms(runs),
         "metrics": metric_tables(runs, layers),
         "swaps": _swaps(runs, layers),
-        "records": head_records(runs, excerpt, layers),
+        "records": head_records(runs, excerpt, layers, distances),
+        "distances": distances,
         "turns": turns_per_token(runs, layers),
-        "text": {"document": first.documents[0], "tokens": excerpt.tokens},
+        "texts": [
+            {"document": document, "tokens": passage.tokens}
+            for document, passage in zip(first.documents, excerpt.passages, strict=False)
+        ],
         "distance": controlled_distance(runs, layers),
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),

@@ -9,7 +9,7 @@ function drawQuartiles(id, names, title) {
 }
 function writeDistance() {
   by("distance").hidden = by("drift").hidden = !data.distance;
-  by("distance-note").textContent = data.distance ? "" : "Not measured for this model.";
+  by("distance-note").textContent = data.distance ? `On ${sizeOf("distance")}.` : "Not measured for this model.";
 }
 
 function writeBands() {

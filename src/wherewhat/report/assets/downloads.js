@@ -1,4 +1,4 @@
-// Every chart can be downloaded: its numbers as CSV, its picture as SVG.
+// Every chart can be downloaded: its numbers as CSV, its picture as SVG and PNG.
 const unplain = (text) => String(text).replace(/<br>/g, ", ").replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
 // Text is quoted, and an apostrophe keeps spreadsheets from reading it as a formula.
 function csvCell(value) {
@@ -8,13 +8,25 @@ function csvCell(value) {
   return `"${text.replace(/"/g, '""')}"`;
 }
 const csv = (lines) => lines.map((line) => `${line.map(csvCell).join(",")}\r\n`).join("");
-const fileName = (id) => `${data.model.name ?? all.title}-${id}`.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+/, "").slice(-120);
-function save(name, content) {
+// Model and chart, and the head for charts of one; the end is kept where the name is too long.
+const chartName = (id) => (by(id)?.closest("#panel") ? `${id}-${headName(chosen.layer, chosen.head)}` : id);
+const fileName = (id) => `${data.model.name ?? all.title}-${chartName(id)}`.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+/, "").slice(-120);
+function save(name, content, type = "text/csv") {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([content], { type: "text/csv" }));
+  link.href = URL.createObjectURL(new Blob([content], { type }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+// A picture as PNG with two pixels for each of the page's.
+async function savePicture(url, width, height, name) {
+  const image = new Image();
+  image.src = url;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [2 * width, 2 * height];
+  canvas.getContext("2d").drawImage(image, 0, 0, 2 * width, 2 * height);
+  canvas.toBlob((content) => save(name, content, "image/png"));
 }
 // The numbers of a chart as rows below a header: cells of a map, or points of its lines, marks and bars.
 function numbersOf(place) {
@@ -32,7 +44,7 @@ function numbersOf(place) {
   }));
   return [["series", title("xaxis"), title("yaxis"), "low", "high", "note"], ...lines];
 }
-// Two buttons below the chart with that id, in a frame around both.
+// Buttons below the chart with that id, in a frame around all.
 function offerDownloads(id) {
   const place = by(id);
   if (place.parentNode.classList.contains("charted")) return;
@@ -47,9 +59,14 @@ function offerDownloads(id) {
     if (numbers || place._fullData) action(numbers ?? (() => numbersOf(place)), picture ?? (() => place));
   });
   offer("CSV", (numbers) => save(`${fileName(id)}.csv`, csv(numbers())));
-  offer("SVG", (_, picture) => {
+  const drawn = (picture) => {
     const { data: traces, layout } = picture();
-    const back = { paper_bgcolor: isDark() ? "#15161a" : "#ffffff" };
-    Plotly.downloadImage({ data: traces, layout: { ...layout, ...back } }, { format: "svg", filename: fileName(id), width: place.clientWidth, height: place.clientHeight });
+    return { data: traces, layout: { ...layout, paper_bgcolor: isDark() ? "#15161a" : "#ffffff" } };
+  };
+  const size = () => ({ format: "svg", width: place.clientWidth, height: place.clientHeight });
+  offer("SVG", (_, picture) => Plotly.downloadImage(drawn(picture), { ...size(), filename: fileName(id) }));
+  offer("PNG", (_, picture) => {
+    const [{ width, height }, name] = [size(), `${fileName(id)}.png`];
+    Plotly.toImage(drawn(picture), size()).then((url) => savePicture(url, width, height, name));
   });
 }

@@ -13,7 +13,7 @@ function make(parent, tag, text, attributes = {}) {
   parent.append(node);
   return node;
 }
-// A table with a header row; the first cell of each row names it.
+// A table with a header row; the first cell of each row names it. Cells are text or elements.
 function table(place, header, rows) {
   const made = document.createElement("table");
   const top = make(make(made, "thead"), "tr");
@@ -21,7 +21,11 @@ function table(place, header, rows) {
   const body = make(made, "tbody");
   for (const row of rows) {
     const line = make(body, "tr");
-    row.forEach((cell, i) => make(line, i ? "td" : "th", cell, i ? {} : { scope: "row" }));
+    row.forEach((cell, i) => {
+      const isNode = cell instanceof Node;
+      const made = make(line, i ? "td" : "th", isNode ? null : cell, i ? {} : { scope: "row" });
+      if (isNode) made.append(cell);
+    });
   }
   place.replaceChildren(made);
 }

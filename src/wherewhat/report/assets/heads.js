@@ -20,6 +20,38 @@ function tellingHead() {
   return found ? [found.l, found.h] : [0, 0];
 }
 
+// The metrics in which heads are compared, where they were measured.
+const COMPARED = ["s_pos", "s_sym", "r", "unique_a", "unique_c", "sink_mass", "entropy"];
+const NEIGHBOURS = 5;
+// Each head with its metrics in standard deviations over heads.
+function standardised() {
+  const metrics = COMPARED.map((id) => data.metrics.find((metric) => metric.id === id)).filter(Boolean).map((metric) => {
+    const values = defined(metric.values[data.model.weights]);
+    const mean = values.reduce((sum, x) => sum + x, 0) / values.length;
+    const spread = Math.sqrt(values.reduce((sum, x) => sum + (x - mean) ** 2, 0) / values.length);
+    return { metric, mean, spread };
+  }).filter(({ spread }) => spread > 0);
+  const point = (l, h) => metrics.map(({ metric, mean, spread }) => {
+    const value = ownValue(metric, l, h);
+    return value === null ? null : (value - mean) / spread;
+  });
+  return { names: metrics.map(({ metric }) => metric.title), points: rows.map(({ l, h }) => ({ l, h, at: point(l, h) })) };
+}
+let comparable = { names: [], points: [] };
+// The heads with the least root-mean-square difference to the chosen one, over the metrics that both have.
+function nearestHeads() {
+  const own = comparable.points.find(({ l, h }) => l === chosen.layer && h === chosen.head)?.at ?? [];
+  const distance = (at) => {
+    const squares = at.map((x, k) => (x === null || own[k] === null ? null : (x - own[k]) ** 2)).filter((x) => x !== null);
+    return squares.length * 2 > own.length ? Math.sqrt(squares.reduce((sum, x) => sum + x, 0) / squares.length) : Infinity;
+  };
+  return comparable.points
+    .filter(({ l, h }) => l !== chosen.layer || h !== chosen.head)
+    .map(({ l, h, at }) => ({ l, h, away: distance(at) }))
+    .filter(({ away }) => away < Infinity)
+    .sort((x, y) => x.away - y.away || x.l - y.l || x.h - y.h)
+    .slice(0, NEIGHBOURS);
+}
 // One word of the search: L12H3 or 12.3, a layer, or part of a label.
 function matches(word, row) {
   const place = /^l?(\d+)(?:[h.](\d*))?$/i.exec(word);
@@ -34,10 +66,10 @@ const columnsOfTable = () => {
   const chosenMetric = data.metrics[chosen.metric];
   const listed = COLUMNS.map((id) => data.metrics.find((metric) => metric.id === id)).filter(Boolean);
   const metrics = chosenMetric && !["s_pos", "s_sym", ...COLUMNS].includes(chosenMetric.id) ? [chosenMetric, ...listed] : listed;
-  const scores = [["positional", "s_pos"], ["symbolic", "s_sym"]].map(([title, name]) => ({ title, of: (l, h) => data.swaps[name][l]?.[h] ?? null }));
+  const scores = [["positional", "s_pos"], ["symbolic", "s_sym"]].map(([title, name]) => ({ title, reading: data.metrics.find((metric) => metric.id === name)?.reading ?? "", of: (l, h) => data.swaps[name][l]?.[h] ?? null }));
   return [
     ...(data.swaps ? [{ title: "label", of: labelOf }, ...scores] : []),
-    ...metrics.map((metric) => ({ title: metric.title, of: (l, h) => ownValue(metric, l, h) })),
+    ...metrics.map((metric) => ({ title: metric.title, reading: metric.reading, of: (l, h) => ownValue(metric, l, h) })),
   ];
 };
 function writeHeads() {
@@ -47,8 +79,8 @@ function writeHeads() {
   made.setAttribute("role", "grid");
   made.setAttribute("aria-labelledby", "h-table");
   const top = make(make(made, "thead"), "tr");
-  ["head", ...columns.map((column) => column.title)].forEach((title, i) => {
-    make(make(top, "th", null, { scope: "col" }), "button", title, { type: "button" }).addEventListener("click", () => sortHeads(i));
+  [{ title: "head" }, ...columns].forEach(({ title, reading = "" }, i) => {
+    make(make(top, "th", null, { scope: "col" }), "button", title, { type: "button", title: reading }).addEventListener("click", () => sortHeads(i));
   });
   const body = make(made, "tbody");
   rows = data.model.layers.flatMap((layer, l) => Array.from({ length: data.model.heads[l] }, (_, h) => {
@@ -56,12 +88,13 @@ function writeHeads() {
     make(line, "th", headName(l, h), { scope: "row" });
     const values = columns.map((column) => column.of(l, h));
     for (const value of values) make(line, "td", typeof value === "number" ? brief(value) : value);
-    const row = { l, h, layer, label: labelOf(l, h), keys: [1e6 * l + h, ...values], line };
+    const row = { l, h, layer, label: labelOf(l, h), shown: true, keys: [1e6 * l + h, ...values], line };
     line.addEventListener("click", () => choose(l, h, true));
     return row;
   }));
   body.addEventListener("keydown", walkTable);
   by("table-of-heads").replaceChildren(made);
+  comparable = standardised();
   writeChips();
   by("search").value = chosen.search;
   sortHeads(order.column, order.down);
@@ -77,6 +110,7 @@ function sortHeads(column, down) {
   rows.sort((x, y) => missing(x) - missing(y) || sign * ((x.keys[column] > y.keys[column]) - (x.keys[column] < y.keys[column])) || x.keys[0] - y.keys[0]);
   const body = by("table-of-heads").querySelector("tbody");
   body.append(...rows.map((row) => row.line));
+  layOut(0, STEP);
   by("table-of-heads").querySelectorAll("thead th").forEach((head, i) => head.setAttribute("aria-sort", i !== column ? "none" : order.down ? "descending" : "ascending"));
 }
 function writeChips() {
@@ -99,10 +133,34 @@ function redrawMapSoon() {
   typing = setTimeout(() => redraw("map"), 60);
 }
 function filterHeads() {
-  for (const row of rows) row.line.hidden = !isShown(row);
-  const count = rows.filter((row) => !row.line.hidden).length;
+  for (const row of rows) row.shown = isShown(row);
+  const count = rows.filter((row) => row.shown).length;
+  layOut(0, STEP);
   by("shown").textContent = count === rows.length ? plural(count, "head") : `${count} of ${plural(rows.length, "head")}`;
   saveView();
+}
+// Of the heads that the filter shows, the table lays out some, and more when it is scrolled, so that it stays fast.
+const STEP = 50;
+let laid = { from: 0, to: STEP };
+function layOut(from, to) {
+  laid = { from: Math.max(0, from), to };
+  const shown = new Set(rows.filter((row) => row.shown).slice(laid.from, to));
+  for (const row of rows) if (row.line.hidden === shown.has(row)) row.line.hidden = !row.line.hidden;
+}
+function layOutAround(row) {
+  if (!row.line.hidden) return;
+  const at = rows.filter((one) => one.shown).indexOf(row);
+  layOut(at - STEP / 2, at + STEP / 2);
+}
+function layOutMore() {
+  const place = by("table-of-heads");
+  const { scrollTop, scrollHeight, clientHeight } = place;
+  if (scrollTop < clientHeight && laid.from > 0) {
+    layOut(laid.from - STEP, laid.to);
+    place.scrollTop = scrollTop + place.scrollHeight - scrollHeight;
+  } else if (scrollTop + 2 * clientHeight > scrollHeight && laid.to < rows.length) {
+    layOut(laid.from, laid.to + STEP);
+  }
 }
 // The row of the chosen head is the one that Tab reaches.
 function selectRow() {
@@ -111,34 +169,42 @@ function selectRow() {
     if (isChosen === (row.line.tabIndex === 0)) continue;
     row.line.setAttribute("aria-selected", String(isChosen));
     row.line.tabIndex = isChosen ? 0 : -1;
-    if (isChosen) reveal(row.line);
+    if (isChosen && row.shown) reveal(row);
   }
 }
-function reveal(line) {
+function reveal(row) {
+  layOutAround(row);
+  const { line } = row;
   const place = by("table-of-heads");
   const [top, header] = [line.offsetTop, place.querySelector("thead").offsetHeight];
   if (top - header < place.scrollTop || top + line.offsetHeight > place.scrollTop + place.clientHeight) place.scrollTop = top - place.clientHeight / 2;
 }
 function walkTable(event) {
-  const shown = rows.filter((row) => !row.line.hidden);
+  const shown = rows.filter((row) => row.shown);
   const at = shown.findIndex((row) => row.line === event.target);
   if (at < 0) return;
   const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: shown.length - 1, Enter: at, " ": at }[event.key];
   if (to === undefined) return;
   event.preventDefault();
   if (to === at) choose(shown[at].l, shown[at].h, true);
-  else shown[Math.min(Math.max(to, 0), shown.length - 1)].line.focus();
+  else {
+    const row = shown[Math.min(Math.max(to, 0), shown.length - 1)];
+    layOutAround(row);
+    row.line.focus();
+  }
 }
 // The heads that the filter shows, with all their metrics.
 function numbersOfHeads() {
   const scores = data.swaps ? ["s_pos", "s_sym"] : [];
   const metrics = data.metrics.filter((metric) => !scores.includes(metric.id));
-  const lines = rows.filter((row) => !row.line.hidden).map(({ l, h, layer, label }) => [
+  const lines = rows.filter((row) => row.shown).map(({ l, h, layer, label }) => [
     layer, h, label, ...scores.map((name) => data.swaps[name][l]?.[h]), ...metrics.map((metric) => ownValue(metric, l, h)),
   ]);
   return [["layer", "head", "label", ...scores, ...metrics.map((metric) => metric.id)], ...lines];
 }
 function startHeads() {
+  by("table-of-heads").addEventListener("scroll", layOutMore);
+  addEventListener("beforeprint", () => layOut(0, rows.length));
   by("download-heads").addEventListener("click", () => save(`${fileName("heads")}.csv`, csv(numbersOfHeads())));
   by("search").addEventListener("input", (event) => {
     chosen.search = event.target.value;

@@ -6,6 +6,36 @@ function spanOf(values) {
   const [low, high] = [at(0.01), at(0.99)];
   return high > low ? [low, high] : [low - 0.5, low + 0.5];
 }
+const defined = (values) => (values ?? []).flat().filter((x) => x !== null && x !== undefined);
+const ownSpan = (metric) => spanOf(defined(metric.values[data.model.weights]));
+// Distributions over heads of the model and its control models on one axis, in the colours of the map.
+function drawRange() {
+  const metric = data.metrics[chosen.metric];
+  if (!metric) return;
+  const names = Object.keys(metric.values);
+  const [low, high] = ownSpan(metric);
+  const everything = names.flatMap((name) => defined(metric.values[name]));
+  const [least, most] = everything.reduce(([from, to], x) => [Math.min(from, x), Math.max(to, x)], [Infinity, -Infinity]);
+  const width = (most - least) / 48 || 1;
+  const layout = { bargap: 0, showlegend: false, margin: { l: 52, r: 12, t: 24, b: 40 }, xaxis: { title: { text: plain(metric.unit ? `${metric.title} (${metric.unit})` : metric.title), standoff: 4 }, anchor: `y${names.length > 1 ? names.length : ""}` }, annotations: [] };
+  const traces = names.map((name, row) => {
+    const values = defined(metric.values[name]).sort((x, y) => x - y);
+    const counts = new Array(49).fill(0);
+    for (const value of values) counts[Math.min(48, Math.round((value - least) / width))] += 1;
+    const x = counts.map((_, bin) => least + bin * width);
+    const suffix = row ? String(row + 1) : "";
+    const height = 1 / names.length;
+    const top = 1 - row * height;
+    layout[`yaxis${suffix}`] = { domain: [top - 0.62 * height, top - 0.22 * height * (row > 0)], showticklabels: false, showgrid: false, zeroline: false, rangemode: "tozero" };
+    const reach = values.length ? `${brief(values[0])} to ${brief(values.at(-1))}, median ${brief(values[Math.floor(values.length / 2)])}` : "undefined";
+    layout.annotations.push({ xref: "paper", x: 0, yref: "paper", y: top - 0.22 * height * (row > 0), yanchor: "bottom", xanchor: "left", showarrow: false, text: `${name === chosen.weights ? `<b>${name}</b>` : name}: ${reach}` });
+    return {
+      type: "bar", name, x, y: counts, width, yaxis: `y${suffix}`, text: counts.map((count, bin) => `${name}, about ${brief(x[bin])}: ${plural(count, "head")}`), textposition: "none", hoverinfo: "text",
+      marker: { color: x.map((value) => colourAt(VIRIDIS, (value - low) / (high - low))), line: { width: 0.5, color: isDark() ? "#ececf1" : "#1b1b1f" } },
+    };
+  });
+  draw("range", traces, layout);
+}
 // The frame around the chosen head, an element above the map, which would take long to draw again.
 function placeBox() {
   const { _size: size, xaxis, yaxis } = by("map")._fullLayout ?? {};
@@ -22,7 +52,7 @@ function drawMap() {
   if (!metric) return;
   const z = gridOf(data, metric.values[chosen.weights] || []);
   const text = z.map((row, l) => row.map((x, h) => `layer ${layers[l]}, head ${h}<br>${plain(metric.title)}: ${show(x)} ${plain(metric.unit)}`));
-  const [zmin, zmax] = spanOf(Object.values(metric.values).flat(2).filter((x) => x !== null && x !== undefined));
+  const [zmin, zmax] = ownSpan(metric);
   const most = z[0].length;
   const x = [...Array(most).keys()];
   const trace = {
@@ -31,7 +61,7 @@ function drawMap() {
   };
   // Heads that the filter hides are covered by the colour of the page.
   const hidden = z.map((row) => row.map(() => null));
-  for (const row of rows) if (row.line.hidden) hidden[row.l][row.h] = 1;
+  for (const row of rows) if (!row.shown) hidden[row.l][row.h] = 1;
   const back = isDark() ? "#15161a" : "#ffffff";
   const cover = { type: "heatmap", z: hidden, x, y: layers, zmin: 0, zmax: 1, colorscale: [[0, back], [1, back]], opacity: 0.85, showscale: false, hoverinfo: "skip" };
   draw("map", [trace, cover], {
@@ -49,22 +79,36 @@ function drawMap() {
     if (event.points[0].x < data.model.heads[l]) choose(l, event.points[0].x, true);
   });
 }
+const numbersOfHeadsWith = (values) => data.model.layers.flatMap((layer, l) => (values?.[l] ?? []).map((x, h) => [layer, h, x]));
 function numbersOfMap() {
   const metric = data.metrics[chosen.metric];
-  const values = metric.values[chosen.weights] || [];
-  const lines = data.model.layers.flatMap((layer, l) => (values[l] || []).map((x, h) => [layer, h, x]));
-  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...lines];
+  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...numbersOfHeadsWith(metric.values[chosen.weights])];
+}
+function numbersOfRange() {
+  const { title, values } = data.metrics[chosen.metric];
+  return [["weights", "layer", "head", title], ...Object.keys(values).flatMap((name) => numbersOfHeadsWith(values[name]).map((line) => [name, ...line]))];
 }
 // The chosen metric in words, and the weights it was measured with.
 function writeMetric() {
   const metric = data.metrics[chosen.metric];
   by("map").hidden = !metric;
   const control = metric && metric.control !== null ? ` Control (${metric.control_title}): ${show(metric.control)}.` : "";
-  by("reading").textContent = metric ? `${metric.reading}${control}` : "No number of single heads was measured for this model.";
+  by("reading").replaceChildren();
+  if (metric) termLink(by("reading"), metric.title, metric.id);
+  by("reading").append(metric ? `: ${metric.reading}${control} Mean over ${sizeOf(metric.measurement)}.` : "No number of single heads was measured for this model.");
   const names = metric ? Object.keys(metric.values) : [];
   if (!names.includes(chosen.weights)) chosen.weights = data.model.weights;
   fill(by("weights"), names.map((name) => [name, name]));
   by("weights").value = chosen.weights;
+}
+// Metrics in groups, one for each measurement.
+function fillMetrics() {
+  by("metric").replaceChildren();
+  for (const group of new Set(data.metrics.map((metric) => metric.group))) {
+    const place = make(by("metric"), "optgroup", null, { label: group });
+    data.metrics.forEach((metric, i) => metric.group === group && make(place, "option", metric.title, { value: i, title: metric.reading }));
+  }
+  by("metric").value = chosen.metric;
 }
 function fillHeads() {
   fill(by("head"), Array.from({ length: data.model.heads[chosen.layer] }, (_, h) => [h, h]));
@@ -89,11 +133,11 @@ function listenToMap() {
     chosen.metric = +event.target.value;
     writeMetric();
     writeHeads();
-    redraw("map");
+    redraw("map", "range");
   });
   by("weights").addEventListener("change", (event) => {
     chosen.weights = event.target.value;
-    redraw("map");
+    redraw("map", "range");
     saveView();
   });
   by("layer").addEventListener("change", (event) => choose(+event.target.value, chosen.head));

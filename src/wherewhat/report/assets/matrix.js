@@ -10,6 +10,7 @@ const VIEWS = {
   what: "What: the key term c alone.",
 };
 const record = () => data.records[chosen.layer][chosen.head];
+const passage = () => data.texts[chosen.document];
 function square(values, size) {
   const z = Array.from({ length: size }, () => new Array(size).fill(null));
   let at = 0;
@@ -23,20 +24,32 @@ function softmax(row, sink) {
   const total = seen.reduce((sum, x) => sum + Math.exp(x - top), sink === null ? 0 : Math.exp(sink - top));
   return row.map((x) => (x === null ? null : Math.exp(x - top) / total));
 }
+// Logits and terms of the chosen head on the chosen document. The first distances are all there, so that d is an index.
+function decoded() {
+  const one = record().documents[chosen.document];
+  if (decoded.of === one) return decoded.found;
+  const values = unpack(one.map ?? one.rest);
+  const stored = square(values, Math.floor(Math.sqrt(2 * values.length)));
+  decoded.of = one;
+  if (!one.a) return (decoded.found = { real: stored });
+  const [mean, away, query, key] = [record().mean, one.a, one.b, one.c].map(unpack);
+  const where = away.map((x, d) => (x === null || mean[d] === null ? null : mean[d] + x + one.level));
+  const fit = (i, j) => (i - j < where.length && where[i - j] !== null ? where[i - j] + query[i] + key[j] : null);
+  // Of further documents the difference to the fit is stored.
+  const real = one.map ? stored : stored.map((row, i) => row.map((x, j) => (x === null ? null : x + fit(i, j))));
+  return (decoded.found = { real, where, key, fit });
+}
 function matrixOf(view) {
-  const { map, a, b, c, sink } = record();
-  const truth = unpack(map);
-  const real = square(truth, Math.floor(Math.sqrt(2 * truth.length)));
-  if (view === "pattern") return real.map((row) => softmax(row, sink ?? null));
-  if (view === "logits" || !a) return real;
-  const [where, query, key] = [unpack(a), unpack(b), unpack(c)];
+  const { real, where, key, fit } = decoded();
+  if (view === "pattern") return real.map((row) => softmax(row, record().sink ?? null));
+  if (view === "logits" || !where) return real;
   const term = {
-    fit: (i, j) => where[i - j] + query[i] + key[j],
-    residual: (i, j) => real[i][j] - (where[i - j] + query[i] + key[j]),
+    fit,
+    residual: (i, j) => real[i][j] - fit(i, j),
     where: (i, j) => where[i - j],
     what: (i, j) => key[j],
   }[view];
-  return real.map((row, i) => row.map((x, j) => (x === null || i - j >= where.length ? null : term(i, j))));
+  return real.map((row, i) => row.map((x, j) => (x === null || fit(i, j) === null ? null : term(i, j))));
 }
 // A token as a short label: control and format characters as escapes, spaces visible.
 function tokenLabel(piece) {
@@ -46,7 +59,7 @@ function tokenLabel(piece) {
 }
 // Colour stops of the pattern, from 0 to 1, and of everything else, around 0.
 const scaleOf = (view) => {
-  const reach = Math.max(Math.abs(record().map.lo), Math.abs(record().map.hi)) || 1;
+  const reach = Math.max(...defined(decoded().real).map(Math.abs)) || 1;
   return view === "pattern" ? { low: 0, high: 1, stops: VIRIDIS, name: "attention" } : { low: -reach, high: reach, stops: DIVERGING, name: "logit" };
 };
 function colourAt(stops, share) {
@@ -79,7 +92,7 @@ function drawMatrix() {
   pen.font = "10px system-ui, sans-serif";
   pen.textAlign = "right";
   pen.textBaseline = "middle";
-  const labels = data.text.tokens.slice(0, z.length).map(tokenLabel);
+  const labels = passage().tokens.slice(0, z.length).map(tokenLabel);
   // As many labels as fit.
   const write = (size, place) => labels.forEach((label, i) => {
     if (i % Math.ceil(10 / size)) return;
@@ -102,14 +115,14 @@ function pictureOfMatrix() {
   const { low, high, stops, name } = scaleOf(chosen.view);
   const z = matrixOf(chosen.view);
   const colorscale = stops.map((stop, i) => [i / (stops.length - 1), `rgb(${stop.join(",")})`]);
-  const axis = { tickvals: z.map((_, i) => i), ticktext: z.map((_, i) => plain(tokenLabel(data.text.tokens[i]))), tickfont: { size: 8 }, showgrid: false, zeroline: false };
+  const axis = { tickvals: z.map((_, i) => i), ticktext: z.map((_, i) => plain(tokenLabel(passage().tokens[i]))), tickfont: { size: 8 }, showgrid: false, zeroline: false };
   return {
     data: [{ type: "heatmap", z, zmin: low, zmax: high, colorscale, colorbar: { title: { text: name } } }],
     layout: themed({ xaxis: { ...axis, ...axisTitle("key") }, yaxis: { ...axis, ...axisTitle("query"), autorange: "reversed" }, margin: { l: 84, r: 8, t: 8, b: 84 } }),
   };
 }
 function numbersOfMatrix() {
-  const pieces = data.text.tokens;
+  const pieces = passage().tokens;
   const lines = matrixOf(chosen.view).flatMap((row, i) => row.slice(0, i + 1).map((x, j) => [i, pieces[i], j, pieces[j], x]));
   return [["query", "query token", "key", "key token", chosen.view], ...lines];
 }
@@ -129,7 +142,7 @@ function mark(query, key) {
   strip("marked-query", query, { left, top: top + height * query, width: width * z.length, height });
   strip("marked-key", key, { left: left + width * key, top, width, height: height * z.length });
   const x = query === null || key === null ? null : z[query][key];
-  const quoted = (i) => JSON.stringify(data.text.tokens[i]);
+  const quoted = (i) => JSON.stringify(passage().tokens[i]);
   by("cell").textContent = x === null ? "Point at a cell or at a token of the text." : `${quoted(query)} → ${quoted(key)}, distance ${query - key}: ${x.toFixed(3)}`;
 }
 function markCell(query, key) {
@@ -137,23 +150,34 @@ function markCell(query, key) {
   if (isCell) mark(query, key);
   return isCell;
 }
+let keyTerms = [];
+// The elements of a text stay while heads change, and only their colours are set.
 function writeText() {
-  const place = document.createDocumentFragment();
-  const c = record().c ? unpack(record().c).map((x) => x ?? 0) : data.text.tokens.slice(0, 48).map(() => 0);
-  const most = Math.max(...c.map(Math.abs), 0) || 1;
-  data.text.tokens.slice(0, c.length).forEach((piece, j) => {
-    const share = Math.min(1, Math.abs(c[j]) / most);
-    const token = make(place, "span", piece, { title: `c = ${c[j].toFixed(3)}` });
-    token.style.backgroundColor = c[j] > 0 ? `rgba(86, 160, 233, ${share})` : `rgba(230, 159, 0, ${share})`;
+  const packed = chosen.document ? record().documents[chosen.document].c : record().key;
+  keyTerms = packed ? unpack(packed).map((x) => x ?? 0) : passage().tokens.slice(0, 48).map(() => 0);
+  const pieces = passage().tokens.slice(0, keyTerms.length);
+  const place = by("text");
+  if (writeText.of !== passage() || place.children.length !== pieces.length) {
+    const made = document.createDocumentFragment();
+    for (const piece of pieces) make(made, "span", piece);
+    place.replaceChildren(made);
+    writeText.of = passage();
+  }
+  const most = Math.max(...keyTerms.map(Math.abs), 0) || 1;
+  pieces.forEach((_, j) => {
+    const share = Math.min(1, Math.abs(keyTerms[j]) / most).toFixed(2);
+    place.children[j].style.backgroundColor = keyTerms[j] > 0 ? `rgba(86, 160, 233, ${share})` : `rgba(230, 159, 0, ${share})`;
   });
-  by("text").replaceChildren(place);
 }
 function writeView() {
-  const views = Object.keys(VIEWS).filter((view) => record().a || ["pattern", "logits"].includes(view));
+  const views = Object.keys(VIEWS).filter((view) => record().mean || ["pattern", "logits"].includes(view));
   if (!views.includes(chosen.view)) chosen.view = "pattern";
   fill(by("view"), views.map((view) => [view, { where: "where: distance term a", what: "what: key term c" }[view] ?? view]));
   by("view").value = chosen.view;
-  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first tokens of ${data.text.document}.`;
+  fill(by("document"), data.texts.map((text, i) => [i, text.document]));
+  by("document").value = chosen.document;
+  by("document").disabled = data.texts.length < 2;
+  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first ${decoded().real.length} tokens of ${passage().document}.`;
 }
 function startMatrix() {
   chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
@@ -174,9 +198,16 @@ function startMatrix() {
     redraw("matrix");
     saveView();
   });
+  by("document").addEventListener("change", (event) => {
+    chosen.document = +event.target.value;
+    writePanel();
+    redraw("matrix", "curve");
+    saveView();
+  });
   by("text").addEventListener("mouseover", (event) => {
     const key = [...by("text").children].indexOf(event.target);
     mark(null, key < 0 ? null : key);
+    if (key >= 0) event.target.title = `c = ${keyTerms[key].toFixed(2)}`;
   });
   by("text").addEventListener("mouseleave", () => mark(null, null));
 }

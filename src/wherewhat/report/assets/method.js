@@ -2,7 +2,7 @@
 function writeMethod() {
   by("method").replaceChildren();
   for (const item of data.method) {
-    make(by("method"), "dt", item.name);
+    make(by("method"), "dt", item.name, { id: `method-${item.name}` });
     make(by("method"), "dd", `${item.summary} ${item.limits}`);
   }
   by("left-out").textContent = data.left_out.length ? `Left out: ${data.left_out.join("; ")}` : "";

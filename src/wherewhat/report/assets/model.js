@@ -5,7 +5,7 @@ function count(parameters) {
 }
 function card(number) {
   const made = make(by("numbers"), "li");
-  make(made, "h3", number.title);
+  termLink(make(made, "h3"), number.title, number.metrics[0]);
   for (const value of number.values) {
     const line = make(made, "div");
     make(line, "span", fixed(value.mean), { class: "big" });
@@ -18,7 +18,7 @@ function card(number) {
     const kinds = make(made, "ul", null, { class: "controls-list", "aria-label": "by kind of layer" });
     for (const value of number.kinds) make(kinds, "li", `${value.name}: ${fixed(value.mean)}${interval(value)}`);
   }
-  make(made, "div", number.reading, { class: "note" });
+  make(made, "div", `${number.reading} On ${sizeOf(number.measurement)}.`, { class: "note" });
 }
 // A finding leads to its section, with its metric or labels chosen by the fragment.
 function writeFindings() {

@@ -7,10 +7,17 @@ function redrawPanel() {
   waiting = setTimeout(() => redraw("curve", "planes", "place"), 60);
 }
 function drawCurve() {
-  if (!record().a) return void Plotly.purge(by("curve"));
-  const a = unpack(record().a);
-  draw("curve", [{ type: "scatter", mode: "lines", x: a.map((_, d) => d), y: a, line: { color: colour(0) }, hovertemplate: "distance %{x}: %{y:.3f}<extra></extra>" }], {
-    xaxis: axisTitle("distance (tokens)"), yaxis: axisTitle("a"),
+  if (!record().mean) return void Plotly.purge(by("curve"));
+  const { mean, half, documents } = record();
+  const [middle, reach, away] = [unpack(mean), half && unpack(half), unpack(documents[chosen.document].a)];
+  const x = data.distances.slice(0, middle.length);
+  const y = middle.map((value, d) => (value === null || away[d] === null ? null : value + away[d]));
+  const hovertemplate = "distance %{x}: %{y:.3f}<extra></extra>";
+  const thin = { type: "scatter", mode: "lines", x, y, name: plain(passage().document), line: { color: colour(1), width: reach ? 1 : 2 }, hovertemplate };
+  const bounded = (value, d) => (value === null ? null : { mean: value, low: reach[d] === null ? null : value - reach[d], high: reach[d] === null ? null : value + reach[d] });
+  const band = reach ? lineWithBand(x, middle.map(bounded), `mean of ${data.sizes.axes.documents} documents`, 0, { mode: "lines" }) : [];
+  draw("curve", [thin, ...band], {
+    xaxis: axisTitle("distance (tokens)"), yaxis: axisTitle("a, centred"), showlegend: band.length > 0, legend: LEGEND, margin: { l: 52, r: 12, t: 40, b: 44 },
   });
 }
 // Share of the logit's variance by period of a plane, on a logarithmic axis; planes that do not turn are last.
@@ -79,13 +86,43 @@ function writePanel() {
   by("label").textContent = label();
   writeView();
   writeText();
+  writeNotes();
+  writeLike();
   if (by("all-numbers").open) writeNumbers();
+}
+// Documents, tokens and queries of each chart.
+function writeNotes() {
+  const { documents, tokens } = data.sizes.axes;
+  by("curve-note").textContent = documents === 1
+    ? `Of one document of ${tokens} tokens, ${passage().document}.`
+    : `Mean over ${documents} documents of ${tokens} tokens with its 95 % interval over documents; thin: ${passage().document} alone.`;
+  const of = (name) => (sizeOf(name) ? `On ${sizeOf(name)}.` : "");
+  by("planes-note").textContent = of(record().share ? "planes" : "heads");
+  by("place-note").textContent = of("heads");
+}
+// Links to the nearest heads, which open without another entry in the history.
+function writeLike() {
+  by("like").replaceChildren();
+  const found = nearestHeads();
+  for (const { l, h, away } of found) {
+    const line = make(by("like"), "li");
+    const link = make(line, "a", headName(l, h), { href: `#heads?${viewQuery(l, h)}` });
+    link.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      choose(l, h);
+    });
+    line.append(`${labelOf(l, h) ? `, ${labelOf(l, h)}` : ""}: ${away.toFixed(2)} away`);
+  }
+  by("like-note").textContent = found.length
+    ? `Nearest by root-mean-square difference of ${comparable.names.join(", ")}, each in standard deviations over heads.`
+    : "No other head has enough of the same metrics.";
 }
 function writeNumbers() {
   const rows = data.metrics.map((metric) => {
     const names = Object.keys(metric.values);
     const value = (weights) => (metric.values[weights] && metric.values[weights][chosen.layer] ? show(metric.values[weights][chosen.layer][chosen.head]) : "");
-    return [metric.title, ...WEIGHTS.map((weights) => (names.includes(weights) ? value(weights) : ""))];
+    return [termLink(document.createDocumentFragment(), metric.title, metric.id), ...WEIGHTS.map((weights) => (names.includes(weights) ? value(weights) : ""))];
   });
   table(by("numbers-of-head"), ["metric", ...WEIGHTS], rows);
 }

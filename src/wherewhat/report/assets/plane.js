@@ -16,7 +16,7 @@ function swapTrace(model, paint, colorscale, extra) {
 function writePlane() {
   by("scatter").hidden = !data.swaps;
   by("plane-note").textContent = data.swaps
-    ? "Bottom right: pure positional. Top left: pure symbolic. Top right: uniform attention. Click a head to select it."
+    ? "Bottom right: pure positional. Top left: pure symbolic. Top right: uniform attention. Click a head to select it. " + `On ${sizeOf("heads")}.`
     : "Not measured for this model.";
 }
 function drawScatter() {

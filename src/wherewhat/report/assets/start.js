@@ -3,8 +3,7 @@ function write() {
   by("model").value = chosen.model;
   writeFindings();
   writeModel();
-  fill(by("metric"), data.metrics.map((metric, i) => [i, `${metric.title} (${metric.measurement})`]));
-  by("metric").value = chosen.metric;
+  fillMetrics();
   fill(by("layer"), data.model.layers.map((layer, l) => [l, layer]));
   fillHeads();
   writeMetric();
@@ -14,6 +13,7 @@ function write() {
   writeCurves();
   writeOthers();
   writeMethod();
+  writeTerms();
   writeContents();
 }
 function writeContents() {
@@ -28,6 +28,7 @@ function setModel(i) {
   data = all.models[i];
   chosen.metric = Math.max(0, data.metrics.findIndex((one) => metric && one.id === metric.id));
   chosen.weights = data.model.weights;
+  chosen.document = Math.min(chosen.document, data.texts.length - 1);
   [chosen.layer, chosen.head] = tellingHead();
 }
 function chooseModel(i) {
@@ -43,6 +44,7 @@ if (all.models.length > 1) writeComparison();
 write();
 chart("map", drawMap, { numbers: numbersOfMap });
 make(by("map").parentNode, "div", null, { id: "chosen-head", class: "marked", hidden: "" });
+chart("range", drawRange, { numbers: numbersOfRange });
 startPanel();
 chart("scatter", drawScatter);
 startCurves();

@@ -4,16 +4,17 @@ const fragment = () => {
   const [section, query] = location.hash.slice(1).split("?");
   return { section, query };
 };
-function viewQuery() {
+function viewQuery(layer = chosen.layer, head = chosen.head) {
   const metric = data.metrics[chosen.metric];
   const named = {
     model: all.models.length > 1 ? data.model.name : "",
-    head: headName(chosen.layer, chosen.head),
+    head: headName(layer, head),
     metric: metric ? metric.id : "",
     weights: chosen.weights === data.model.weights ? "" : chosen.weights,
     label: [...chosen.labels].join(","),
     search: chosen.search,
     view: chosen.view,
+    document: chosen.document ? chosen.document + 1 : "",
     theme: chosen.theme,
   };
   return new URLSearchParams(Object.entries(named).filter(([, value]) => value)).toString().replaceAll("%2C", ",");
@@ -50,6 +51,8 @@ function readView() {
   chosen.labels = new Set((asked.get("label") ?? "").split(",").filter((name) => labels.includes(name)));
   chosen.search = (asked.get("search") ?? "").slice(0, 100);
   if (Object.hasOwn(VIEWS, asked.get("view"))) chosen.view = asked.get("view");
+  const number = /^\d{1,6}$/.test(asked.get("document")) ? +asked.get("document") : 1;
+  chosen.document = number >= 1 && number <= data.texts.length ? number - 1 : 0;
   if (["dark", "light"].includes(asked.get("theme"))) chosen.theme = asked.get("theme");
 }
 // Entries of the history that were saved keep their place on the page; a new one leads to its section.
@@ -57,6 +60,11 @@ function showSection() {
   if (!history.state?.saved) by(fragment().section)?.scrollIntoView();
 }
 function openView() {
+  // A link to a section or term changes nothing else.
+  if (fragment().query === undefined) {
+    showSection();
+    return void saveView();
+  }
   readView();
   setTheme();
   write();

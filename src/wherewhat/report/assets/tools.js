@@ -1,11 +1,18 @@
 // Text of models and documents is inserted with textContent and plain(), never as HTML.
 const all = JSON.parse(by("data").textContent);
 let data = all.models[0];
-const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, labels: new Set(), search: "", view: "pattern", theme: "" };
+const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, labels: new Set(), search: "", view: "pattern", document: 0, theme: "" };
 
 function fill(select, pairs) {
   select.replaceChildren();
   for (const [value, text] of pairs) make(select, "option", text, { value });
+}
+// The documents, tokens and queries of a measurement in words.
+function sizeOf(measurement) {
+  const size = data.sizes[measurement];
+  if (!size) return "";
+  const queries = { null: "", 0: ", all queries" }[size.queries] ?? `, ${size.queries === 1 ? "one query" : `${size.queries} queries`} in each`;
+  return `${size.documents === 1 ? "one document" : `${size.documents} documents`} of ${size.tokens} tokens${queries}`;
 }
 
 const show = (x) => (x === null || x === undefined ? "undefined" : Math.abs(x) >= 1000 ? x.toFixed(0) : String(x));
