@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _Z = 1.959964
 """97.5 % quantile of the normal distribution."""
@@ -19,6 +19,13 @@ class Interval:
     low: float | None
     high: float | None
     n: int
+
+    def within(self, range: tuple[float, float]) -> Interval:
+        """Return the interval with bounds inside the range of possible values, but never beyond the mean."""
+        if self.low is None or self.high is None:
+            return self
+        least, most = range
+        return replace(self, low=min(max(self.low, least), self.mean), high=max(min(self.high, most), self.mean))
 
 
 def interval(values: Sequence[float]) -> Interval:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
@@ -66,7 +67,7 @@ def interval_json(value: Interval) -> dict[str, Any]:
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
     """Return the interval of a metric over the documents that have it; with ``less``, of its difference to another."""
     values = run.values(metric, less=less)
-    return interval_json(interval(values)) if values else None
+    return interval_json(interval(values).within(UNBOUNDED if less else run.range_of(metric))) if values else None
 
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:

@@ -14,6 +14,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import find_method
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
+from wherewhat.measures.measurement import NON_NEGATIVE
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import interval
 from wherewhat.measures.swaps import LABELS
@@ -94,7 +95,9 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
             {
                 "name": name,
                 "rule": find_method(name).rule(),
-                "loss": [interval_json(interval([float(c[i, 1]) for c in curves])) for i in buckets],
+                "loss": [
+                    interval_json(interval([float(c[i, 1]) for c in curves]).within(NON_NEGATIVE)) for i in buckets
+                ],
                 "cost": [interval_json(interval([float(c[i, 1] - p[i, 1]) for c, p in pairs])) for i in buckets],
                 "beyond": mean_of(run, f"loss_beyond_{name}"),
                 "beyond_cost": mean_of(run, f"loss_beyond_{name}", less=f"loss_beyond_{_UNMODIFIED}"),
