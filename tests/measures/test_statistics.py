@@ -69,3 +69,15 @@ def test_shares_of_all_or_none_have_a_width():
     assert wilson([0.0] * 12).low == 0
     assert 0.2 < wilson([0.0] * 12).high < 0.3
     assert share_bounds(0.5, 20) == pytest.approx((wilson([0.0, 1.0] * 10).low, wilson([0.0, 1.0] * 10).high))
+
+
+def test_intervals_end_at_the_range_of_possible_values():
+    about = interval([0.9, 0.98, 0.99])
+    assert about.reach is not None
+    assert about.high > 1
+    clipped = about.within((0.0, 1.0))
+    assert (clipped.mean, clipped.low, clipped.high, clipped.reach) == (about.mean, about.low, 1.0, None)
+    assert about.within((-math.inf, math.inf)) == about
+    assert interval([0.5]).within((0.0, 1.0)) == interval([0.5])
+    # Rounding can put a mean slightly outside; the interval still contains it.
+    assert interval([-1e-9, -1e-9]).within((0.0, 1.0)).low == -1e-9

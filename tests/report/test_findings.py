@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import wherewhat
 from wherewhat.measures.statistics import interval
-from wherewhat.report.findings import MOST, RULES, _plus_minus, _verb, find
+from wherewhat.report.findings import MOST, RULES, _percent, _plus_minus, _verb, find
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request, model_request
 
@@ -69,10 +69,10 @@ def measured(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "sentence"),
     [
-        (("positional",) * 4, "Of 4 heads, 4 follow positions alone."),
-        (("symbolic",) * 4, "Of 4 heads, 4 follow contents alone."),
-        (("uniform",) * 4, "4 of 4 heads attend uniformly, to no position and no content."),
-        (("positional", "symbolic"), "Of 2 heads, 1 follows positions alone, 1 contents alone."),
+        (("positional",) * 4, "Of 4 heads, 4 follow positions alone (4 documents)."),
+        (("symbolic",) * 4, "Of 4 heads, 4 follow contents alone (4 documents)."),
+        (("uniform",) * 4, "4 of 4 heads attend uniformly, to no position and no content (4 documents)."),
+        (("positional", "symbolic"), "Of 2 heads, 1 follows positions alone, 1 contents alone (4 documents)."),
     ],
     ids=str,
 )
@@ -89,9 +89,10 @@ def test_a_model_beside_its_untrained_one(measured):
     model = constructed(*["symbolic"] * 8)
     found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
     assert found["key"].text.startswith("Training ")
-    assert re.search(r"what only the key explains: 9\d ± \d % .* against \d ± \d % in one untrained", found["key"].text)
+    sizes = r"what only the key explains: 9\d % \(9\d to 100 %\) .* against \d ± \d % in one untrained"
+    assert re.search(sizes, found["key"].text)  # Student's interval of 97 % ends above 100 %
     assert found["key"].link == "heads?metric=unique_c"
-    assert found["pure heads"].text == "Of 8 heads, 8 follow contents alone (one untrained model: 0)."
+    assert found["pure heads"].text == "Of 8 heads, 8 follow contents alone (one untrained model: 0; 4 documents)."
     assert "uniform heads" not in found
 
 
@@ -125,6 +126,17 @@ def test_the_untrained_model_as_its_own_control_says_nothing(measured):
 )
 def test_verbs(now, before, verb):
     assert _verb(now, before) == verb
+
+
+def test_every_finding_says_its_documents(measured):
+    for documents, words in ((1, "one document"), (4, "4 documents")):
+        for finding in find(measured(constructed("symbolic", "uniform"), documents=documents, controls=("random",))):
+            assert f"{words})." in finding.text
+
+
+def test_intervals_at_the_end_of_a_range_have_two_bounds():
+    assert _plus_minus(interval([0.9, 0.98, 0.99]).within((0.0, 1.0))) == "0.957 (0.834 to 1.000)"
+    assert _percent(interval([0.0, 0.1, 0.2]).within((0.0, 1.0))) == "10 % (0 to 35 %)"
 
 
 def test_intervals_have_as_many_digits_as_they_know():

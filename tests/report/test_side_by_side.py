@@ -28,9 +28,9 @@ def test_a_control_model_is_its_models_control(beside):
     r = [next(m for m in one["metrics"] if m["id"] == "r") for one in (trained, random)]
     assert set(r[1]["values"]) == {"random"}
     assert r[0]["values"]["random"] == r[1]["values"]["random"]
-    control = next(value for value in trained["numbers"][0]["controls"] if value["name"] == "random control")
+    control = next(value for value in trained["numbers"][0]["controls"] if value["name"] == "one random control")
     assert control["mean"] == random["numbers"][0]["values"][0]["mean"]
-    assert "random control" not in [value["name"] for value in random["numbers"][0]["controls"]]
+    assert "one random control" not in [value["name"] for value in random["numbers"][0]["controls"]]
 
 
 @pytest.mark.slow

@@ -20,6 +20,13 @@ class Interval:
     high: float | None
     n: int
 
+    @property
+    def reach(self) -> float | None:
+        """Half of the interval; None if there is none, or the mean is not its middle, as at the end of a range."""
+        if self.low is None or self.high is None or abs(self.high + self.low - 2 * self.mean) > 1e-9:
+            return None
+        return (self.high - self.low) / 2
+
     def within(self, range: tuple[float, float]) -> Interval:
         """Return the interval with bounds inside the range of possible values, but never beyond the mean."""
         if self.low is None or self.high is None:

@@ -106,7 +106,8 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     return tables
 
 
-_CONTROLS = {"random": "random control", "shuffled": "shuffled control"}
+CONTROLS = {"random": "one random control", "shuffled": "one shuffled control"}
+"""Names of control models by weights; each is one draw, and its intervals are over documents."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def headline(runs: Runs) -> list[Number]:
         own = summaries.get((wanted.measurement, runs.own), {})
         beside = [
             (control, of_control)
-            for weights, control in _CONTROLS.items()
+            for weights, control in CONTROLS.items()
             if weights != runs.own and (of_control := summaries.get((wanted.measurement, weights)))
         ]
         metrics = [(name, title) for name, title in wanted.metrics if name in own]

@@ -95,8 +95,8 @@ def _pure_heads(runs: Runs) -> Finding | None:
         strength = max(strength, _surprise(count, other or 0, total))
     if not parts:
         return None
-    beside = f" (one untrained model: {' and '.join(controls)})" if all(controls) else ""
-    text = f"Of {total} heads, {_follow(parts)}{beside}."
+    beside = f"one untrained model: {' and '.join(controls)}; " if all(controls) else ""
+    text = f"Of {total} heads, {_follow(parts)} ({beside}{_count_documents(runs)})."
     return Finding(text, "heads?label=positional,symbolic", strength)
 
 
@@ -116,8 +116,10 @@ def _uniform_heads(runs: Runs) -> Finding | None:
     if not count or (other is not None and not _more(count, other, total)):
         return None
     verb = "attends" if count == 1 else "attend"
-    beside = "" if other is None else f" (one untrained model: {other})"
-    text = f"{count} of {total} heads {verb} uniformly, to no position and no content{beside}."
+    beside = "" if other is None else f"one untrained model: {other}; "
+    text = (
+        f"{count} of {total} heads {verb} uniformly, to no position and no content ({beside}{_count_documents(runs)})."
+    )
     return Finding(text, "heads?label=uniform", _surprise(count, other or 0, total))
 
 
@@ -194,7 +196,7 @@ RULES: Mapping[str, Rule] = {
 def _over_documents(run: StoredRun, metric: str) -> Interval | None:
     """Return the interval over documents of a mean over heads; None if it was not measured."""
     values = list(run.document_means(metric).values())
-    return interval(values) if values else None
+    return interval(values).within(run.range_of(metric)) if values else None
 
 
 def _against_untrained(
@@ -208,7 +210,9 @@ def _against_untrained(
     changes = [own[name] - untrained[name] for name in own if name in untrained]
     if not changes:
         return None, None, None
-    return interval(list(own.values())), interval(list(untrained.values())), interval(changes)
+    possible = found[runs.own].range_of(metric)
+    here, there = (interval(list(values.values())).within(possible) for values in (own, untrained))
+    return here, there, interval(changes)
 
 
 def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
@@ -281,14 +285,25 @@ def _plus_minus(about: Interval) -> str:
         return f"{about.mean:.2g}"
     half = (about.high - about.low) / 2
     decimals = max(0, min(4, 1 - math.floor(math.log10(half)))) if half > 0 else 2
+    if about.reach is None:
+        return f"{about.mean:.{decimals}f} ({about.low:.{decimals}f} to {about.high:.{decimals}f})"
     return f"{about.mean:.{decimals}f} ± {half:.{decimals}f}"
 
 
 def _percent(about: Interval) -> str:
     if about.low is None or about.high is None:
         return f"{100 * about.mean:.0f} %"
-    return f"{100 * about.mean:.0f} ± {50 * (about.high - about.low):.0f} %"
+    if about.reach is None:
+        return f"{100 * about.mean:.0f} % ({100 * about.low:.0f} to {100 * about.high:.0f} %)"
+    return f"{100 * about.mean:.0f} ± {100 * about.reach:.0f} %"
 
 
 def _documents(about: Interval) -> str:
     return f"{about.n} documents" if about.n > 1 else "one document"
+
+
+def _count_documents(runs: Runs) -> str:
+    """Return the number of documents that heads were labelled on, in words."""
+    run = runs.find("heads")
+    assert run is not None
+    return _documents(Interval(0.0, None, None, len(run.documents)))
