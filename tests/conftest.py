@@ -117,6 +117,14 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def speller(tmp_path_factory):
+    """Folder of a tiny Llama with 512 positions and a byte-level tokenizer, which can spell anything."""
+    from helpers.models import save_speller
+
+    return save_speller(tmp_path_factory.mktemp("speller") / "tiny")
+
+
 @pytest.fixture
 def text(tmp_path):
     """A file with one document of 30 tokens."""

@@ -1,16 +1,26 @@
-"""End-to-end: several models, or a model and its control model, on one page."""
+"""End-to-end: several models, or a model and its control model, on one page, and measurements by other commands."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import wherewhat
+from helpers.models import save_speller
 from helpers.report import TOKENS
 from wherewhat.cli.report import _numbers_table
+from wherewhat.measures import registry
+from wherewhat.measures.measurement import LayerMeasurement, Metric
 from wherewhat.report.page import Profiled
+from wherewhat.report.report import make_report
+from wherewhat.runs.known import KnownRuns
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.results import StoredRun
 
 
 @pytest.mark.slow
@@ -50,3 +60,121 @@ def test_names_in_the_terminal_are_no_markup(capsys):
     Console(width=200).print(_numbers_table([Profiled(name, [], []) for name in names]))
     shown = capsys.readouterr().out
     assert [name for name in names if name not in shown] == []
+
+
+# Measurements made by other commands
+
+
+class KeyNorm(LayerMeasurement):
+    """Mean norm of the keys of every head."""
+
+    name = "key_norm"
+    metrics = (Metric("key_norm", "norm of keys", "Mean norm of the keys before rotation."),)
+    report = None
+
+    def measure(self, layer, config):
+        return {"key_norm": layer.k[0].norm(dim=-1).mean(-1)}
+
+
+OTHERS = {
+    "residual": {},
+    "split": {},
+    "prompts": {"options": {"sizes": "2", "count": "2", "kinds": "binding"}},
+    "choices": {"options": {"rates": (0.0, 0.5), "kinds": ("words",)}},
+    "attention": {},
+    "key_norm": {},
+}
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def spelled(speller, tmp_path_factory):
+    """Folder with reports of a model: ``runs`` has the other measurements too, ``report`` those of another model."""
+    folder = tmp_path_factory.mktemp("others")
+    text, items = folder / "text.jsonl", folder / "items.jsonl"
+    lines = [{"name": f"text {i}", "text": "the cat sat on a mat and the dog ran. "[i:] * 3} for i in range(4)]
+    text.write_text("\n".join(map(json.dumps, lines)))
+    questions = [{"context": f"the {word} sat on a", "choices": [" mat", " dog"], "gold": 0} for word in ("cat", "dog")]
+    items.write_text("\n".join(map(json.dumps, questions)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_known", dict(registry.measurements()))
+        registry.register(KeyNorm)
+        report(speller, text, folder / "report")
+        shutil.copytree(folder / "report", folder / "runs")
+        inputs = {"prompts": {}, "choices": {"items": str(items)}}
+        another = save_speller(folder / "other" / "tiny", seed=8)
+        for place, model, controls in (("runs", speller, ("random",)), ("report", another, ())):
+            for name, given in OTHERS.items():
+                asked = inputs.get(name, {"text": (str(text),), "tokens": LENGTH})
+                request = Request(name, model=ModelRequest(model=model, device="cpu"), **asked, **given)
+                wherewhat.run(request, out=folder / place, controls=controls)
+        yield folder
+
+
+def report(model, text, out):
+    asked = ModelRequest(model=model, device="cpu")
+    return make_report(asked, out=out, text=[str(text)], tokens=LENGTH)
+
+
+def test_finished_measurements_are_shown_without_measuring(spelled, speller, monkeypatch):
+    monkeypatch.setattr("wherewhat.runs.execution.prepare", None)  # would be called to measure
+    made = report(speller, spelled / "text.jsonl", spelled / "runs").data["models"][0]
+    assert {other["name"] for other in made["others"]} == set(OTHERS)
+    assert {one["name"] for one in made["method"]} >= set(OTHERS)
+    for other in made["others"]:
+        assert other["rows"], other["name"]
+        assert all({"value", "control", "controls"} <= set(row) for row in other["rows"])
+        assert all(set(row["controls"]) <= {"random"} for row in other["rows"])
+        assert any(row["controls"] for row in other["rows"]), other["name"]
+        assert other["more"] == 0
+        assert other["command"].startswith(f"wherewhat {other['name']} ")
+    about = {other["name"]: other["about"] for other in made["others"]}
+    assert about["attention"].startswith("Measured in float32 on 4 documents of 24 tokens;")
+    assert about["choices"].startswith("Measured in float32 on 2 items;")
+
+
+def test_measurements_of_another_model_are_not_shown(spelled, speller):
+    """The folder has them of a model with the same name and tokenizer, and other weights."""
+    finished = {config["measurement"] for _, config in KnownRuns(spelled / "report").finished()}
+    assert set(OTHERS) <= finished
+    assert report(speller, spelled / "text.jsonl", spelled / "report").data["models"][0]["others"] == []
+
+
+def test_the_command_of_a_measurement_finds_its_run(spelled, speller, cli):
+    """Also the options, as a user would type them."""
+    for other in report(speller, spelled / "text.jsonl", spelled / "runs").data["models"][0]["others"]:
+        if other["name"] == "key_norm":  # the commands were made before it was registered
+            continue
+        found = cli(*shlex.split(other["command"])[1:], "--out", spelled / "runs")
+        assert (found.code, found.err) == (0, ""), other["name"]
+
+
+def test_the_newest_run_is_shown_and_unfinished_ones_are_not(spelled, speller, tmp_path):
+    out = shutil.copytree(spelled / "runs", tmp_path / "runs")
+    request = Request(
+        "attention",
+        model=ModelRequest(model=speller, device="cpu"),
+        text=(str(spelled / "text.jsonl"),),
+        tokens=LENGTH - 4,
+    )
+    newer = wherewhat.run(request, out=out)
+    shown = {one["name"]: one for one in report(speller, spelled / "text.jsonl", out).data["models"][0]["others"]}
+    assert "of 20 tokens" in shown["attention"]["about"]
+    assert shown["attention"]["more"] == 1
+    assert all(not row["controls"] for row in shown["attention"]["rows"])  # the control has other options
+    (newer.path / "complete.json").unlink()
+    shown = {one["name"]: one for one in report(speller, spelled / "text.jsonl", out).data["models"][0]["others"]}
+    assert ("of 24 tokens" in shown["attention"]["about"], shown["attention"]["more"]) == (True, 0)
+
+
+def test_numbers_and_intervals_are_inside_the_declared_ranges(spelled, made):
+    for out in (spelled / "runs", made.out):
+        for path, _ in KnownRuns(out).finished():
+            run = StoredRun(wherewhat.RunDirectory.load(path))
+            for summary in run.summaries:
+                least, most = summary.metric.range
+                values = [v for metric, *_, v in run._rows if metric == summary.metric.name and v is not None]
+                assert least - 1e-6 <= min(values) <= max(values) <= most + 1e-6, summary.metric
+                for about in (summary.overall, *summary.layers.values()):
+                    if about.low is not None:
+                        assert least - 1e-6 <= about.low <= about.mean <= about.high <= most + 1e-6
