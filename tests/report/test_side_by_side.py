@@ -7,7 +7,9 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import wherewhat
@@ -16,8 +18,12 @@ from helpers.report import TOKENS
 from wherewhat.cli.report import _numbers_table
 from wherewhat.measures import registry
 from wherewhat.measures.measurement import LayerMeasurement, Metric
+from wherewhat.measures.statistics import interval, welch
+from wherewhat.report.excerpt import Excerpt
+from wherewhat.report.measurements import Runs
 from wherewhat.report.page import Profiled
 from wherewhat.report.report import make_report
+from wherewhat.report.side_by_side import ComparedModel, difference, not_matched
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -53,6 +59,105 @@ def test_command_with_several_models(cli, made, hostile_model, beside):
     data = json.loads(Path(path).read_text("utf-8").split('id="data">')[1].split("</script>")[0])
     assert [one["model"]["weights"] for one in data["models"]] == ["trained", "random"]
     assert "--weights trained --weights random" in data["command"]
+
+
+def rows_of(data, metric_title, name):
+    found = [row for row in data["comparison"]["numbers"] if (row["title"], row["name"]) == (metric_title, name)]
+    return {row["model"]: row for row in found}
+
+
+def stored(made, page, measurement):
+    """The finished run of a measurement on the model of a page."""
+    weights = page["model"]["weights"]
+    name = next(
+        run["name"]
+        for run in page["runs"]
+        if (run["config"]["measurement"], run["config"]["weights"]) == (measurement, weights)
+    )
+    return StoredRun(wherewhat.RunDirectory.load(made.out / name))
+
+
+def test_differences_are_paired_by_document(tuned, made):
+    data = tuned[0].data
+    first, second = rows_of(data, "Where + what: r", "r").values()
+    runs = [stored(made, page, "axes") for page in data["models"]]
+    means = [run.document_means("r") for run in runs]
+    expected = interval([means[1][name] - means[0][name] for name in means[0]])
+    assert second["over"] == "paired, 2 documents"
+    assert second["difference"]["mean"] == pytest.approx(expected.mean, rel=1e-3)
+    assert second["difference"]["low"] == pytest.approx(expected.low, rel=1e-3)
+    assert second["difference"]["mean"] == pytest.approx(second["value"]["mean"] - first["value"]["mean"], abs=1e-3)
+    assert first["difference"] is None
+    shown = next(
+        value for value in data["models"][1]["numbers"][0]["controls"] if value["name"] == "one random control"
+    )
+    assert second["control"]["mean"] == shown["mean"]
+
+
+def test_other_documents_are_compared_by_welch():
+    one, two = {"a": 1.0, "b": 2.0}, {"a": 2.0, "c": 5.0}
+    assert difference(one, {"a": 2.0, "b": 3.0}, paired=True) == (interval([1.0, 1.0]), "paired, 2 documents")
+    assert difference(one, two, paired=True) == (welch([1.0, 2.0], [2.0, 5.0]), "Welch, 2 and 2 documents")
+    assert difference(one, one, paired=False)[1] == "Welch, 2 and 2 documents"
+    assert difference({"a": 1.0}, {"a": 2.0}, paired=True) == (interval([1.0]), "one document")
+
+
+def test_a_fine_tuned_model_is_compared_head_by_head(tuned, made):
+    data = tuned[0].data
+    (pair,) = data["comparison"]["pairs"]
+    assert pair["why"] is None
+    pages = data["models"]
+    runs = [stored(made, page, "axes") for page in pages]
+    before, after = (run.head_documents("unique_c") for run in runs)
+    changes = {place: interval([after[place][d] - before[place][d] for d in before[place]]) for place in before}
+    found = pair["metrics"]["unique_c"]
+    order = sorted(changes, key=lambda place: -abs(changes[place].mean))
+    assert [(one["layer"], one["head"]) for one in found["changed"]] == order[:10]
+    assert len(found["changed"]) == found["heads"] == 8
+    for one in found["changed"]:
+        expected = changes[one["layer"], one["head"]]
+        assert (one["change"]["mean"], one["change"]["low"]) == pytest.approx((expected.mean, expected.low), rel=1e-3)
+    means = [[sum(values.values()) / 2 for values in found.values()] for found in (before, after)]
+    assert found["correlation"] == pytest.approx(np.corrcoef(*means)[0, 1], abs=1e-3)
+    assert sum(map(sum, pair["labels"]["counts"])) == 8
+    assert [sum(row) for row in pair["labels"]["counts"]] == [
+        sum(int(code) == index for layer in pages[0]["swaps"]["label"] for code in layer) for index in range(4)
+    ]
+
+
+def test_unrelated_heads_are_not_matched(beside, tuned, made):
+    """A control model is no fine-tuned model, and neither is one of another architecture or training."""
+    random, other = (pair["why"] for pair in beside[0].data["comparison"]["pairs"])
+    assert "is a control with random weights, not a fine-tuned model" in random
+    assert "the architectures differ (llama, 2 layers of 4 heads, width 16; gpt2, 3 layers" in other
+    page = tuned[0].data["models"][0]
+    runs = Runs([(Request("axes"), stored(made, page, "axes"))])
+    numbers = np.random.default_rng(0).normal(size=(2, 80))
+    first, second = (
+        ComparedModel(
+            name, Excerpt([], {0: torch.zeros(4, 6)}, {}, {"type": "x", "sample": list(sample)}, None, 0.0), runs
+        )
+        for name, sample in zip("ab", numbers, strict=True)
+    )
+    assert "the weights are unrelated (correlation " in not_matched(first, second)
+    assert not_matched(first, first) is None
+
+
+def test_one_model_is_compared_with_nothing(made):
+    assert made.report.data["comparison"] is None
+    assert "sample" not in made.report.data["models"][0]["model"]
+
+
+def test_a_control_is_said_to_be_one_model(made, cli, hostile_model):
+    (model,) = made.report.data["models"]
+    names = [value["name"] for number in model["numbers"] for value in (*number["controls"], *number["kinds"])]
+    controls = [name for name in names if "control" in name]
+    assert len(controls) >= 7
+    assert all(name.startswith(("one random control", "one shuffled control")) for name in controls)
+    options = ("--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")
+    shown = " ".join(cli("report", hostile_model, *options).out.split())
+    assert "one random control" in shown
+    assert "over documents: random is one untrained model" in shown
 
 
 def test_names_in_the_terminal_are_no_markup(capsys):

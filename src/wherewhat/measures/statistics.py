@@ -44,6 +44,25 @@ def interval(values: Sequence[float]) -> Interval:
     return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n)
 
 
+def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Return the mean of the second sample minus that of the first with its 95 % interval (Welch 1947).
+
+    The degrees of freedom (Welch & Satterthwaite) are rounded down; ``n`` is the size of the smaller sample.
+    """
+    means = [sum(values) / len(values) for values in (first, second)]
+    n, change = min(len(first), len(second)), means[1] - means[0]
+    if n < 2:
+        return Interval(change, None, None, n)
+    errors = [
+        sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)
+        for values, mean in zip((first, second), means, strict=True)
+    ]
+    total = sum(errors)
+    spread = sum(error**2 / (len(values) - 1) for values, error in zip((first, second), errors, strict=True))
+    reach = student(int(total**2 / spread) + 1) * math.sqrt(total) if spread > 0 else 0.0
+    return Interval(change, change - reach, change + reach, n)
+
+
 def around(mean: float, error: float, n: int) -> Interval:
     """Return the 95 % Student interval around a mean with a standard error over ``n`` documents."""
     reach = student(n) * error

@@ -145,7 +145,7 @@ class _Wanted:
     reading: str
 
 
-_WANTED = (
+WANTED = (
     _Wanted(
         "Where + what: r",
         "axes",
@@ -180,6 +180,7 @@ _WANTED = (
         "content only.",
     ),
 )
+"""The headline numbers: title, measurement, and metrics with their names."""
 
 
 def headline(runs: Runs) -> list[Number]:
@@ -189,7 +190,7 @@ def headline(runs: Runs) -> list[Number]:
         for request, run in runs.finished
     }
     numbers = []
-    for wanted in _WANTED:
+    for wanted in WANTED:
         own = summaries.get((wanted.measurement, runs.own), {})
         beside = [
             (control, of_control)

@@ -20,7 +20,7 @@ from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, run_folder_name
 from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.memory import evaluation
+from wherewhat.models.memory import evaluation, weight_sample
 from wherewhat.models.positions import max_positions
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.execution import load_model
@@ -108,6 +108,9 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "kv_heads": sorted(kv_heads),
         "unmeasured": [f"{layer.name}: {layer.reason}" for layer in subject.proof.unmeasured],
         "dtype": loaded.dtype,
+        "width": int(loaded.model.config.get_text_config().hidden_size),
+        "vocabulary": int(loaded.model.config.get_text_config().vocab_size),
+        "sample": weight_sample(loaded.model),
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)
     return Excerpt(_pieces(loaded, texts[0], ids), logits, sinks, facts, capacity, seconds)
@@ -158,6 +161,7 @@ class ExcerptFile:
         try:
             file = ProfileFile(self.path / _LOGITS)
             logits = {layer: file[profile_name(None, layer, "logits")] for layer in stored.pop("layers")}
+            stored["facts"]["sample"]  # excerpts of earlier versions have none
             sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
             return Excerpt(**{**stored, "logits": logits, "sinks": sinks, "capacity": Capacity(**stored["capacity"])})
         except (StoreError, KeyError, TypeError):

@@ -21,6 +21,7 @@ from wherewhat.report.measurements import Pace, Runs, measure
 from wherewhat.report.page import Profiled, Report, plotly_js
 from wherewhat.report.plan import TOKENS, GivenText, given_text, plan
 from wherewhat.report.sections import collect
+from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
@@ -82,6 +83,7 @@ def make_report(
     names = _unique_names(listed, [seen for seen, _ in made])
     data: dict[str, Any] = {
         "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
+        "comparison": compare_models([ComparedModel(name, *found) for name, found in zip(names, made, strict=True)]),
         "learning": learning,
         "command": _command(listed, given, documents=len(given.documents), tokens=tokens, training=training),
     }

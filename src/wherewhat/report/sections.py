@@ -239,7 +239,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
     return {
         "model": {
             "unmeasured": [],
-            **excerpt.facts,
+            **{fact: value for fact, value in excerpt.facts.items() if fact != "sample"},
             "name": name,
             "layers": layers,
             "kinds": first.kinds,

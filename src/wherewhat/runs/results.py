@@ -200,6 +200,18 @@ class StoredRun:
                 values += [] if value is None else [value]
         return found
 
+    def head_documents(self, metric: str) -> dict[tuple[int, int], dict[str, float]]:
+        """Return a metric by layer and head, and by document; undefined values are left out."""
+        return self._by_document.get(metric, {})
+
+    @cached_property
+    def _by_document(self) -> dict[str, dict[tuple[int, int], dict[str, float]]]:
+        found: dict[str, dict[tuple[int, int], dict[str, float]]] = {}
+        for metric, document, layer, head, value in self._rows:
+            if document is not None and layer is not None and head is not None and value is not None:
+                found.setdefault(metric, {}).setdefault((layer, head), {})[document] = value
+        return found
+
     @cached_property
     def head_means(self) -> dict[str, Heads]:
         """Means over documents of everything that the run has for each head, by metric."""
