@@ -126,7 +126,7 @@ def test_other_measurements_have_their_place(browser, shots, made, tmp_path):
         links = page.locator("#contents ul a").all_text_contents()
         assert links == ["<b>residual", "split"]
         page.click("#contents a:text-is('split')")
-        assert page.locator("#other-run-1").is_visible()
+        assert page.locator("#measured-split").is_visible()
         text = page.text_content("#others")
         assert "2 other finished runs of this measurement in the same folder are not shown." in text
         assert "The random control is one untrained model." in text

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import wherewhat
-from wherewhat.measures.statistics import interval
+from wherewhat.measures.measurement import Metric
+from wherewhat.measures.statistics import Interval, interval
 from wherewhat.report.findings import MOST, RULES, _percent, _plus_minus, _verb, find
-from wherewhat.report.measurements import Runs
+from wherewhat.report.measurements import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
+from wherewhat.runs.results import MetricSummary
 
 D, TOKENS, VOCABULARY = 16, 48, 64
 
@@ -108,6 +111,79 @@ def test_the_untrained_model_as_its_own_control_says_nothing(measured):
     found = find(Runs([*same, *runs.finished]))
     assert {finding.rule for finding in found} <= {"additivity"}
     assert all(finding.text.startswith("A high r is no sign of training") for finding in found)
+
+
+def other_runs(measurement, values, *, control=None):
+    """Runs with a measurement whose summaries are given by weights: metric, mean, low and high."""
+    runs = {}
+    for weights, (name, *bounds) in values.items():
+        found = [MetricSummary(Metric(name, name, ""), Interval(*bounds, 50), {}, control)]
+        runs[weights] = SimpleNamespace(measurement=SimpleNamespace(name=measurement), summaries=found)
+    first = (Request("axes"), SimpleNamespace())
+    return Runs([first], others=[OtherRun(runs, 0, None)])
+
+
+@pytest.mark.parametrize(
+    ("measurement", "values", "control", "sentence"),
+    [
+        (
+            "prompts",
+            {"trained": ("accuracy", 0.8, 0.67, 0.89)},
+            0.25,
+            "The model answers 80 % (67 to 89 %) of 50 prompts correctly; chance is 25 %.",
+        ),
+        ("prompts", {"trained": ("accuracy", 0.3, 0.2, 0.43)}, 0.25, None),
+        ("prompts", {"trained": ("accuracy", 0.1, 0.05, 0.2)}, 0.25, None),
+        ("prompts", {"trained": ("accuracy", 0.8, 0.67, 0.89)}, None, None),
+        (
+            "choices",
+            {"trained": ("accuracy", 0.5, 0.4, 0.6)},
+            0.25,
+            "The model chooses the right alternative in 50 ± 10 % of 50 items; chance is 25 %.",
+        ),
+        (
+            "split",
+            {"trained": ("k_position", 0.3, 0.25, 0.35), "random": ("k_position", 0.1, 0.05, 0.15)},
+            None,
+            "Position accounts for 30 ± 5 % of the keys' variance, against 10 ± 5 % in one untrained model "
+            "(50 documents).",
+        ),
+        (
+            "split",
+            {"trained": ("k_position", 0.13, 0.08, 0.18), "random": ("k_position", 0.1, 0.05, 0.15)},
+            None,
+            None,
+        ),
+        ("split", {"trained": ("k_position", 0.3, 0.25, 0.35)}, None, None),
+    ],
+)
+def test_other_measurements(measurement, values, control, sentence):
+    rule = {"split": "position"}.get(measurement, measurement)
+    found = RULES[rule](other_runs(measurement, values, control=control))
+    assert (found and found.text) == sentence
+    assert found is None or found.link == f"measured-{measurement}"
+
+
+def test_additive_logits_that_cost_something(tmp_path):
+    """The heads of a random model with large weights are far from additive; those of a constructed one are additive."""
+    torch.manual_seed(0)
+    ids = torch.stack([torch.randperm(VOCABULARY)[:TOKENS] for _ in range(4)])
+    texts = {}
+    for name, model in (
+        ("additive", constructed("positional", "symbolic")),
+        ("random", constructed("uniform", "uniform")),
+    ):
+        if name == "random":
+            torch.nn.init.normal_(model.model.embed_tokens.weight)
+            for layer in (model.model.layers[0].self_attn, model.model.layers[0].mlp):
+                for weight in layer.parameters():
+                    torch.nn.init.normal_(weight, std=0.5)
+        result = wherewhat.measure("residual", model, ids)
+        runs = Runs([(Request("axes"), result.stored)], others=[OtherRun({"trained": result.stored}, 0, None)])
+        finding = RULES["residual"](runs)
+        texts[name] = None if finding is None else finding.text
+    assert texts["additive"] is None
+    assert texts["random"] is None or texts["random"].endswith("nats per token (4 documents).")
 
 
 @pytest.mark.parametrize(

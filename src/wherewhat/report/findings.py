@@ -15,7 +15,7 @@ from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.results import StoredRun
+from wherewhat.runs.results import MetricSummary, StoredRun
 
 MOST = 6
 """Largest number of findings on a page."""
@@ -180,6 +180,52 @@ def _length(runs: Runs) -> Finding | None:
     return Finding(text, "length", _strength(helping[best], 0.0))
 
 
+def _answers(measurement: str, right: str, unit: str) -> Rule:
+    """Return the rule of an accuracy above chance."""
+
+    def rule(runs: Runs) -> Finding | None:
+        accuracy = next((found for found in _summaries(runs, measurement) if found.metric.name == "accuracy"), None)
+        if accuracy is None or accuracy.control is None:
+            return None
+        about, chance = accuracy.overall, accuracy.control
+        if about.mean <= chance or not _excludes(about, chance):
+            return None
+        text = f"The model {right} {_percent(about)} of {about.n} {unit}; chance is {100 * chance:.0f} %."
+        return Finding(text, f"measured-{measurement}", _strength(about, chance))
+
+    return rule
+
+
+def _position(runs: Runs) -> Finding | None:
+    """Compare the share of position in the keys with that of the untrained model."""
+    found = [_summaries(runs, "split", weights) for weights in (runs.own, _UNTRAINED)]
+    own, untrained = (next((x.overall for x in each if x.metric.name == "k_position"), None) for each in found)
+    if own is None or untrained is None or runs.own == _UNTRAINED or None in (own.low, own.high, untrained.low):
+        return None
+    reach = math.hypot(own.reach or 0.0, untrained.reach or 0.0)
+    change = Interval(
+        own.mean - untrained.mean, own.mean - untrained.mean - reach, own.mean - untrained.mean + reach, own.n
+    )
+    if not _excludes(change, 0.0):
+        return None
+    text = (
+        f"Position accounts for {_percent(own)} of the keys' variance, against {_percent(untrained)} in one untrained "
+        f"model ({_documents(own)})."
+    )
+    return Finding(text, "measured-split", _strength(change, 0.0))
+
+
+def _residual(runs: Runs) -> Finding | None:
+    """Return the cost of exactly additive logits."""
+    run = runs.other("residual")
+    rises = [] if run is None else run.values("loss_strength_0", less="loss")
+    cost = interval(rises) if rises else None
+    if cost is None or not _excludes(cost, 0.0) or cost.mean <= 0:
+        return None
+    text = f"Exactly additive logits in all heads cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
+    return Finding(text, "measured-residual", _strength(cost, 0.0))
+
+
 RULES: Mapping[str, Rule] = {
     "key": _of_training("unique_c", "the key"),
     "distance": _of_training("unique_a", "the distance"),
@@ -188,9 +234,19 @@ RULES: Mapping[str, Rule] = {
     "sink": _sink,
     "perturbation": _perturbation,
     "length": _length,
+    "residual": _residual,
+    "position": _position,
+    "prompts": _answers("prompts", "answers", "prompts correctly"),
+    "choices": _answers("choices", "chooses the right alternative in", "items"),
     "additivity": _additivity,
 }
 """The rules by name; of two findings of the same strength the earlier rule comes first."""
+
+
+def _summaries(runs: Runs, measurement: str, weights: str | None = None) -> Sequence[MetricSummary]:
+    """Return the summaries of a measurement without its own part of the page; none if it was not measured."""
+    run = runs.other(measurement, weights)
+    return [] if run is None else run.summaries
 
 
 def _over_documents(run: StoredRun, metric: str) -> Interval | None:

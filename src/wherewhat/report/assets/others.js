@@ -1,12 +1,12 @@
 // Measurements without their own section: what they were measured on, a table, their figure and their command.
-const otherId = (i) => `other-run-${i}`;
+const otherId = (other) => `measured-${other.name}`;
 function writeOthers() {
   by("others").hidden = !data.others.length;
   by("others-list").replaceChildren();
   for (const id of [...charts.keys()].filter((name) => name.startsWith("other-"))) charts.delete(id);
   data.others.forEach((other, i) => {
     const place = make(by("others-list"), "div");
-    make(place, "h3", other.name, { id: otherId(i) });
+    make(place, "h3", other.name, { id: otherId(other) });
     make(place, "p", other.summary);
     const beside = [...new Set(other.rows.flatMap((row) => Object.keys(row.controls)))];
     const kinds = beside.includes("random") ? " The random control is one untrained model." : "";
@@ -33,5 +33,5 @@ function writeOthers() {
 // The measurements of this section, as a list inside its entry of the contents.
 function listOthers(entry) {
   const list = make(entry, "ul");
-  data.others.forEach((other, i) => make(make(list, "li"), "a", other.name, { href: `#${otherId(i)}` }));
+  for (const other of data.others) make(make(list, "li"), "a", other.name, { href: `#${otherId(other)}` });
 }

@@ -16,9 +16,10 @@ function writeComparison() {
   fill(by("model"), all.models.map((one, i) => [i, one.model.name]));
   const cell = (value) => (value ? withInterval(value) : "–");
   const { numbers, pairs } = all.comparison;
+  const named = (row) => (numbers.some((other) => other.title === row.title && other.name !== row.name) ? `${row.title}: ${row.name}` : row.title);
   table(by("side-by-side"),
     ["number", "model", "value", "one random control", `minus ${all.models[0].model.name}`, "interval of the difference"],
-    numbers.map((row) => [row.name === row.title ? row.title : `${row.title}: ${row.name}`, row.model, cell(row.value), cell(row.control), cell(row.difference), row.over]));
+    numbers.map((row) => [named(row), row.model, cell(row.value), cell(row.control), cell(row.difference), row.over]));
   const metrics = sharedMetrics();
   fill(by("shared-metric"), metrics.map((metric) => [metric.id, `${metric.title} (${metric.measurement})`]));
   by("shared").hidden = !metrics.length;
@@ -32,6 +33,7 @@ function writeComparison() {
     return `map-${i}`;
   });
   if (metrics.length) {
+    writeReading();
     chart("ranks", drawRanks);
     drawn.push("ranks", ...pairs.flatMap((pair, i) => startPair(pair, i)));
   }
@@ -43,11 +45,13 @@ function writeComparison() {
     chart(`plane-${i}`, () => drawSharedPlane(i));
   });
   by("shared-metric").addEventListener("change", () => {
+    writeReading();
     pairs.forEach(writePair);
     redraw(...drawn);
   });
   by("model").addEventListener("change", (event) => chooseModel(+event.target.value));
 }
+const writeReading = () => (by("shared-reading").textContent = metricOf(all.models[0], by("shared-metric").value).reading);
 function sharedSpan(id) {
   return spanOf(all.models.flatMap((one) => own(one, id).flat()).filter(isNumber));
 }
@@ -55,7 +59,6 @@ function drawSharedMap(i) {
   const one = all.models[i];
   const id = by("shared-metric").value;
   const metric = metricOf(one, id);
-  by("shared-reading").textContent = metric.reading;
   const z = gridOf(one, own(one, id));
   const [zmin, zmax] = sharedSpan(id);
   const text = z.map((row, l) => row.map((x, h) => `layer ${one.model.layers[l]}, head ${h}<br>${plain(metric.title)}: ${show(x)} ${plain(metric.unit)}`));
