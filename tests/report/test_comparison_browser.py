@@ -123,8 +123,8 @@ def test_other_measurements_have_their_place(browser, shots, made, tmp_path):
     data = {**made.report.data, "models": [{**model, "others": [other, {**other, "name": "split", "more": 0}]}]}
     path = replace(made.report, data=data).write(tmp_path / "page.html")
     with opening(browser, path) as page:
-        links = page.locator("#contents ul a").all_text_contents()
-        assert links == ["<b>residual", "split"]
+        links = page.locator("#contents li:has(a[href='#others']) a").all_text_contents()
+        assert links == ["Other measurements", "<b>residual", "split"]
         page.click("#contents a:text-is('split')")
         assert page.locator("#measured-split").is_visible()
         text = page.text_content("#others")

@@ -202,10 +202,8 @@ def _position(runs: Runs) -> Finding | None:
     own, untrained = (next((x.overall for x in each if x.metric.name == "k_position"), None) for each in found)
     if own is None or untrained is None or runs.own == _UNTRAINED or None in (own.low, own.high, untrained.low):
         return None
-    reach = math.hypot(own.reach or 0.0, untrained.reach or 0.0)
-    change = Interval(
-        own.mean - untrained.mean, own.mean - untrained.mean - reach, own.mean - untrained.mean + reach, own.n
-    )
+    middle, reach = own.mean - untrained.mean, math.hypot(own.reach or 0.0, untrained.reach or 0.0)
+    change = Interval(middle, middle - reach, middle + reach, own.n)
     if not _excludes(change, 0.0):
         return None
     text = (

@@ -24,14 +24,17 @@ function writeOthers() {
       ]));
     if (other.figure) {
       make(place, "div", null, { id: `other-${i}`, class: "chart tall", role: "img", "aria-label": `Figure of ${other.name}` });
-      const { template, title, ...layout } = other.figure.layout;
+      const { template, title, font, ...layout } = other.figure.layout;
+      make(place, "p", unplain(title.text), { class: "note" });
       chart(`other-${i}`, () => draw(`other-${i}`, other.figure.data, layout));
     }
     if (other.command) make(place, "pre", other.command, { tabindex: "0" });
   });
 }
-// The measurements of this section, as a list inside its entry of the contents.
+// The measurements of this section, after its entry in the contents.
 function listOthers(entry) {
-  const list = make(entry, "ul");
-  for (const other of data.others) make(make(list, "li"), "a", other.name, { href: `#${otherId(other)}` });
+  data.others.forEach((other, i) => {
+    entry.append(i ? ", " : ": ");
+    make(entry, "a", other.name, { href: `#${otherId(other)}` });
+  });
 }
