@@ -25,7 +25,7 @@ function writeOthers() {
     if (other.figure) {
       make(place, "div", null, { id: `other-${i}`, class: "chart tall", role: "img", "aria-label": `Figure of ${other.name}` });
       const { template, title, font, ...layout } = other.figure.layout;
-      make(place, "p", unplain(title.text), { class: "note" });
+      if (title?.text) make(place, "p", unplain(title.text), { class: "note" });
       chart(`other-${i}`, () => draw(`other-${i}`, other.figure.data, layout));
     }
     if (other.command) make(place, "pre", other.command, { tabindex: "0" });
