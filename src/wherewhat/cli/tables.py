@@ -124,7 +124,8 @@ def _interval(value: Interval) -> str:
         return _number(value.mean)
     reach = value.reach
     if reach is None:
-        return f"{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
+        decimals = max(2, min(6, -math.floor(math.log10((value.high - value.low) / 2))))
+        return f"{value.mean:.{decimals}f} ({value.low:.{decimals}f} to {value.high:.{decimals}f})"
     decimals = 3 if reach == 0 else max(0, min(6, 1 - math.floor(math.log10(reach))))
     return f"{value.mean:.{decimals}f} ± {reach:.{decimals}f}"
 
