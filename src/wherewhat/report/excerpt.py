@@ -99,6 +99,7 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
     except ConfigError:
         trained = None
     positions, hard_limit = max_positions(loaded.model)
+    config = loaded.model.config.get_text_config()
     facts = {
         "name": loaded.name,
         "type": str(loaded.model.config.model_type),
@@ -108,8 +109,8 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "kv_heads": sorted(kv_heads),
         "unmeasured": [f"{layer.name}: {layer.reason}" for layer in subject.proof.unmeasured],
         "dtype": loaded.dtype,
-        "width": int(loaded.model.config.get_text_config().hidden_size),
-        "vocabulary": int(loaded.model.config.get_text_config().vocab_size),
+        "width": getattr(config, "hidden_size", None),
+        "vocabulary": getattr(config, "vocab_size", None),
         "sample": weight_sample(loaded.model),
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)

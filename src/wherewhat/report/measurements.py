@@ -36,6 +36,11 @@ class OtherRun:
     more: int
     command: str | None
 
+    @property
+    def name(self) -> str:
+        """Name of the measurement."""
+        return next(iter(self.runs.values())).measurement.name
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -80,16 +85,12 @@ class Runs:
 
     def other(self, measurement: str, weights: str | None = None) -> StoredRun | None:
         """Return the run of a measurement without its own part of the page, on the model itself by default."""
-        found = (other.runs for other in self.others)
-        return next((runs.get(weights or self.own) for runs in found if _name(runs) == measurement), None)
+        found = next((other.runs for other in self.others if other.name == measurement), {})
+        return found.get(weights or self.own)
 
     def weights(self, measurement: str) -> dict[str, StoredRun]:
         """Return the runs of a measurement by weights: the model, then its control models."""
         return {r.model.weights: run for r, run in self.finished if r.measurement == measurement}
-
-
-def _name(runs: dict[str, StoredRun]) -> str:
-    return next(iter(runs.values())).measurement.name
 
 
 @dataclass(frozen=True)
