@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from transformers import LlamaForCausalLM
 
 import wherewhat
-from helpers.models import save_speller
+from helpers.models import llama_config, save_speller
 from helpers.report import TOKENS
 from wherewhat.cli.report import _numbers_table
 from wherewhat.measures import registry
 from wherewhat.measures.measurement import LayerMeasurement, Metric
 from wherewhat.measures.statistics import interval, welch
+from wherewhat.models.memory import weight_sample
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.measurements import Runs
 from wherewhat.report.page import Profiled
 from wherewhat.report.report import make_report
-from wherewhat.report.side_by_side import ComparedModel, difference, not_matched
+from wherewhat.report.side_by_side import SAME_WEIGHTS, ComparedModel, difference, not_matched
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -141,6 +143,19 @@ def test_unrelated_heads_are_not_matched(beside, tuned, made):
     )
     assert "the weights are unrelated (correlation " in not_matched(first, second)
     assert not_matched(first, first) is None
+
+
+def test_samples_of_weights_tell_separate_trainings_from_fine_tuning():
+    """Also in another precision."""
+    samples = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(llama_config(num_hidden_layers=8))
+        samples.append(weight_sample(model))
+    samples.append(weight_sample(model.bfloat16()))
+    assert len(samples[0]) == 4 * (2 + 7 * 8)
+    correlation = np.corrcoef(samples)
+    assert abs(correlation[0, 1]) < 0.3 < SAME_WEIGHTS < correlation[1, 2]
 
 
 def test_one_model_is_compared_with_nothing(made):
