@@ -117,6 +117,14 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def speller(tmp_path_factory):
+    """Folder of a tiny Llama with 512 positions and a byte-level tokenizer, which can spell anything."""
+    from helpers.models import save_speller
+
+    return save_speller(tmp_path_factory.mktemp("speller") / "tiny")
+
+
 @pytest.fixture
 def text(tmp_path):
     """A file with one document of 30 tokens."""
@@ -226,6 +234,29 @@ def beside(made, hostile_model, tmp_path_factory):
     ]
     report = make_report(models, out=made.out, text=[str(made.text)], tokens=TOKENS)
     return report, report.write(made.out / "beside.html")
+
+
+@pytest.fixture(scope="session")
+def tuned(made, hostile_model, tmp_path_factory):
+    """The report of the model and of one trained from it: the same weights with small changes."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from helpers.report import TOKENS
+    from wherewhat.report.report import make_report
+    from wherewhat.runs.request import ModelRequest
+
+    folder = tmp_path_factory.mktemp("model") / "<i>tuned"
+    changed = AutoModelForCausalLM.from_pretrained(hostile_model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
+    changed.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(hostile_model).save_pretrained(folder)
+    models = [ModelRequest(model=model, device="cpu") for model in (hostile_model, folder)]
+    report = make_report(models, out=made.out, text=[str(made.text)], tokens=TOKENS)
+    return report, report.write(made.out / "tuned.html")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "."]
@@ -37,13 +37,25 @@ def llama_config(**changes) -> LlamaConfig:
     return LlamaConfig(**{**settings, **changes})
 
 
-def save_model(folder: Path, config=None, *, bos: bool = False, eos: bool = False, **save) -> Path:
+def save_model(folder: Path, config=None, *, bos: bool = False, eos: bool = False, seed: int = 7, **save) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
+        torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config or llama_config())
         model.save_pretrained(folder, **save)
     save_tokenizer(folder, bos=bos, eos=eos)
+    return folder
+
+
+def save_speller(folder: Path, *, seed: int = 7) -> Path:
+    """A tiny Llama with 512 positions and a byte-level tokenizer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    config = llama_config(vocab_size=256, intermediate_size=32, max_position_embeddings=512)
+    save_model(folder, config, seed=seed)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from scipy.stats import t
+from scipy.stats import t, ttest_ind
 
-from wherewhat.measures.statistics import change_bounds, interval, share_bounds, student, wilson
+from wherewhat.measures.statistics import Interval, change_bounds, interval, share_bounds, student, welch, wilson
 from wherewhat.measures.tensors import over_documents
 
 
@@ -69,3 +69,31 @@ def test_shares_of_all_or_none_have_a_width():
     assert wilson([0.0] * 12).low == 0
     assert 0.2 < wilson([0.0] * 12).high < 0.3
     assert share_bounds(0.5, 20) == pytest.approx((wilson([0.0, 1.0] * 10).low, wilson([0.0, 1.0] * 10).high))
+
+
+def test_intervals_end_at_the_range_of_possible_values():
+    about = interval([0.9, 0.98, 0.99])
+    assert about.reach is not None
+    assert about.high > 1
+    clipped = about.within((0.0, 1.0))
+    assert (clipped.mean, clipped.low, clipped.high, clipped.reach) == (about.mean, about.low, 1.0, None)
+    assert about.within((-math.inf, math.inf)) == about
+    assert interval([0.5]).within((0.0, 1.0)) == interval([0.5])
+    # Rounding can put a mean slightly outside; the interval still contains it.
+    assert interval([-1e-9, -1e-9]).within((0.0, 1.0)).low == -1e-9
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 7), (20, 5)])
+def test_welch_is_that_of_scipy_with_whole_degrees_of_freedom(sizes):
+    generator = torch.Generator().manual_seed(3)
+    first, second = ((i + 1) * torch.randn(n, generator=generator, dtype=torch.float64) for i, n in enumerate(sizes))
+    found, expected = welch(first.tolist(), second.tolist()), ttest_ind(second.numpy(), first.numpy(), equal_var=False)
+    error = (expected.confidence_interval().high - found.mean) / float(t.ppf(0.975, expected.df))
+    assert found.mean == pytest.approx(float(second.mean() - first.mean()))
+    assert found.high - found.mean == pytest.approx(error * float(t.ppf(0.975, int(expected.df))))
+    assert found.n == min(sizes)
+
+
+def test_welch_of_single_and_of_constant_values():
+    assert welch([1.0], [3.0, 4.0]).low is None
+    assert welch([1.0, 1.0], [3.0, 3.0]) == Interval(2.0, 2.0, 2.0, 2)

@@ -8,14 +8,20 @@ import importlib.util
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
+import torch
 
 import wherewhat
 from helpers.models import save_model
+from wherewhat.cli.report import _line
+from wherewhat.cli.tables import _interval
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
-from wherewhat.report.figures import FIGURES, figure
+from wherewhat.measures.statistics import Interval
+from wherewhat.report.data import Value
+from wherewhat.report.figures import FIGURES, figure, loss_by_rate
 from wherewhat.report.result import Result
 from wherewhat.runs.results import StoredRun
 
@@ -81,6 +87,33 @@ def test_lines_are_means_over_documents(results):
     expected = [float(sum(curve[i, 1] for curve in stored) / 2) for i in range(len(stored[0]))]
     assert list(lines["words transposed"].y) == pytest.approx(expected)
     assert list(lines["words transposed"].x) == pytest.approx([0, 10, 50])
+
+
+def test_no_band_is_where_a_loss_cannot_be():
+    """Two documents with losses of 0.1 and 2: Student's interval would begin below 0, and its figure ends at 0."""
+    curves = [torch.tensor([[0.0, loss], [1.0, loss + 1]]) for loss in (0.1, 2.0)]
+    run = SimpleNamespace(
+        profiles={"a/-/loss_by_rate_words": curves[0]},
+        curves=lambda name: curves,
+        title="tiny",
+        measurement=SimpleNamespace(name="perturb"),
+    )
+    filled, line = loss_by_rate(run).data
+    assert min(filled.y) == 0
+    assert list(line.y) == pytest.approx([1.05, 2.05])
+
+
+def test_no_number_is_shown_with_an_impossible_interval(results):
+    """In the terminal's table, a notebook and the page of one measurement."""
+    result = results["axes"]
+    for summary in result.summary():
+        least, most = summary.metric.range
+        for about in (summary.overall, *summary.layers.values()):
+            assert about.low is None or least <= about.low <= about.mean <= about.high <= most
+    assert _interval(Interval(0.9, 0.8, 1.0, 3)) == "0.90 ± 0.10"
+    assert _interval(Interval(0.95, 0.8, 1.0, 3)) == "0.95 (0.80 to 1.00)"
+    assert _interval(Interval(0.001, 0.0, 0.004, 3)) == "0.001 (0.000 to 0.004)"
+    assert _line(Value("share", Interval(0.95, 0.8, 1.0, 3))) == "0.950 (0.800 to 1.000)  share"
 
 
 def test_the_distance_curve_is_the_stored_one(results):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import wherewhat
-from wherewhat.measures.statistics import interval
-from wherewhat.report.findings import MOST, RULES, _plus_minus, _verb, find
-from wherewhat.report.measurements import Runs
+from wherewhat.measures.measurement import Metric
+from wherewhat.measures.statistics import Interval, interval
+from wherewhat.report.findings import MOST, RULES, _percent, _plus_minus, _verb, find
+from wherewhat.report.measurements import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
+from wherewhat.runs.results import MetricSummary
 
 D, TOKENS, VOCABULARY = 16, 48, 64
 
@@ -69,10 +72,10 @@ def measured(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "sentence"),
     [
-        (("positional",) * 4, "Of 4 heads, 4 follow positions alone."),
-        (("symbolic",) * 4, "Of 4 heads, 4 follow contents alone."),
-        (("uniform",) * 4, "4 of 4 heads attend uniformly, to no position and no content."),
-        (("positional", "symbolic"), "Of 2 heads, 1 follows positions alone, 1 contents alone."),
+        (("positional",) * 4, "Of 4 heads, 4 follow positions alone (4 documents)."),
+        (("symbolic",) * 4, "Of 4 heads, 4 follow contents alone (4 documents)."),
+        (("uniform",) * 4, "4 of 4 heads attend uniformly, to no position and no content (4 documents)."),
+        (("positional", "symbolic"), "Of 2 heads, 1 follows positions alone, 1 contents alone (4 documents)."),
     ],
     ids=str,
 )
@@ -89,9 +92,10 @@ def test_a_model_beside_its_untrained_one(measured):
     model = constructed(*["symbolic"] * 8)
     found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
     assert found["key"].text.startswith("Training ")
-    assert re.search(r"what only the key explains: 9\d ± \d % .* against \d ± \d % in one untrained", found["key"].text)
+    sizes = r"what only the key explains: 9\d % \(9\d to 100 %\) .* against \d ± \d % in one untrained"
+    assert re.search(sizes, found["key"].text)  # Student's interval of 97 % ends above 100 %
     assert found["key"].link == "heads?metric=unique_c"
-    assert found["pure heads"].text == "Of 8 heads, 8 follow contents alone (one untrained model: 0)."
+    assert found["pure heads"].text == "Of 8 heads, 8 follow contents alone (one untrained model: 0; 4 documents)."
     assert "uniform heads" not in found
 
 
@@ -107,6 +111,72 @@ def test_the_untrained_model_as_its_own_control_says_nothing(measured):
     found = find(Runs([*same, *runs.finished]))
     assert {finding.rule for finding in found} <= {"additivity"}
     assert all(finding.text.startswith("A high r is no sign of training") for finding in found)
+
+
+def other_runs(measurement, values, *, control=None):
+    """Runs with a measurement whose summaries are given by weights: metric, mean, low and high."""
+    runs = {}
+    for weights, (name, *bounds) in values.items():
+        found = [MetricSummary(Metric(name, name, ""), Interval(*bounds, 50), {}, control)]
+        runs[weights] = SimpleNamespace(measurement=SimpleNamespace(name=measurement), summaries=found)
+    first = (Request("axes"), SimpleNamespace())
+    return Runs([first], others=[OtherRun(runs, 0, None)])
+
+
+@pytest.mark.parametrize(
+    ("measurement", "values", "control", "sentence"),
+    [
+        (
+            "prompts",
+            {"trained": ("accuracy", 0.8, 0.67, 0.89)},
+            0.25,
+            "The model answers 80 % (67 to 89 %) of 50 prompts correctly; chance is 25 %.",
+        ),
+        ("prompts", {"trained": ("accuracy", 0.3, 0.2, 0.43)}, 0.25, None),
+        ("prompts", {"trained": ("accuracy", 0.1, 0.05, 0.2)}, 0.25, None),
+        ("prompts", {"trained": ("accuracy", 0.8, 0.67, 0.89)}, None, None),
+        (
+            "choices",
+            {"trained": ("accuracy", 0.5, 0.4, 0.6)},
+            0.25,
+            "The model chooses the right alternative in 50 ± 10 % of 50 items; chance is 25 %.",
+        ),
+        (
+            "split",
+            {"trained": ("k_position", 0.3, 0.25, 0.35), "random": ("k_position", 0.1, 0.05, 0.15)},
+            None,
+            "Position accounts for 30 ± 5 % of the keys' variance, against 10 ± 5 % in one untrained model "
+            "(50 documents).",
+        ),
+        (
+            "split",
+            {"trained": ("k_position", 0.13, 0.08, 0.18), "random": ("k_position", 0.1, 0.05, 0.15)},
+            None,
+            None,
+        ),
+        ("split", {"trained": ("k_position", 0.3, 0.25, 0.35)}, None, None),
+    ],
+)
+def test_other_measurements(measurement, values, control, sentence):
+    rule = {"split": "position"}.get(measurement, measurement)
+    found = RULES[rule](other_runs(measurement, values, control=control))
+    assert (found and found.text) == sentence
+    assert found is None or found.link == f"measured-{measurement}"
+
+
+@pytest.mark.parametrize(
+    ("rises", "sentence"),
+    [
+        ([0.4, 0.5, 0.6], "Exactly additive logits in all heads cost 0.50 ± 0.25 nats per token (3 documents)."),
+        ([-0.1, 0.1, 0.2], None),
+        ([0.5], None),
+        ([], None),
+    ],
+)
+def test_cost_of_additive_logits(rises, sentence):
+    run = SimpleNamespace(measurement=SimpleNamespace(name="residual"), values=lambda name, less: rises)
+    found = RULES["residual"](Runs([(Request("axes"), run)], others=[OtherRun({"trained": run}, 0, None)]))
+    assert (found and found.text) == sentence
 
 
 @pytest.mark.parametrize(
@@ -125,6 +195,17 @@ def test_the_untrained_model_as_its_own_control_says_nothing(measured):
 )
 def test_verbs(now, before, verb):
     assert _verb(now, before) == verb
+
+
+def test_every_finding_says_its_documents(measured):
+    for documents, words in ((1, "one document"), (4, "4 documents")):
+        for finding in find(measured(constructed("symbolic", "uniform"), documents=documents, controls=("random",))):
+            assert f"{words})." in finding.text
+
+
+def test_intervals_at_the_end_of_a_range_have_two_bounds():
+    assert _plus_minus(interval([0.9, 0.98, 0.99]).within((0.0, 1.0))) == "0.957 (0.834 to 1.000)"
+    assert _percent(interval([0.0, 0.1, 0.2]).within((0.0, 1.0))) == "10 % (0 to 35 %)"
 
 
 def test_intervals_have_as_many_digits_as_they_know():

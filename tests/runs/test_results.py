@@ -134,5 +134,7 @@ def test_the_report_shows_the_kinds(folder, text, tmp_path):
     assert model["model"]["kinds"] == {LOCAL: [0, 1, 3], GLOBAL: [2]}
     names = [value["name"] for value in model["numbers"][0]["kinds"]]
     assert names == [
-        f"{kind}{control}" for kind in (LOCAL, GLOBAL) for control in ("", ", random control", ", shuffled control")
+        f"{kind}{control}"
+        for kind in (LOCAL, GLOBAL)
+        for control in ("", ", one random control", ", one shuffled control")
     ]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from wherewhat.cli.terminal import Table, print_line
+from wherewhat.measures.statistics import Interval
 
 if TYPE_CHECKING:
     import polars as pl
@@ -95,15 +96,17 @@ def _save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html:
 
 def _groups_table(found: RunComparison) -> Table:
     """Return the metrics of each group with their intervals."""
-    columns: _Columns = {"mean": lambda row: _with_reach(row["mean"], row["high"]), "n": _count}
+    from wherewhat.runs.comparison import within_ranges
+
+    columns: _Columns = {"mean": lambda row: _with_interval(row, "mean"), "n": _count}
     title = f"{found.runs} runs: mean ± 95 % over the units that n counts"
-    return _table(found.groups, title, before="mean", columns=columns)
+    return _table(within_ranges(found.groups), title, before="mean", columns=columns)
 
 
 def _trends_table(found: RunComparison) -> Table:
     """Return the slope of each metric per factor of ten."""
     columns: _Columns = {
-        "slope": lambda row: _with_reach(row["slope"], row["high"]),
+        "slope": lambda row: _with_interval(row, "slope"),
         "n": _count,
         "from → to": lambda row: f"{row['first']:.3g} → {row['last']:.3g}",
         "points": lambda row: str(row["points"]),
@@ -142,6 +145,10 @@ def _fact(value: Any, name: str) -> str:
     return f"{value:,}" if name == "step" else escape(str(value))
 
 
-def _with_reach(mean: float, high: float | None) -> str:
-    """Return mean ± half the interval, where there is one."""
-    return f"{mean:.4g}" if high is None or high != high else f"{mean:.4g} ± {high - mean:.2g}"
+def _with_interval(row: dict[str, Any], name: str) -> str:
+    """Return a mean ± half its interval, or with its bounds if the mean is not the middle."""
+    mean, low, high = row[name], row["low"], row["high"]
+    if high is None or high != high:
+        return f"{mean:.4g}"
+    reach = Interval(mean, low, high, row["n"]).reach
+    return f"{mean:.4g} ({low:.4g} to {high:.4g})" if reach is None else f"{mean:.4g} ± {reach:.2g}"

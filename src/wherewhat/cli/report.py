@@ -92,24 +92,38 @@ def report(
 
 
 def _numbers_table(models: Sequence[Profiled]) -> Table:
-    """Return the headline numbers: one column per model, and the controls of a single model."""
-    table = Table(title="mean over heads and documents ± 95 % over documents")
+    """Return the headline numbers: one column per model; all controls of a single model, else the random ones."""
+    from wherewhat.cli.tables import CONTROL_NOTE
+
+    table = Table(title="mean over heads and documents ± 95 % over documents", caption=CONTROL_NOTE)
     alone = len(models) == 1
     for column in ["", *(["value", "to compare with"] if alone else [escape(model.name) for model in models])]:
         table.add_column(column)
     for title in dict.fromkeys(number.title for model in models for number in model.numbers):
         found = [next((number for number in model.numbers if number.title == title), None) for model in models]
         cells = [number.values if number else [] for number in found]
-        if alone and found[0]:
-            cells.append(found[0].controls)
+        controls = [number.controls if number else [] for number in found]
+        if alone:
+            cells += controls
+        else:
+            cells = [[*own, *_of_random(beside)] for own, beside in zip(cells, controls, strict=True)]
         table.add_row(title, *("\n".join(map(_line, cell)) for cell in cells))
     return table
 
 
+def _of_random(controls: Sequence[Value]) -> list[Value]:
+    """Return the values of the random control model."""
+    from wherewhat.report.data import CONTROLS
+
+    return [value for value in controls if value.name.startswith(CONTROLS["random"])]
+
+
 def _line(value: Value) -> str:
-    mean, low, high = value.value.mean, value.value.low, value.value.high
-    reach = "" if low is None or high is None else f" ± {(high - low) / 2:.3f}"
-    return f"{mean:.3f}{reach}  {value.name}"
+    mean, low, high, reach = value.value.mean, value.value.low, value.value.high, value.value.reach
+    if low is None or high is None:
+        return f"{mean:.3f}  {value.name}"
+    between = f"({low:.3f} to {high:.3f})" if reach is None else f"± {reach:.3f}"
+    return f"{mean:.3f} {between}  {value.name}"
 
 
 def export(

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from wherewhat.captures.summary import ProofTable
 
 
+CONTROL_NOTE = "Intervals of control models are over documents: random is one untrained model, shuffled one draw."
+
+
 def headline(
     measurement: Measurement,
     runs: Sequence[tuple[str, Sequence[MetricSummary]]],
@@ -31,6 +34,8 @@ def headline(
         left_out: Why a control model is missing, by its weights.
     """
     table = Table(title=measurement.summary, caption=measurement.limits)
+    if len(runs) > 1:
+        table.caption = f"{CONTROL_NOTE}\n{table.caption}"
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
     table.add_column(measurement.over, max_width=24)
@@ -117,9 +122,10 @@ def _interval(value: Interval) -> str:
     """Return mean ± half the interval, with as many decimals as its two leading digits need."""
     if value.low is None or value.high is None:
         return _number(value.mean)
-    reach = value.high - value.mean
-    if abs(reach - (value.mean - value.low)) > 1e-9:
-        return f"{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
+    reach = value.reach
+    if reach is None:
+        decimals = max(2, min(6, -math.floor(math.log10((value.high - value.low) / 2))))
+        return f"{value.mean:.{decimals}f} ({value.low:.{decimals}f} to {value.high:.{decimals}f})"
     decimals = 3 if reach == 0 else max(0, min(6, 1 - math.floor(math.log10(reach))))
     return f"{value.mean:.{decimals}f} ± {reach:.{decimals}f}"
 

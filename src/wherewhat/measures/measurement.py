@@ -8,6 +8,7 @@ the modules that declare measurements, does not import torch: methods import wha
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -132,6 +133,19 @@ class LayerScores:
     __repr__ = short_repr
 
 
+UNBOUNDED = (-math.inf, math.inf)
+"""Range of differences, such as the rise of a loss."""
+
+SHARE = (0.0, 1.0)
+"""Range of shares, scores, probabilities and multiple correlations."""
+
+CORRELATION = (-1.0, 1.0)
+"""Range of correlations."""
+
+NON_NEGATIVE = (0.0, math.inf)
+"""Range of losses, entropies and distances."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """Name, title and explanation of one number.
@@ -147,6 +161,7 @@ class Metric:
             The error of a mean over heads is stored with the values of the layer or model as a whole.
         bounds: Names under which the bounds of its 95 % interval are stored likewise, if that is not Student's.
         proportion: Whether each document's value is 0 or 1, and the mean a proportion of documents.
+        range: Least and greatest possible value; intervals do not extend beyond it.
     """
 
     name: str
@@ -159,6 +174,7 @@ class Metric:
     error: str | None = None
     bounds: tuple[str, str] | None = None
     proportion: bool = False
+    range: tuple[float, float] = UNBOUNDED
 
 
 @dataclass(frozen=True)

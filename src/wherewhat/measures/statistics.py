@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _Z = 1.959964
 """97.5 % quantile of the normal distribution."""
@@ -20,6 +20,20 @@ class Interval:
     high: float | None
     n: int
 
+    @property
+    def reach(self) -> float | None:
+        """Half of the interval; None if there is none, or the mean is not its middle, as at the end of a range."""
+        if self.low is None or self.high is None or abs(self.high + self.low - 2 * self.mean) > 1e-9:
+            return None
+        return (self.high - self.low) / 2
+
+    def within(self, range: tuple[float, float]) -> Interval:
+        """Return the interval with bounds inside the range of possible values, but never beyond the mean."""
+        if self.low is None or self.high is None:
+            return self
+        least, most = range
+        return replace(self, low=min(max(self.low, least), self.mean), high=max(min(self.high, most), self.mean))
+
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean and 95 % Student interval of independent values."""
@@ -28,6 +42,25 @@ def interval(values: Sequence[float]) -> Interval:
     if n < 2:
         return Interval(mean, None, None, n)
     return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n)
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Return the mean of the second sample minus that of the first with its 95 % interval (Welch 1947).
+
+    The degrees of freedom (Welch & Satterthwaite) are rounded down; ``n`` is the size of the smaller sample.
+    """
+    means = [sum(values) / len(values) for values in (first, second)]
+    n, change = min(len(first), len(second)), means[1] - means[0]
+    if n < 2:
+        return Interval(change, None, None, n)
+    errors = [
+        sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)
+        for values, mean in zip((first, second), means, strict=True)
+    ]
+    total = sum(errors)
+    spread = sum(error**2 / (len(values) - 1) for values, error in zip((first, second), errors, strict=True))
+    reach = student(int(total**2 / spread) + 1) * math.sqrt(total) if spread > 0 else 0.0
+    return Interval(change, change - reach, change + reach, n)
 
 
 def around(mean: float, error: float, n: int) -> Interval:

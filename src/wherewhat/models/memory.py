@@ -108,6 +108,29 @@ def weights_hash(model: nn.Module) -> str:
     return hashlib.sha256(described.encode()).hexdigest()
 
 
+_SAMPLED = 4
+"""Entries of each weight matrix in the sample of a model's weights."""
+
+
+def weight_sample(model: nn.Module) -> list[float]:
+    """Return a few entries of every weight matrix, each matrix scaled to variance 1, in the order of modules.
+
+    Samples of a model and of one trained further from it correlate; those of separate trainings do not. Matrices that
+    are quantised or offloaded are left out.
+    """
+    found: list[float] = []
+    for name, weight in model.named_parameters():
+        if weight.ndim != 2 or weight.is_meta or not weight.is_floating_point() or "lora_" in name:
+            continue
+        count = weight.numel()
+        places = [(2 * i + 1) * count // (2 * _SAMPLED) for i in range(_SAMPLED)]
+        rows = torch.tensor([place // weight.shape[1] for place in places], device=weight.device)
+        columns = torch.tensor([place % weight.shape[1] for place in places], device=weight.device)
+        spread = float(weight.detach()[:: max(1, weight.shape[0] // 64)].float().std()) or 1.0
+        found += [float(f"{value / spread:.4g}") for value in weight.detach()[rows, columns].float().tolist()]
+    return found
+
+
 def _module_states(model: nn.Module) -> list[Any]:
     """Return class and plain attributes of every module, and a unique word if functions were added to one."""
     found: list[Any] = []

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.statistics import Interval, interval, student
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
@@ -118,7 +119,7 @@ def interval_json(value: Interval) -> dict[str, Any]:
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
     """Return the interval of a metric over the documents that have it; with ``less``, of its difference to another."""
     values = run.values(metric, less=less)
-    return interval_json(interval(values)) if values else None
+    return interval_json(interval(values).within(UNBOUNDED if less else run.range_of(metric))) if values else None
 
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:
@@ -144,7 +145,7 @@ def sizes(runs: Runs) -> dict[str, Any]:
 def terms(runs: Runs) -> list[dict[str, str]]:
     """Return every declared metric of the measurements once, with its title and explanation."""
     found: dict[str, dict[str, str]] = {}
-    for made in dict.fromkeys(run.measurement for _, run in runs.finished):
+    for made in dict.fromkeys(run.measurement for run in runs.shown):
         for metric in made.metrics:
             entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
             found.setdefault(metric.name, entry)
@@ -182,7 +183,8 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     return tables
 
 
-_CONTROLS = {"random": "random control", "shuffled": "shuffled control"}
+CONTROLS = {"random": "one random control", "shuffled": "one shuffled control"}
+"""Names of control models by weights; each is one draw, and its intervals are over documents."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class _Wanted:
     reading: str
 
 
-_WANTED = (
+WANTED = (
     _Wanted(
         "Where + what: r",
         "axes",
@@ -259,6 +261,7 @@ _WANTED = (
         "content only.",
     ),
 )
+"""The headline numbers: title, measurement, and metrics with their names."""
 
 
 def headline(runs: Runs) -> list[Number]:
@@ -268,11 +271,11 @@ def headline(runs: Runs) -> list[Number]:
         for request, run in runs.finished
     }
     numbers = []
-    for wanted in _WANTED:
+    for wanted in WANTED:
         own = summaries.get((wanted.measurement, runs.own), {})
         beside = [
             (control, of_control)
-            for weights, control in _CONTROLS.items()
+            for weights, control in CONTROLS.items()
             if weights != runs.own and (of_control := summaries.get((wanted.measurement, weights)))
         ]
         metrics = [(name, title) for name, title in wanted.metrics if name in own]

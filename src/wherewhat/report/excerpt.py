@@ -20,7 +20,7 @@ from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, run_folder_name
 from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.memory import evaluation
+from wherewhat.models.memory import evaluation, weight_sample
 from wherewhat.models.positions import max_positions
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.execution import load_model
@@ -122,6 +122,7 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
     except ConfigError:
         trained = None
     positions, hard_limit = max_positions(loaded.model)
+    config = loaded.model.config.get_text_config()
     facts = {
         "name": loaded.name,
         "type": str(loaded.model.config.model_type),
@@ -131,6 +132,9 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "kv_heads": sorted(kv_heads),
         "unmeasured": [f"{layer.name}: {layer.reason}" for layer in subject.proof.unmeasured],
         "dtype": loaded.dtype,
+        "width": getattr(config, "hidden_size", None),
+        "vocabulary": getattr(config, "vocab_size", None),
+        "sample": weight_sample(loaded.model),
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)
     return Excerpt(passages, sinks, facts, capacity, seconds)
@@ -191,6 +195,7 @@ class ExcerptFile:
                 Passage(tokens, {layer: file[profile_name(str(number), layer, "logits")] for layer in layers})
                 for number, tokens in enumerate(stored.pop("tokens"))
             ]
+            stored["facts"]["sample"]  # excerpts of earlier versions have none
             sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
             capacity = Capacity(**stored.pop("capacity"))
             return Excerpt(passages=passages, sinks=sinks, capacity=capacity, **stored)

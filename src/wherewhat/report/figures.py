@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder, write_file
+from wherewhat.measures.measurement import NON_NEGATIVE
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
@@ -124,7 +125,8 @@ def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: b
     figure = Figure()
     for index, name in enumerate(names):
         curves = run.curves(prefix + name)
-        points = [interval([float(curve[i, 1]) for curve in curves]) for i in range(len(curves[0]))]
+        losses = ([float(curve[i, 1]) for curve in curves] for i in range(len(curves[0])))
+        points = [interval(values).within(NON_NEGATIVE) for values in losses]
         x = [100 * float(value) if percent else float(value) for value in curves[0][:, 0]]
         filled = band(x, [p.low for p in points], [p.high for p in points], index=index, group=name)
         if filled is not None:

@@ -15,7 +15,7 @@ from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.results import StoredRun
+from wherewhat.runs.results import MetricSummary, StoredRun
 
 MOST = 6
 """Largest number of findings on a page."""
@@ -95,8 +95,8 @@ def _pure_heads(runs: Runs) -> Finding | None:
         strength = max(strength, _surprise(count, other or 0, total))
     if not parts:
         return None
-    beside = f" (one untrained model: {' and '.join(controls)})" if all(controls) else ""
-    text = f"Of {total} heads, {_follow(parts)}{beside}."
+    beside = f"one untrained model: {' and '.join(controls)}; " if all(controls) else ""
+    text = f"Of {total} heads, {_follow(parts)} ({beside}{_count_documents(runs)})."
     return Finding(text, "heads?label=positional,symbolic", strength)
 
 
@@ -116,8 +116,10 @@ def _uniform_heads(runs: Runs) -> Finding | None:
     if not count or (other is not None and not _more(count, other, total)):
         return None
     verb = "attends" if count == 1 else "attend"
-    beside = "" if other is None else f" (one untrained model: {other})"
-    text = f"{count} of {total} heads {verb} uniformly, to no position and no content{beside}."
+    beside = "" if other is None else f"one untrained model: {other}; "
+    text = (
+        f"{count} of {total} heads {verb} uniformly, to no position and no content ({beside}{_count_documents(runs)})."
+    )
     return Finding(text, "heads?label=uniform", _surprise(count, other or 0, total))
 
 
@@ -178,6 +180,50 @@ def _length(runs: Runs) -> Finding | None:
     return Finding(text, "length", _strength(helping[best], 0.0))
 
 
+def _answers(measurement: str, right: str, unit: str) -> Rule:
+    """Return the rule of an accuracy above chance."""
+
+    def rule(runs: Runs) -> Finding | None:
+        accuracy = next((found for found in _summaries(runs, measurement) if found.metric.name == "accuracy"), None)
+        if accuracy is None or accuracy.control is None:
+            return None
+        about, chance = accuracy.overall, accuracy.control
+        if about.mean <= chance or not _excludes(about, chance):
+            return None
+        text = f"The model {right} {_percent(about)} of {about.n} {unit}; chance is {100 * chance:.0f} %."
+        return Finding(text, f"measured-{measurement}", _strength(about, chance))
+
+    return rule
+
+
+def _position(runs: Runs) -> Finding | None:
+    """Compare the share of position in the keys with that of the untrained model."""
+    found = [_summaries(runs, "split", weights) for weights in (runs.own, _UNTRAINED)]
+    own, untrained = (next((x.overall for x in each if x.metric.name == "k_position"), None) for each in found)
+    if own is None or untrained is None or runs.own == _UNTRAINED or None in (own.low, own.high, untrained.low):
+        return None
+    middle, reach = own.mean - untrained.mean, math.hypot(own.reach or 0.0, untrained.reach or 0.0)
+    change = Interval(middle, middle - reach, middle + reach, own.n)
+    if not _excludes(change, 0.0):
+        return None
+    text = (
+        f"Position accounts for {_percent(own)} of the keys' variance, against {_percent(untrained)} in one untrained "
+        f"model ({_documents(own)})."
+    )
+    return Finding(text, "measured-split", _strength(change, 0.0))
+
+
+def _residual(runs: Runs) -> Finding | None:
+    """Return the cost of exactly additive logits."""
+    run = runs.other("residual")
+    rises = [] if run is None else run.values("loss_strength_0", less="loss")
+    cost = interval(rises) if rises else None
+    if cost is None or not _excludes(cost, 0.0) or cost.mean <= 0:
+        return None
+    text = f"Exactly additive logits in all heads cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
+    return Finding(text, "measured-residual", _strength(cost, 0.0))
+
+
 RULES: Mapping[str, Rule] = {
     "key": _of_training("unique_c", "the key"),
     "distance": _of_training("unique_a", "the distance"),
@@ -186,15 +232,25 @@ RULES: Mapping[str, Rule] = {
     "sink": _sink,
     "perturbation": _perturbation,
     "length": _length,
+    "residual": _residual,
+    "position": _position,
+    "prompts": _answers("prompts", "answers", "prompts correctly"),
+    "choices": _answers("choices", "chooses the right alternative in", "items"),
     "additivity": _additivity,
 }
 """The rules by name; of two findings of the same strength the earlier rule comes first."""
 
 
+def _summaries(runs: Runs, measurement: str, weights: str | None = None) -> Sequence[MetricSummary]:
+    """Return the summaries of a measurement without its own part of the page; none if it was not measured."""
+    run = runs.other(measurement, weights)
+    return [] if run is None else run.summaries
+
+
 def _over_documents(run: StoredRun, metric: str) -> Interval | None:
     """Return the interval over documents of a mean over heads; None if it was not measured."""
     values = list(run.document_means(metric).values())
-    return interval(values) if values else None
+    return interval(values).within(run.range_of(metric)) if values else None
 
 
 def _against_untrained(
@@ -208,7 +264,9 @@ def _against_untrained(
     changes = [own[name] - untrained[name] for name in own if name in untrained]
     if not changes:
         return None, None, None
-    return interval(list(own.values())), interval(list(untrained.values())), interval(changes)
+    possible = found[runs.own].range_of(metric)
+    here, there = (interval(list(values.values())).within(possible) for values in (own, untrained))
+    return here, there, interval(changes)
 
 
 def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
@@ -281,14 +339,25 @@ def _plus_minus(about: Interval) -> str:
         return f"{about.mean:.2g}"
     half = (about.high - about.low) / 2
     decimals = max(0, min(4, 1 - math.floor(math.log10(half)))) if half > 0 else 2
+    if about.reach is None:
+        return f"{about.mean:.{decimals}f} ({about.low:.{decimals}f} to {about.high:.{decimals}f})"
     return f"{about.mean:.{decimals}f} ± {half:.{decimals}f}"
 
 
 def _percent(about: Interval) -> str:
     if about.low is None or about.high is None:
         return f"{100 * about.mean:.0f} %"
-    return f"{100 * about.mean:.0f} ± {50 * (about.high - about.low):.0f} %"
+    if about.reach is None:
+        return f"{100 * about.mean:.0f} % ({100 * about.low:.0f} to {100 * about.high:.0f} %)"
+    return f"{100 * about.mean:.0f} ± {100 * about.reach:.0f} %"
 
 
 def _documents(about: Interval) -> str:
     return f"{about.n} documents" if about.n > 1 else "one document"
+
+
+def _count_documents(runs: Runs) -> str:
+    """Return the number of documents that heads were labelled on, in words."""
+    run = runs.find("heads")
+    assert run is not None
+    return _documents(Interval(0.0, None, None, len(run.documents)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wherewhat.errors import MeasureError
+from wherewhat.errors import MeasureError, StoreError
+from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress
 from wherewhat.report.plan import Planned
 from wherewhat.runs.directory import RunDirectory
@@ -15,6 +17,29 @@ from wherewhat.runs.execution import LastModel, duration, run, run_control
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun
+
+DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
+"""Measurements with their own parts of the page."""
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """A finished run of a measurement without its own part of the page.
+
+    Attributes:
+        runs: Its runs by weights: the model, then the control models that were measured with the same options.
+        more: Number of further finished runs of the same measurement and model, with other options or texts.
+        command: The command that made it; None if it is not known.
+    """
+
+    runs: dict[str, StoredRun]
+    more: int
+    command: str | None
+
+    @property
+    def name(self) -> str:
+        """Name of the measurement."""
+        return next(iter(self.runs.values())).measurement.name
 
 
 @dataclass(frozen=True)
@@ -25,10 +50,18 @@ class Runs:
         finished: Request and run of each.
         left_out: One line for each measurement that the model does not allow, such as planes without rotation, and
             for each control model that cannot be made.
+        others: Finished runs of measurements without their own part of the page.
     """
 
     finished: list[tuple[Request, StoredRun]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    others: list[OtherRun] = field(default_factory=list)
+
+    @property
+    def shown(self) -> list[StoredRun]:
+        """Every run that the page shows, each once."""
+        found = [run for other in self.others for run in other.runs.values()]
+        return list({run.directory.path: run for run in [*(run for _, run in self.finished), *found]}.values())
 
     @property
     def first(self) -> tuple[Request, StoredRun]:
@@ -49,6 +82,11 @@ class Runs:
         """Return request and run of a measurement on the model itself, if there is one."""
         wanted = (measurement, self.own)
         return next(((r, run) for r, run in self.finished if (r.measurement, r.model.weights) == wanted), None)
+
+    def other(self, measurement: str, weights: str | None = None) -> StoredRun | None:
+        """Return the run of a measurement without its own part of the page, on the model itself by default."""
+        found = next((other.runs for other in self.others if other.name == measurement), {})
+        return found.get(weights or self.own)
 
     def weights(self, measurement: str) -> dict[str, StoredRun]:
         """Return the runs of a measurement by weights: the model, then its control models."""
@@ -112,7 +150,51 @@ def measure(planned: Sequence[Planned], *, out: Path, pace: Pace, progress: Prog
             runs.left_out.append(f"{request.measurement} ({request.model.weights}): {outcome}")
         else:
             runs.finished.append((request, StoredRun(outcome)))
+    runs.others.extend(other_runs(runs, earlier))
     return runs
+
+
+def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
+    """Return finished runs of the same model and weights that have no part of the page yet, without measuring.
+
+    A measurement that the report ran is shown by that run, others by their newest one.
+
+    Args:
+        runs: The runs of the report.
+        known: The folder of run directories.
+    """
+    _, first = runs.first
+    same = {name: first.directory.config[name] for name in ("weights", "weights_hash", "tokenizer_hash")}
+    # A control model is known by the hash that it has in the report, since another model may have the same name.
+    controls = {run.directory.config["weights"]: run.directory.config["weights_hash"] for _, run in runs.finished}
+    finished = known.finished()
+    found: dict[str, list[Path]] = {}
+    for path, config in finished:
+        if same.items() <= config.items():
+            found.setdefault(str(config["measurement"]), []).append(path)
+    others = []
+    for name in measurements():
+        own = runs.weights(name)
+        if name not in found or (name in DRAWN and runs.own in own):
+            continue
+        shown = own if runs.own in own else _newest(found[name], runs.own)
+        if not shown:
+            continue
+        settings = shown[runs.own].directory.config
+        for weights, weights_hash in controls.items():
+            wanted = {**settings, "weights": weights, "weights_hash": weights_hash}
+            matching = [path for path, other in finished if other == wanted and weights not in shown]
+            shown |= _newest(matching, str(weights))
+        others.append(OtherRun(shown, len(found[name]) - 1, known.command(shown[runs.own].directory)))
+    return others
+
+
+def _newest(paths: Sequence[Path], weights: str) -> dict[str, StoredRun]:
+    """Return the first run that is not damaged, under its weights; none if all are."""
+    for path in paths:
+        with suppress(StoreError):
+            return {weights: StoredRun(RunDirectory.load(path))}
+    return {}
 
 
 def _beginning(count: int, finished: int, seconds: float) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from wherewhat.report.measurements import Pace, Runs, measure
 from wherewhat.report.page import Profiled, Report, plotly_js
 from wherewhat.report.plan import TOKENS, GivenText, given_text, plan
 from wherewhat.report.sections import collect
+from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.request import MemoryModel, ModelRequest, Request, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
 
 _LOADING = 3000
@@ -82,10 +83,11 @@ def make_report(
     names = _unique_names(listed, [seen for seen, _ in made])
     data: dict[str, Any] = {
         "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
+        "comparison": compare_models([ComparedModel(name, *found) for name, found in zip(names, made, strict=True)]),
         "learning": learning,
         "command": _command(listed, given, documents=len(given.documents), tokens=tokens, training=training),
     }
-    hashes = [run.directory.config_hash for _, runs in made for _, run in runs.finished]
+    hashes = [run.directory.config_hash for _, runs in made for run in runs.shown]
     key = config_hash({"runs": list(hashes), "studies": [one["name"] for one in learning]})
     profiled = [
         Profiled(name, [finding["text"] for finding in shown["findings"]], headline(runs), runs.left_out)
@@ -152,9 +154,4 @@ def _command(
     words += ["--documents", str(documents), "--tokens", str(tokens)]
     for path in training:
         words += ["--training", str(path)]
-    for field in fields(first):
-        value = getattr(first, field.name)
-        if field.name not in ("model", "weights") and value != field.default:
-            option = f"--{field.name.replace('_', '-')}"
-            words += [option] if value is True else [option, str(value)]
-    return shlex.join(words)
+    return shlex.join([*words, *given_options(first, leave_out=("model", "weights"))])

@@ -180,7 +180,7 @@ class Result:
         """Return a table of means, intervals and controls."""
         run = self.stored
         rows = [_cells(summary, self._beside) for summary in run.summaries]
-        header = [run.measurement.over, "value (95 %)", *(f"{name} control" for name in self._beside), "control"]
+        header = [run.measurement.over, "value (95 %)", *(f"one {name} control" for name in self._beside), "control"]
         keep = [i for i in range(len(header)) if i < 2 or any(row[i] for row in rows)]
         table = [[row[i] for i in keep] for row in (header, *rows)]
         widths = [max(len(row[i]) for row in table) for i in range(len(keep))]
@@ -193,7 +193,7 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows; names of models and documents are escaped."""
         run = self.stored
-        header = [run.measurement.over, "value (95 %)", *(f"{name} control" for name in self._beside), "control"]
+        header = [run.measurement.over, "value (95 %)", *(f"one {name} control" for name in self._beside), "control"]
         header += [f"{kind} ({len(layers)})" for kind, layers in run.kinds.items()]
         rows = ""
         for summary in run.summaries:

@@ -14,6 +14,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import find_method
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
+from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, QuestionMeasurement
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import interval
 from wherewhat.measures.swaps import LABELS
@@ -36,6 +37,7 @@ from wherewhat.report.data import (
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure
 from wherewhat.report.findings import find
+from wherewhat.report.learning import counted
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.profiles import profile_name
@@ -100,7 +102,9 @@ def lengths(runs: Runs) -> dict[str, Any] | None:
             {
                 "name": name,
                 "rule": find_method(name).rule(),
-                "loss": [interval_json(interval([float(c[i, 1]) for c in curves])) for i in buckets],
+                "loss": [
+                    interval_json(interval([float(c[i, 1]) for c in curves]).within(NON_NEGATIVE)) for i in buckets
+                ],
                 "cost": [interval_json(interval([float(c[i, 1] - p[i, 1]) for c, p in pairs])) for i in buckets],
                 "beyond": mean_of(run, f"loss_beyond_{name}"),
                 "beyond_cost": mean_of(run, f"loss_beyond_{name}", less=f"loss_beyond_{_UNMODIFIED}"),
@@ -281,7 +285,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
     return {
         "model": {
             "unmeasured": [],
-            **excerpt.facts,
+            **{fact: value for fact, value in excerpt.facts.items() if fact != "sample"},
             "name": name,
             "layers": layers,
             "kinds": first.kinds,
@@ -310,24 +314,16 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),
         "bands": bands(runs),
-        "others": others(runs),
+        "others": [
+            {**numbers_and_figure(other.runs), "more": other.more, "command": other.command} for other in runs.others
+        ],
         "method": [
             {"name": made.name, "summary": made.summary, "limits": made.limits}
-            for made in dict.fromkeys(run.measurement for _, run in runs.finished)
+            for made in dict.fromkeys(run.measurement for run in runs.shown)
         ],
         "left_out": runs.left_out,
-        "runs": [_run(run.directory) for _, run in runs.finished],
+        "runs": [_run(run.directory) for run in runs.shown],
     }
-
-
-_DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
-"""Measurements with their own parts of the page."""
-
-
-def others(runs: Runs) -> list[dict[str, Any]]:
-    """Return every other measurement: its metrics with intervals and controls, and its figure."""
-    names = dict.fromkeys(request.measurement for request, _ in runs.finished if request.measurement not in _DRAWN)
-    return [numbers_and_figure(runs.weights(name)) for name in names if runs.find(name) is not None]
 
 
 def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
@@ -358,7 +354,19 @@ def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
         drawn = json.loads(figure(run).to_json())
     except ConfigError:  # no map without scores of single heads
         drawn = None
-    return {"name": run.measurement.name, "summary": run.measurement.summary, "rows": rows, "figure": drawn}
+    made = run.measurement
+    return {"name": made.name, "summary": made.summary, "about": _about(run), "rows": rows, "figure": drawn}
+
+
+def _about(run: StoredRun) -> str:
+    """Return what a run was measured on, in a sentence."""
+    config, made = run.directory.config, run.measurement
+    count, each = len(run.documents), f" of {config['tokens']} tokens"
+    if isinstance(made, QuestionMeasurement | ChoicesMeasurement):
+        word, each = "prompt" if isinstance(made, QuestionMeasurement) else "item", ""
+    else:
+        word = "document"
+    return f"Measured in {config['dtype']} on {counted(count, word)}{each}; intervals are 95 % over {word}s."
 
 
 def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> dict[str, Any]:
@@ -372,7 +380,7 @@ def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> d
     made = run.measurement
     one = {
         "model": {"weights": weights, "unmeasured": []},
-        "others": [numbers_and_figure(runs)],
+        "others": [{**numbers_and_figure(runs), "more": 0, "command": None}],
         "method": [{"name": made.name, "summary": made.summary, "limits": made.limits}],
         "left_out": [f"{name} control: {reason}" for name, reason in left_out.items()],
         "runs": [_run(one.directory) for one in runs.values()],

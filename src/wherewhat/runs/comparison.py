@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.measures import statistics
+from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.options import nearest
 from wherewhat.runs.index import FACTS, check_polars, open_index
 
@@ -129,6 +130,20 @@ def _bounded(table: pl.DataFrame, column: str) -> pl.DataFrame:
     student = table["n"].replace_strict(quantiles, return_dtype=pl.Float64) if len(table) else 0.0
     reach = student * table["error"]
     return table.with_columns(low=table[column] - reach, high=table[column] + reach)
+
+
+def within_ranges(table: pl.DataFrame) -> pl.DataFrame:
+    """Return groups with intervals inside the declared range of each metric, as they are shown."""
+    import polars as pl
+
+    metrics = {
+        (name, metric.name): metric.range
+        for name in table["measurement"].unique().to_list()
+        for metric in known_metrics(name)
+    }
+    ranges = [metrics.get(pair, UNBOUNDED) for pair in table.select("measurement", "metric").iter_rows()]
+    least, most = (pl.Series([pair[i] for pair in ranges], dtype=pl.Float64) for i in (0, 1))
+    return table.with_columns(low=pl.col("low").clip(lower_bound=least), high=pl.col("high").clip(upper_bound=most))
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def run(
     prepared = prepare(request, out=out, progress=progress, models=models)
     path = known.path(request)  # before measuring, while files may change
     made = measure(prepared, progress=progress, models=models)
-    known.write(path, made)
+    known.write(path, made, command=request.command())
     return made
 
 

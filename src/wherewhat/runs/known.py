@@ -17,10 +17,11 @@ from typing import Any
 from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
-from wherewhat.measures.registry import code_hash, find_measurement
+from wherewhat.measures.registry import code_hash, find_measurement, measurements
 from wherewhat.models.source import Weights, resolve
 from wherewhat.options import build_config, config_values
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, read_object
 from wherewhat.runs.provenance import collect_versions
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import text_hash
@@ -82,13 +83,14 @@ class KnownRuns:
 
     def keep(self, request: Request, outcome: RunDirectory | str) -> None:
         """Store the outcome of a request."""
-        self.write(self.path(request), outcome)
+        self.write(self.path(request), outcome, command=request.command())
 
-    def write(self, path: Path | None, outcome: RunDirectory | str) -> None:
-        """Store an outcome in what :meth:`path` returned."""
+    def write(self, path: Path | None, outcome: RunDirectory | str, *, command: str | None) -> None:
+        """Store an outcome, and the command that leads to it, in what :meth:`path` returned."""
         if path is None:
             return
         note: dict[str, JSON] = {"left_out": outcome} if isinstance(outcome, str) else {"run": outcome.path.name}
+        note["command"] = command
         with suppress(StoreError, OSError):  # a folder that cannot be written only costs time
             make_folder(path.parent)
             write_file(path, readable_json(note))
@@ -100,6 +102,30 @@ class KnownRuns:
         except WherewhatError:  # wrong input, which the run itself names
             key = None
         return None if key is None else self.out / _FOLDER / f"{request.measurement}-{key[:24]}.json"
+
+    def command(self, run: RunDirectory) -> str | None:
+        """Return the command that made a run; None if it is not known, as for a model in memory."""
+        for path in sorted((self.out / _FOLDER).glob(f"{run.config['measurement']}-*.json")):
+            note = parse_object(path.read_bytes()) or {}
+            if note.get("run") == run.path.name and note.get("command"):
+                return str(note["command"])
+        return None
+
+    def finished(self) -> list[tuple[Path, dict[str, JSON]]]:
+        """Return folder and configuration of every finished run, the newest first, without verifying its files.
+
+        Runs of measurements that do not exist any more, or whose results have changed since, are left out.
+        """
+        known, found = measurements(), []
+        for path in sorted(self.out.iterdir()) if self.out.is_dir() else []:
+            config = read_object(path / CONFIG) if (path / COMPLETE).is_file() else None
+            made = known.get(str(config.get("measurement"))) if config is not None else None
+            if config is None or made is None or config.get("revision", 1) != made.revision:
+                continue
+            if config.get("code") == code_hash(made):
+                ended = (read_object(path / PROVENANCE) or {}).get("finished")
+                found.append((str(ended), path, config))
+        return [(path, config) for _, path, config in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
 def model_state(model: ModelRequest) -> dict[str, JSON]:

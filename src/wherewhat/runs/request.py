@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError
@@ -125,6 +126,19 @@ def model_request(model: Any, tokenizer: Any = None) -> Any:
     return MemoryModel(transformers_model(model), own)
 
 
+def given_options(request: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
+    """Return the command-line options for the fields of a request that differ from their defaults."""
+    words = []
+    for known in fields(request):
+        value = getattr(request, known.name)
+        if "help" not in known.metadata or known.name in leave_out or value == known.default:
+            continue
+        name = f"--{known.name.replace('_', '-')}"
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [name] if one is True else [name, str(one)]
+    return words
+
+
 def _names(text: Any) -> Any:
     """Return one file, or a list of them, as a tuple of names."""
     listed = (text,) if isinstance(text, str | os.PathLike) else tuple(text) if isinstance(text, list) else text
@@ -203,6 +217,16 @@ class Request:
     def given_texts(self) -> bool:
         """Whether texts were given, as files or in memory."""
         return self.text is not None or self.texts is not None
+
+    def command(self) -> str | None:
+        """Return the command that makes the same run; None if its model or texts are only in memory."""
+        if not isinstance(self.model, ModelRequest) or self.texts is not None:
+            return None
+        words = ["wherewhat", self.measurement, os.fspath(self.model.model)]
+        words += given_options(self) + given_options(self.model, leave_out=("model",))
+        for name, value in self.options.items():
+            words += ["--set", f"{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"]
+        return shlex.join(words)
 
     def with_weights(self, weights: Weights) -> Request:
         """Return the same request on a control model, or on the trained one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Measurement, Metric
+from wherewhat.measures.measurement import UNBOUNDED, Curve, DocumentScores, LayerScores, Measurement, Metric
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
 from wherewhat.options import build_config
@@ -142,6 +142,10 @@ class StoredRun:
         columns = self.directory.scores().select(["metric", "document", "layer", "head", "value"]).to_pydict()
         return list(zip(*columns.values(), strict=True))
 
+    def range_of(self, metric: str) -> tuple[float, float]:
+        """Return the range of possible values of a metric; unbounded for metrics that are not declared."""
+        return next((known.range for known in self.metrics if known.name == metric), UNBOUNDED)
+
     def values(self, metric: str, *, less: str | None = None) -> list[float]:
         """Return a metric of the model as a whole on each document that has it.
 
@@ -196,6 +200,18 @@ class StoredRun:
                 values += [] if value is None else [value]
         return found
 
+    def head_documents(self, metric: str) -> dict[tuple[int, int], dict[str, float]]:
+        """Return a metric by layer and head, and by document; undefined values are left out."""
+        return self._by_document.get(metric, {})
+
+    @cached_property
+    def _by_document(self) -> dict[str, dict[tuple[int, int], dict[str, float]]]:
+        found: dict[str, dict[tuple[int, int], dict[str, float]]] = {}
+        for metric, document, layer, head, value in self._rows:
+            if document is not None and layer is not None and head is not None and value is not None:
+                found.setdefault(metric, {}).setdefault((layer, head), {})[document] = value
+        return found
+
     @cached_property
     def head_means(self) -> dict[str, Heads]:
         """Means over documents of everything that the run has for each head, by metric."""
@@ -228,7 +244,9 @@ class StoredRun:
             return found
         pooled = self._pooled()
         return [
-            replace(s, kinds=_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), self.kinds)) for s in found
+            replace(s, kinds={kind: value.within(s.metric.range) for kind, value in kinds.items()})
+            for s in found
+            for kinds in [_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), self.kinds)]
         ]
 
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
@@ -277,10 +295,12 @@ def _summary(
     def between(values: Sequence[float], layer: int | None) -> Interval:
         """Return the interval over documents, or the stored one where documents were measured together."""
         if layer in low and layer in high:
-            return Interval(values[0], low[layer], high[layer], count)
-        if layer in errors:
-            return around(values[0], errors[layer], count)
-        return wilson(values) if metric.proportion else interval(values)
+            found = Interval(values[0], low[layer], high[layer], count)
+        elif layer in errors:
+            found = around(values[0], errors[layer], count)
+        else:
+            found = wilson(values) if metric.proportion else interval(values)
+        return found.within(metric.range)
 
     return MetricSummary(
         metric=metric,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric, check_minimum
+from wherewhat.measures.measurement import NON_NEGATIVE, SHARE, LayerMeasurement, LayerScores, Metric, check_minimum
 from wherewhat.options import option
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ SPREAD_METRICS = (
         unit="nats",
         control="entropy_uniform",
         control_title="even spread",
+        range=NON_NEGATIVE,
     ),
     Metric(
         "sink_mass",
@@ -27,6 +28,7 @@ SPREAD_METRICS = (
         "Share of attention on the first tokens; the control is uniform attention.",
         control="sink_mass_uniform",
         control_title="even spread",
+        range=SHARE,
     ),
 )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from wherewhat.measures.measurement import (
+    CORRELATION,
+    SHARE,
     DocumentScores,
     LayerMeasurement,
     LayerScores,
@@ -55,11 +57,13 @@ class AxesMeasurement(LayerMeasurement):
             "Correlation of logits with a[i-j] + b[i] + c[j], mean over heads; the control is the r of pure noise.",
             control="noise_floor",
             control_title="noise floor",
+            range=SHARE,
         ),
         Metric(
             "pooled_r",
             "pooled r",
             "r over all heads' logits at once, as papers report it; differences between heads increase it.",
+            range=SHARE,
         ),
         Metric(
             "r_behaviour",
@@ -67,6 +71,7 @@ class AxesMeasurement(LayerMeasurement):
             "r without the query term, which cancels in softmax: how additive the attention pattern is.",
             control="r_behaviour_gaussian",
             control_title="Gaussian q, k",
+            range=SHARE,
         ),
         Metric(
             "r_shared",
@@ -74,12 +79,13 @@ class AxesMeasurement(LayerMeasurement):
             "r with one distance curve per head for all documents; close to the control if the curve is the same.",
             control="r_separate",
             control_title="own curves",
+            range=CORRELATION,
         ),
-        Metric("r_a", "distance alone", "Correlation with a distance curve alone: where."),
-        Metric("r_c", "key alone", "Correlation with a key term alone: what, independent of the query."),
-        Metric("r_bc", "query + key", "Correlation with query and key terms, without distance."),
-        Metric("unique_a", "unique: distance", "Share of variance that only the distance term explains."),
-        Metric("unique_c", "unique: key", "Share of variance that only the key term explains."),
+        Metric("r_a", "distance alone", "Correlation with a distance curve alone: where.", range=SHARE),
+        Metric("r_c", "key alone", "Correlation with a key term alone: what, independent of the query.", range=SHARE),
+        Metric("r_bc", "query + key", "Correlation with query and key terms, without distance.", range=SHARE),
+        Metric("unique_a", "unique: distance", "Share of variance that only the distance term explains.", range=SHARE),
+        Metric("unique_c", "unique: key", "Share of variance that only the key term explains.", range=SHARE),
         Metric("q_rank", "rank of q", "Effective rank of the queries; near 1, additivity is trivial."),
         Metric("k_rank", "rank of k", "Effective rank of the keys; near 1, additivity is trivial."),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from wherewhat.measures.measurement import ChoicesMeasurement, DocumentScores, Metric, Subject
+from wherewhat.measures.measurement import SHARE, ChoicesMeasurement, DocumentScores, Metric, Subject
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, titles
 from wherewhat.options import option
 
@@ -66,7 +66,9 @@ def _metrics_at(name: str, what: str) -> list[Metric]:
             f"Share of items whose chosen alternative changes, right or wrong: {what}.",
             proportion=True,
         ),
-        Metric(f"moved_{name}", "— tokens moved", f"Share of the context's tokens that were moved: {what}."),
+        Metric(
+            f"moved_{name}", "— tokens moved", f"Share of the context's tokens that were moved: {what}.", range=SHARE
+        ),
     ]
 
 
@@ -101,7 +103,10 @@ class ItemChoices(ChoicesMeasurement):
             "The same with log-probabilities divided by the number of characters.",
         ),
         Metric(
-            "accuracy_one_place", "always one place", "Accuracy of always choosing the same place, for the best place."
+            "accuracy_one_place",
+            "always one place",
+            "Accuracy of always choosing the same place, for the best place.",
+            range=SHARE,
         ),
         Metric(
             "probability",
@@ -109,6 +114,7 @@ class ItemChoices(ChoicesMeasurement):
             "Probability of the right alternative, normalised over the alternatives.",
             control="chance",
             control_title="chance",
+            range=SHARE,
         ),
         Metric(
             "margin",

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
+    CORRELATION,
+    NON_NEGATIVE,
+    SHARE,
     DocumentScores,
     Metric,
     ReportRun,
@@ -39,9 +42,9 @@ class DistanceConfig:
         check_seed(self.seed)
 
 
-def _metric(name: str, title: str, reading: str) -> Metric:
+def _metric(name: str, title: str, reading: str, *, range: tuple[float, float]) -> Metric:
     """Return a metric with its value for keys with random phases as control."""
-    return Metric(name, title, reading, control=f"{name}_scrambled", control_title="random phases")
+    return Metric(name, title, reading, control=f"{name}_scrambled", control_title="random phases", range=range)
 
 
 class DistanceMeasurement(TextMeasurement):
@@ -59,36 +62,49 @@ class DistanceMeasurement(TextMeasurement):
             "additive share",
             "Share of the logits' variance over keys and dummy distances explained by distance plus key; 1 is a pure "
             "sum. The control keeps every magnitude: its value comes from slow planes, not from phases.",
+            range=SHARE,
         ),
         _metric(
             "distance_share",
             "distance share",
             "Part of the additive share explained by a distance curve common to all keys.",
+            range=SHARE,
         ),
-        _metric("key_share", "key share", "Part of the additive share explained by the keys, at any distance."),
+        _metric(
+            "key_share", "key share", "Part of the additive share explained by the keys, at any distance.", range=SHARE
+        ),
         _metric(
             "key_constancy",
             "key constancy",
             "Share of the variance between keys that does not depend on the distance: the additive share without the "
             "distance curve.",
+            range=SHARE,
         ),
         _metric(
             "key_rank_correlation",
             "key rank correlation",
             "Rank correlation of keys at a dummy distance with their key component at the real distances; mean over "
             "dummy distances within the text.",
+            range=CORRELATION,
         ),
         _metric(
             "drift",
             "drift of the key component",
             "Change of the key component with the distance, relative to its size; 0 is none, √2 that of unrelated "
             "profiles of equal size.",
+            range=NON_NEGATIVE,
         ),
-        _metric("shape_drift", "drift of its shape", "The same after rescaling the profile: 1 − cos², from 0 to 1."),
+        _metric(
+            "shape_drift",
+            "drift of its shape",
+            "The same after rescaling the profile: 1 − cos², from 0 to 1.",
+            range=SHARE,
+        ),
         _metric(
             "logit_rank_correlation",
             "logit rank correlation",
             "Rank correlation of keys at a dummy distance with the real logits, which also depend on distance.",
+            range=CORRELATION,
         ),
     )
     limits = (

@@ -9,6 +9,10 @@ from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import (
+    CORRELATION,
+    NON_NEGATIVE,
+    SHARE,
+    UNBOUNDED,
     Capacity,
     ComparisonTable,
     DocumentScores,
@@ -147,6 +151,13 @@ _BY_METHOD = (
 )
 
 
+_RANGES = {
+    **dict.fromkeys(("loss_beyond", "output_shift", "output_covariance", "entropy"), NON_NEGATIVE),
+    **dict.fromkeys(("output_outliers", "far_mass", "sink_mass", "axes_r", "axes_distance"), SHARE),
+}
+"""Ranges by prefix; the others are differences, which have none."""
+
+
 class ExtendMeasurement(TextMeasurement):
     """``wherewhat extend``."""
 
@@ -165,6 +176,7 @@ class ExtendMeasurement(TextMeasurement):
             "loss in pieces",
             "Loss of the tokens beyond if the unmodified model reads them in pieces of at most the trained length.",
             unit="nats",
+            range=NON_NEGATIVE,
         ),
         Metric(
             "found_pieces",
@@ -178,22 +190,48 @@ class ExtendMeasurement(TextMeasurement):
             "output shift in pieces",
             "Distance of the mean attention output of those tokens in pieces from that of the first piece, in units of "
             "the spread there: the shift without a change of length.",
+            range=NON_NEGATIVE,
         ),
-        Metric("output_covariance_pieces", "covariance in pieces", "Distance of the covariances of the same outputs."),
         Metric(
-            "output_outliers_pieces", "outliers in pieces", "Share of them farther out than 99 % in the first piece."
+            "output_covariance_pieces",
+            "covariance in pieces",
+            "Distance of the covariances of the same outputs.",
+            range=NON_NEGATIVE,
         ),
-        Metric("entropy_inside", "entropy inside", "Entropy of attention within the trained length.", unit="nats"),
-        Metric("sink_mass_inside", "sink mass inside", "Its share of attention on the first 4 keys."),
-        Metric("far_mass_inside", "far mass inside", "Its share of attention in the farther half of the distances."),
+        Metric(
+            "output_outliers_pieces",
+            "outliers in pieces",
+            "Share of them farther out than 99 % in the first piece.",
+            range=SHARE,
+        ),
+        Metric(
+            "entropy_inside",
+            "entropy inside",
+            "Entropy of attention within the trained length.",
+            unit="nats",
+            range=NON_NEGATIVE,
+        ),
+        Metric("sink_mass_inside", "sink mass inside", "Its share of attention on the first 4 keys.", range=SHARE),
+        Metric(
+            "far_mass_inside",
+            "far mass inside",
+            "Its share of attention in the farther half of the distances.",
+            range=SHARE,
+        ),
         Metric("far_logit_inside", "far logit inside", "Excess of its largest far logit over its near ones."),
-        Metric("axes_r_inside", "axes r inside", "Correlation of its logits with their three axes."),
-        Metric("axes_distance_inside", "distance axis inside", "Share of variance that only their distance explains."),
+        Metric("axes_r_inside", "axes r inside", "Correlation of its logits with their three axes.", range=SHARE),
+        Metric(
+            "axes_distance_inside",
+            "distance axis inside",
+            "Share of variance that only their distance explains.",
+            range=SHARE,
+        ),
         Metric(
             "rank_shift_loss",
             "shift ~ loss, over methods",
             "Rank correlation over methods of output shift and loss beyond: 1 if a smaller shift always has a lower "
             "loss.",
+            range=CORRELATION,
         ),
     )
     limits = (
@@ -215,7 +253,15 @@ class ExtendMeasurement(TextMeasurement):
         for prefix, title, unit, reading, control in _BY_METHOD:
             what = "" if control is None else "in pieces" if control.endswith("pieces") else "inside"
             found += [
-                Metric(f"{prefix}_{name}", f"{title}, {name}", reading, unit=unit, control=control, control_title=what)
+                Metric(
+                    f"{prefix}_{name}",
+                    f"{title}, {name}",
+                    reading,
+                    unit=unit,
+                    control=control,
+                    control_title=what,
+                    range=_RANGES.get(prefix, UNBOUNDED),
+                )
                 for name in config.methods
             ]
         for depth in config.depths:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
+    CORRELATION,
+    NON_NEGATIVE,
+    SHARE,
     Capacity,
     DocumentScores,
     Metric,
@@ -48,8 +51,18 @@ def _band_metrics(band: int) -> list[Metric]:
     """Return the metrics of one band."""
     planes, control = f"band {band}", "random planes"
     return [
-        Metric(f"s_pos_band_{band}", f"positional, {planes}", f"Mean positional score of single planes in {planes}."),
-        Metric(f"s_sym_band_{band}", f"symbolic, {planes}", f"Mean symbolic score of single planes in {planes}."),
+        Metric(
+            f"s_pos_band_{band}",
+            f"positional, {planes}",
+            f"Mean positional score of single planes in {planes}.",
+            range=SHARE,
+        ),
+        Metric(
+            f"s_sym_band_{band}",
+            f"symbolic, {planes}",
+            f"Mean symbolic score of single planes in {planes}.",
+            range=SHARE,
+        ),
         Metric(
             f"loss_without_band_{band}",
             f"loss without {planes}",
@@ -57,6 +70,7 @@ def _band_metrics(band: int) -> list[Metric]:
             unit="nats",
             control="loss_without_random",
             control_title=control,
+            range=NON_NEGATIVE,
         ),
         Metric(
             f"loss_only_band_{band}",
@@ -65,6 +79,7 @@ def _band_metrics(band: int) -> list[Metric]:
             unit="nats",
             control="loss_only_random",
             control_title=control,
+            range=NON_NEGATIVE,
         ),
         Metric(
             f"s_pos_change_without_band_{band}",
@@ -96,21 +111,34 @@ class FrequenciesMeasurement(TextMeasurement):
             control="mean_frequency_even",
             control_title="even use",
         ),
-        Metric("s_pos", "positional", "1 if the head's attention stays at its positions when contents are swapped."),
-        Metric("s_sym", "symbolic", "1 if the head's attention follows the contents when they are swapped."),
+        Metric(
+            "s_pos",
+            "positional",
+            "1 if the head's attention stays at its positions when contents are swapped.",
+            range=SHARE,
+        ),
+        Metric(
+            "s_sym", "symbolic", "1 if the head's attention follows the contents when they are swapped.", range=SHARE
+        ),
         Metric(
             "frequency_s_pos",
             "frequency ID × positional",
             "Correlation over heads of mean frequency ID and positional score; above 0, slow heads are positional.",
+            range=CORRELATION,
         ),
         Metric(
             "frequency_s_sym",
             "frequency ID × symbolic",
             "Correlation over heads of mean frequency ID and symbolic score; above 0, slow heads are symbolic.",
+            range=CORRELATION,
         ),
-        Metric("s_pos_rest", "positional, unrotated", "Positional score of the dimensions that do not rotate."),
-        Metric("s_sym_rest", "symbolic, unrotated", "Symbolic score of the dimensions that do not rotate."),
-        Metric("loss", "loss", "Mean next-token loss of the intact model.", unit="nats"),
+        Metric(
+            "s_pos_rest", "positional, unrotated", "Positional score of the dimensions that do not rotate.", range=SHARE
+        ),
+        Metric(
+            "s_sym_rest", "symbolic, unrotated", "Symbolic score of the dimensions that do not rotate.", range=SHARE
+        ),
+        Metric("loss", "loss", "Mean next-token loss of the intact model.", unit="nats", range=NON_NEGATIVE),
     )
     limits = (
         "A single plane is not the plane in its head: softmax combines them, and the attention of a plane with small "

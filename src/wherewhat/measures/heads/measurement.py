@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
 from wherewhat.measures.measurement import (
+    CORRELATION,
+    NON_NEGATIVE,
+    SHARE,
     DocumentScores,
     Metric,
     ReportRun,
@@ -35,12 +38,12 @@ class PatternConfig(AttentionConfig):
 
 def _pattern(name: str, title: str, reading: str) -> Metric:
     """Return a metric with its value for uniform attention as control."""
-    return Metric(name, title, reading, control=f"{name}_uniform", control_title="even spread")
+    return Metric(name, title, reading, control=f"{name}_uniform", control_title="even spread", range=SHARE)
 
 
 def _rank_one(name: str, title: str, reading: str) -> Metric:
     """Return a metric with the rank-one share of Gaussian noise as control."""
-    return Metric(name, title, reading, control="rank_one_gaussian", control_title="noise")
+    return Metric(name, title, reading, control="rank_one_gaussian", control_title="noise", range=SHARE)
 
 
 PATTERN_METRICS = (
@@ -55,6 +58,7 @@ PATTERN_METRICS = (
         "distance of the slash",
         "The distance with the most attention; meaningful where the slash is above its control.",
         unit="tokens",
+        range=NON_NEGATIVE,
     ),
     _pattern("previous_token", "previous token", "Mean attention on the previous token."),
     _pattern(
@@ -79,6 +83,7 @@ PATTERN_METRICS = (
         "Share of queries whose most attended key is the next token of the text; the control is a random key.",
         control="retrieval_uniform",
         control_title="random key",
+        range=SHARE,
     ),
     _rank_one(
         "rank_one_q",
@@ -158,17 +163,31 @@ class HeadsMeasurement(TextMeasurement):
             "s_pos",
             "positional score",
             "1 if attention stays at its positions when two tokens are swapped: the head attends by position (where).",
+            range=SHARE,
         ),
         Metric(
             "s_sym",
             "symbolic score",
             "1 if attention follows the tokens when two are swapped: the head attends by content (what). Uniform "
             "attention has both scores.",
+            range=SHARE,
         ),
-        Metric("heads_positional", "pure positional heads", "Share of heads with a high positional score alone."),
-        Metric("heads_symbolic", "pure symbolic heads", "Share of heads with a high symbolic score alone."),
-        Metric("heads_uniform", "uniform heads", "Share of heads with two high scores: their attention is uniform."),
-        Metric("heads_mixed", "mixed heads", "Share of all other heads."),
+        Metric(
+            "heads_positional",
+            "pure positional heads",
+            "Share of heads with a high positional score alone.",
+            range=SHARE,
+        ),
+        Metric(
+            "heads_symbolic", "pure symbolic heads", "Share of heads with a high symbolic score alone.", range=SHARE
+        ),
+        Metric(
+            "heads_uniform",
+            "uniform heads",
+            "Share of heads with two high scores: their attention is uniform.",
+            range=SHARE,
+        ),
+        Metric("heads_mixed", "mixed heads", "Share of all other heads.", range=SHARE),
         Metric(
             "s_pos_logits",
             "positional, of logits",
@@ -182,7 +201,7 @@ class HeadsMeasurement(TextMeasurement):
             "exclusion",
             "Squared positional and symbolic deviations over the variance of logits, minimum over queries: at least 1.",
         ),
-        Metric("corr_pos_sym", "positional ~ symbolic", "Correlation of the two scores over heads."),
+        Metric("corr_pos_sym", "positional ~ symbolic", "Correlation of the two scores over heads.", range=CORRELATION),
         Metric(
             "mean_frequency",
             "mean frequency ID",
@@ -190,21 +209,42 @@ class HeadsMeasurement(TextMeasurement):
             control="mean_frequency_even",
             control_title="even use",
         ),
-        Metric("corr_pos_frequency", "positional ~ frequency", "Correlation over heads with the mean frequency ID."),
-        Metric("corr_sym_frequency", "symbolic ~ frequency", "Correlation over heads with the mean frequency ID."),
-        Metric("r", "r of three axes", "Correlation of logits with a[i-j] + b[i] + c[j]; see the axes measurement."),
-        Metric("r_a", "distance alone", "Correlation of logits with a distance curve alone."),
-        Metric("r_c", "key alone", "Correlation of logits with a key term alone."),
+        Metric(
+            "corr_pos_frequency",
+            "positional ~ frequency",
+            "Correlation over heads with the mean frequency ID.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "corr_sym_frequency",
+            "symbolic ~ frequency",
+            "Correlation over heads with the mean frequency ID.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "r",
+            "r of three axes",
+            "Correlation of logits with a[i-j] + b[i] + c[j]; see the axes measurement.",
+            range=SHARE,
+        ),
+        Metric("r_a", "distance alone", "Correlation of logits with a distance curve alone.", range=SHARE),
+        Metric("r_c", "key alone", "Correlation of logits with a key term alone.", range=SHARE),
         Metric(
             "corr_pos_distance",
             "positional ~ distance",
             "Correlation over heads of the positional score with r of the distance term.",
+            range=CORRELATION,
         ),
         Metric(
-            "corr_sym_key", "symbolic ~ key", "Correlation over heads of the symbolic score with r of the key term."
+            "corr_sym_key",
+            "symbolic ~ key",
+            "Correlation over heads of the symbolic score with r of the key term.",
+            range=CORRELATION,
         ),
-        Metric("corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r."),
-        Metric("rerun", "layers run again", "Share of layers whose keys depend on several tokens."),
+        Metric(
+            "corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r.", range=CORRELATION
+        ),
+        Metric("rerun", "layers run again", "Share of layers whose keys depend on several tokens.", range=SHARE),
         *PATTERN_METRICS,
     )
     limits = (

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
+    CORRELATION,
+    NON_NEGATIVE,
+    SHARE,
     DocumentScores,
     Metric,
     ReportRun,
@@ -109,7 +112,7 @@ class PerturbMeasurement(TextMeasurement):
         },
     )
     metrics = (
-        Metric("loss", "loss", "Mean next-token loss of the intact text.", unit="nats"),
+        Metric("loss", "loss", "Mean next-token loss of the intact text.", unit="nats", range=NON_NEGATIVE),
         Metric("rise_at_5", "rise, 5 % of words", "Rise of the loss with 5 % of the words transposed.", unit="nats"),
         Metric("rise_at_10", "rise, 10 % of words", "Rise of the loss with 10 % of the words transposed.", unit="nats"),
         Metric(
@@ -130,11 +133,13 @@ class PerturbMeasurement(TextMeasurement):
             "index_feature_correlation",
             "positions × features",
             "Correlation over untouched targets of the changes of the loss by the two swaps.",
+            range=CORRELATION,
         ),
         Metric(
             "identity_first_layer",
             "first layer differs by",
             "Difference of the first layer's attention after the two swaps where they are equivalent: rounding.",
+            range=NON_NEGATIVE,
         ),
         Metric(
             "identity_tokens",
@@ -142,7 +147,12 @@ class PerturbMeasurement(TextMeasurement):
             "Difference of swapped tokens and swapped hidden states at the first layer, which are the same: rounding.",
             unit="nats",
         ),
-        Metric("share_a", "unique: distance", "Share of the logits' variance that only the distance term explains."),
+        Metric(
+            "share_a",
+            "unique: distance",
+            "Share of the logits' variance that only the distance term explains.",
+            range=SHARE,
+        ),
     )
     limits = (
         "All targets include perturbed text, which is harder to predict for any model; untouched targets show the loss "
@@ -185,11 +195,13 @@ def _head_metrics(label: str, title: str, at: str) -> list[Metric]:
             f"sensitivity_{label}",
             f"heads: {title}",
             f"Relative change of heads' output at untouched last tokens: {what}.",
+            range=NON_NEGATIVE,
         ),
         Metric(
             f"predicted_{label}",
             f"× distance: {title}",
             "Correlation over heads of that change with the share of distance; 1 if the axes predict the sensitivity.",
+            range=CORRELATION,
         ),
         Metric(f"r_change_{label}", f"r: {title}", f"Change of r of the three axes: {what}."),
         *(

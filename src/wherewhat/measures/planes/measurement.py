@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric, ReportRun
+from wherewhat.measures.measurement import NON_NEGATIVE, SHARE, LayerMeasurement, LayerScores, Metric, ReportRun
 from wherewhat.options import option
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class PlanesMeasurement(LayerMeasurement):
             "Concentration of the phases of queries, planes weighted by their logits; 1 if all phases are equal.",
             control="random_concentration",
             control_title="random phases",
+            range=SHARE,
         ),
         Metric(
             "k_concentration",
@@ -51,6 +52,7 @@ class PlanesMeasurement(LayerMeasurement):
             "Concentration of the phases of keys, planes weighted by their logits; 1 if all phases are equal.",
             control="random_concentration",
             control_title="random phases",
+            range=SHARE,
         ),
         Metric(
             "residual_bound",
@@ -59,6 +61,7 @@ class PlanesMeasurement(LayerMeasurement):
             "rotation of the planes; the control is the actual share.",
             control="residual_share",
             control_title="actual residual",
+            range=NON_NEGATIVE,
         ),
         Metric(
             "turning_q",

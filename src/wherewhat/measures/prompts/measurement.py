@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
+    SHARE,
     DocumentScores,
     Metric,
     PromptSet,
@@ -69,6 +70,7 @@ def _kind_metrics(kind: str, sizes: Sequence[int]) -> list[Metric]:
             control=f"chance_{kind}_{third}",
             control_title="chance",
             bounds=(f"{name}_low", f"{name}_high"),
+            range=SHARE,
         )
         for third in THIRDS
     ]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import DocumentScores, Metric, Subject, Text, TextMeasurement, check_minimum
+from wherewhat.measures.measurement import (
+    NON_NEGATIVE,
+    DocumentScores,
+    Metric,
+    Subject,
+    Text,
+    TextMeasurement,
+    check_minimum,
+)
 from wherewhat.options import option
 
 
@@ -35,12 +43,38 @@ class ResidualMeasurement(TextMeasurement):
     config = ResidualConfig
     controls = ()
     metrics = (
-        Metric("loss", "loss", "Mean next-token loss of the intact model.", unit="nats"),
-        Metric("loss_strength_1", "loss at λ = 1", "Loss through the replacement: must equal the loss.", unit="nats"),
-        Metric("loss_strength_0.75", "loss at λ = 0.75", "Loss with three quarters of the residual.", unit="nats"),
-        Metric("loss_strength_0.5", "loss at λ = 0.5", "Loss with half of the residual.", unit="nats"),
-        Metric("loss_strength_0.25", "loss at λ = 0.25", "Loss with a quarter of the residual.", unit="nats"),
-        Metric("loss_strength_0", "loss at λ = 0", "Loss with exactly additive logits in all heads.", unit="nats"),
+        Metric("loss", "loss", "Mean next-token loss of the intact model.", unit="nats", range=NON_NEGATIVE),
+        Metric(
+            "loss_strength_1",
+            "loss at λ = 1",
+            "Loss through the replacement: must equal the loss.",
+            unit="nats",
+            range=NON_NEGATIVE,
+        ),
+        Metric(
+            "loss_strength_0.75",
+            "loss at λ = 0.75",
+            "Loss with three quarters of the residual.",
+            unit="nats",
+            range=NON_NEGATIVE,
+        ),
+        Metric(
+            "loss_strength_0.5", "loss at λ = 0.5", "Loss with half of the residual.", unit="nats", range=NON_NEGATIVE
+        ),
+        Metric(
+            "loss_strength_0.25",
+            "loss at λ = 0.25",
+            "Loss with a quarter of the residual.",
+            unit="nats",
+            range=NON_NEGATIVE,
+        ),
+        Metric(
+            "loss_strength_0",
+            "loss at λ = 0",
+            "Loss with exactly additive logits in all heads.",
+            unit="nats",
+            range=NON_NEGATIVE,
+        ),
         Metric(
             "cost_without_a",
             "cost without distance",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Metric, Subject, Text, check_minimum
+from wherewhat.measures.measurement import (
+    SHARE,
+    DocumentScores,
+    DocumentsMeasurement,
+    Metric,
+    Subject,
+    Text,
+    check_minimum,
+)
 from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.options import option
 
@@ -96,6 +104,7 @@ class SplitMeasurement(DocumentsMeasurement):
             "Position in q without the correction for few documents; the control is shuffled positions.",
             control="q_position_shuffled",
             control_title="positions shuffled",
+            range=SHARE,
         ),
         Metric(
             "k_position_raw",
@@ -103,6 +112,7 @@ class SplitMeasurement(DocumentsMeasurement):
             "Position in k without the correction for few documents; the control is shuffled positions.",
             control="k_position_shuffled",
             control_title="positions shuffled",
+            range=SHARE,
         ),
     )
     limits = (

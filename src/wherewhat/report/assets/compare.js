@@ -24,7 +24,9 @@ function drawSection(section, i) {
     y: rows.map((row) => row.mean),
     error_y: {
       type: "data", visible: true, thickness: 1, width: 2,
+      symmetric: false,
       array: rows.map((row) => (row.high === null ? 0 : row.high - row.mean)),
+      arrayminus: rows.map((row) => (row.low === null ? 0 : row.mean - row.low)),
     },
     hovertemplate: "%{y:.4g}<extra>%{fullData.name}</extra>",
   }));

@@ -37,7 +37,7 @@ function writeModel() {
   document.title = `${names.join(", ")}: where and what`;
   const kinds = Object.entries(m.kinds).map(([kind, layers]) => `${plural(layers.length, "layer")}: ${kind}`).join("; ");
   const controls = m.weights === "trained"
-    ? "Its control models are the same architecture with newly initialised weights (random), and the model with the entries of its query and key weights permuted (shuffled). "
+    ? "Its control models are the same architecture with newly initialised weights (random), and the model with the entries of its query and key weights permuted (shuffled). Each is one draw: an interval of the random control is over documents, one untrained model. "
     : `These are not trained weights but the ${m.weights} control of a model. `;
   by("about").textContent =
     `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +

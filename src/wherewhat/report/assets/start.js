@@ -19,7 +19,9 @@ function write() {
 function writeContents() {
   by("contents").replaceChildren();
   for (const section of document.querySelectorAll("main > section:not([hidden])")) {
-    make(make(by("contents"), "li"), "a", section.querySelector("h2").textContent, { href: `#${section.id}` });
+    const entry = make(by("contents"), "li");
+    make(entry, "a", section.querySelector("h2").textContent, { href: `#${section.id}` });
+    if (section.id === "others") listOthers(entry);
   }
 }
 function setModel(i) {

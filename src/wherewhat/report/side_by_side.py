@@ -1,0 +1,216 @@
+"""Several models on one page: differences of their headline numbers, and heads of a fine-tuned model and its base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from wherewhat.measures.statistics import Interval, interval, welch
+from wherewhat.measures.swaps import LABELS
+from wherewhat.report.data import WANTED, interval_json, rounded
+from wherewhat.report.excerpt import Excerpt
+from wherewhat.report.measurements import Runs
+from wherewhat.runs.results import StoredRun
+
+SAME_WEIGHTS = 0.5
+"""Least correlation of the weights of a model and its fine-tuned version; that of separate trainings is near 0."""
+
+CHANGED = 10
+"""Number of heads listed as changed most."""
+
+_SHAPE = ("type", "kv_heads", "width", "vocabulary")
+_UNTRAINED = "random"
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """One model of a page.
+
+    Attributes:
+        name: Its name on the page.
+        excerpt: Its excerpt.
+        runs: Its finished runs.
+    """
+
+    name: str
+    excerpt: Excerpt
+    runs: Runs
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What two models have in common if heads at the same position correspond."""
+        layers = {layer: int(logits.shape[0]) for layer, logits in sorted(self.excerpt.logits.items())}
+        return {**{name: self.excerpt.facts.get(name) for name in _SHAPE}, "heads": layers}
+
+    @property
+    def architecture(self) -> str:
+        """Its architecture in words."""
+        shape = self.shape
+        heads = " or ".join(map(str, sorted(set(shape["heads"].values()))))
+        return f"{shape['type']}, {len(shape['heads'])} layers of {heads} heads, width {shape['width']}"
+
+    def head_runs(self) -> dict[str, StoredRun]:
+        """Return the run of every metric that single heads have, with the model's own weights."""
+        found: dict[str, StoredRun] = {}
+        for request, run in self.runs.finished:
+            if request.model.weights == self.runs.own:
+                for metric in run.metrics:
+                    if metric.name in run.head_means:
+                        found.setdefault(metric.name, run)
+        return found
+
+
+def compare_models(models: Sequence[ComparedModel]) -> dict[str, Any] | None:
+    """Return the numbers of each model, their differences to the first one, and its heads matched; None for one model.
+
+    Args:
+        models: The models, in the order of the page.
+    """
+    first, *others = models
+    if not others:
+        return None
+    return {"numbers": _numbers(models), "pairs": [_pair(first, other) for other in others]}
+
+
+def difference(first: Mapping[str, float], second: Mapping[str, float], *, paired: bool) -> tuple[Interval, str]:
+    """Return the second mean minus the first with its 95 % interval, and in words what the interval is over.
+
+    Args:
+        first: Values by document.
+        second: Values by document.
+        paired: Whether documents of the same name are the same texts; otherwise they are independent samples.
+    """
+    common = [name for name in first if name in second] if paired else []
+    if len(common) > 1 or (common and min(len(first), len(second)) == 1):
+        found = interval([second[name] - first[name] for name in common])
+        return found, f"paired, {found.n} documents" if found.n > 1 else "one document"
+    found = welch(list(first.values()), list(second.values()))
+    return found, f"Welch, {len(first)} and {len(second)} documents"
+
+
+def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
+    """Return one row per headline number and model: its value, its random control, and its difference to the first."""
+    rows = []
+    for wanted in WANTED:
+        for metric, title in wanted.metrics:
+            base = models[0].runs.find(wanted.measurement)
+            for one in models:
+                run = one.runs.find(wanted.measurement)
+                summary = None if run is None else _overall(run, metric)
+                if run is None or summary is None:
+                    continue
+                beside = {} if one.runs.own == _UNTRAINED else one.runs.weights(wanted.measurement)
+                control = _overall(beside[_UNTRAINED], metric) if _UNTRAINED in beside else None
+                change, over = None, ""
+                if one is not models[0] and base is not None:
+                    means = [each.document_means(metric) for each in (base, run)]
+                    if all(means):
+                        change, over = difference(*means, paired=_same_texts(base, run))
+                rows.append(
+                    {
+                        "title": wanted.title,
+                        "name": title,
+                        "model": one.name,
+                        "value": interval_json(summary),
+                        "control": None if control is None else interval_json(control),
+                        "difference": None if change is None else interval_json(change),
+                        "over": over,
+                    }
+                )
+    return rows
+
+
+def _overall(run: StoredRun, metric: str) -> Interval | None:
+    return next((summary.overall for summary in run.summaries if summary.metric.name == metric), None)
+
+
+def _same_texts(first: StoredRun, second: StoredRun) -> bool:
+    """Return whether documents of the same name have the same text in both runs."""
+    listed = (cast("list[dict[str, str]]", run.directory.config["documents"]) for run in (first, second))
+    one, other = ({document["name"]: document["sha256"] for document in documents} for documents in listed)
+    common = one.keys() & other.keys()
+    return bool(common) and all(one[name] == other[name] for name in common)
+
+
+def not_matched(first: ComparedModel, other: ComparedModel) -> str | None:
+    """Return why heads at the same position in two models do not correspond; None if one was trained from the other."""
+    for one in (first, other):
+        if one.runs.own != "trained":
+            return f"{one.name} is a control with {one.runs.own} weights, not a fine-tuned model"
+    if first.shape != other.shape:
+        return f"the architectures differ ({first.architecture}; {other.architecture})"
+    before, after = (model.excerpt.facts["sample"] for model in (first, other))
+    correlation = _correlation(before, after) if len(before) == len(after) else None
+    if correlation is None:
+        return "their weights cannot be compared"
+    if correlation < SAME_WEIGHTS:
+        return f"the architecture is the same, but the weights are unrelated (correlation {correlation:.2f})"
+    return None
+
+
+def _pair(first: ComparedModel, other: ComparedModel) -> dict[str, Any]:
+    """Return how the heads of a model differ from those of the first one, by metric, or why they do not correspond."""
+    why = not_matched(first, other)
+    pair: dict[str, Any] = {"first": first.name, "model": other.name, "why": why, "metrics": {}, "labels": None}
+    if why is not None:
+        return pair
+    before, after = first.head_runs(), other.head_runs()
+    for metric in (name for name in before if name in after):
+        pair["metrics"][metric] = _changes(before[metric], after[metric], metric)
+    pair["labels"] = _label_changes(first, other)
+    return pair
+
+
+def _changes(first: StoredRun, second: StoredRun, metric: str) -> dict[str, Any]:
+    """Return the correlation of a metric over heads, and the heads that changed most with intervals over documents."""
+    paired = _same_texts(first, second)
+    before, after = first.head_documents(metric), second.head_documents(metric)
+    places = [place for place in before if place in after]
+    old, new = ([sum(found[place].values()) / len(found[place]) for place in places] for found in (before, after))
+    changes = [difference(before[place], after[place], paired=paired) for place in places]
+    order = sorted(range(len(places)), key=lambda i: -abs(changes[i][0].mean))[:CHANGED]
+    return {
+        "correlation": rounded(_correlation(old, new)),
+        "heads": len(places),
+        "changed": [
+            {
+                "layer": places[i][0],
+                "head": places[i][1],
+                "before": rounded(old[i]),
+                "after": rounded(new[i]),
+                "change": interval_json(changes[i][0]),
+                "over": changes[i][1],
+            }
+            for i in order
+        ],
+    }
+
+
+def _correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Pearson's correlation; None if a sequence is constant or there are fewer than two values."""
+    if len(first) < 2:
+        return None
+    x, y = (torch.tensor(values, dtype=torch.float64) for values in (first, second))
+    x, y = x - x.mean(), y - y.mean()
+    size = float(x.norm() * y.norm())
+    return float(x @ y) / size if size > 0 else None
+
+
+def _label_changes(first: ComparedModel, other: ComparedModel) -> dict[str, Any] | None:
+    """Return the number of heads by label before (rows) and after (columns); None if they were not labelled."""
+    before, after = (_labels(one.runs.find("heads")) for one in (first, other))
+    counts = [[0] * len(LABELS) for _ in LABELS]
+    for place, code in before.items():
+        if place in after:
+            counts[code][after[place]] += 1
+    return {"names": list(LABELS), "counts": counts} if any(map(any, counts)) else None
+
+
+def _labels(run: StoredRun | None) -> dict[tuple[int, int], int]:
+    """Return the label of each head, over all documents together where there are several."""
+    values = {} if run is None else run.head_values
+    codes = values.get("label_together") or values.get("label") or {}
+    return {place: int(listed[0]) for place, listed in codes.items() if listed and listed[0] >= 0}
