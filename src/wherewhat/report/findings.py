@@ -151,9 +151,12 @@ def _perturbation(runs: Runs) -> Finding | None:
             if cost is None or not _excludes(cost, 0.0) or cost.mean <= 0:
                 continue
             strength = _strength(cost, 0.0)
-            text = f"{percent(rate)} % of {KINDS[kind]} cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
+            text = (
+                f"With {percent(rate)} % of {KINDS[kind]}, the loss rises by {_plus_minus(cost)} nats per token "
+                f"({_documents(cost)})."
+            )
             if best is None or strength > best[0]:
-                best = (strength, f"With {text}" if kind.startswith("position") else text)
+                best = (strength, text)
             break
     return None if best is None else Finding(best[1], "perturbation", best[0])
 
