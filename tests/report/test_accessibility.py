@@ -31,7 +31,7 @@ def violations(axe, page, *, scheme: str, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("scheme", "width"), _LOOKS, ids=str)
-@pytest.mark.parametrize("name", ["made", "beside"])
+@pytest.mark.parametrize("name", ["made", "beside", "tuned"])
 def test_pages_break_no_rule(axe, browser, request, name, scheme, width):
     made = request.getfixturevalue(name)
     with opening(browser, made.path if name == "made" else made[1]) as page:

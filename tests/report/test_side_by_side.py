@@ -21,7 +21,7 @@ from wherewhat.measures import registry
 from wherewhat.measures.measurement import LayerMeasurement, Metric
 from wherewhat.measures.statistics import interval, welch
 from wherewhat.models.memory import weight_sample
-from wherewhat.report.excerpt import Excerpt
+from wherewhat.report.excerpt import Excerpt, Passage
 from wherewhat.report.measurements import Runs
 from wherewhat.report.page import Profiled
 from wherewhat.report.report import make_report
@@ -135,10 +135,9 @@ def test_unrelated_heads_are_not_matched(beside, tuned, made):
     page = tuned[0].data["models"][0]
     runs = Runs([(Request("axes"), stored(made, page, "axes"))])
     numbers = np.random.default_rng(0).normal(size=(2, 80))
+    passage = Passage([], {0: torch.zeros(4, 6)})
     first, second = (
-        ComparedModel(
-            name, Excerpt([], {0: torch.zeros(4, 6)}, {}, {"type": "x", "sample": list(sample)}, None, 0.0), runs
-        )
+        ComparedModel(name, Excerpt([passage], {}, {"type": "x", "sample": list(sample)}, None, 0.0), runs)
         for name, sample in zip("ab", numbers, strict=True)
     )
     assert "the weights are unrelated (correlation " in not_matched(first, second)

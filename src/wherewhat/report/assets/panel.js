@@ -124,7 +124,7 @@ function writeNumbers() {
     const value = (weights) => (metric.values[weights] && metric.values[weights][chosen.layer] ? show(metric.values[weights][chosen.layer][chosen.head]) : "");
     return [termLink(document.createDocumentFragment(), metric.title, metric.id), ...WEIGHTS.map((weights) => (names.includes(weights) ? value(weights) : ""))];
   });
-  table(by("numbers-of-head"), ["metric", ...WEIGHTS], rows);
+  table(by("numbers-of-head"), ["metric", ...WEIGHTS.map((weights) => (weights === data.model.weights ? weights : `one ${weights} control`))], rows);
 }
 const WEIGHTS = ["trained", "random", "shuffled"];
 function startPanel() {
