@@ -293,7 +293,7 @@ class ExtendMeasurement(TextMeasurement):
         if most < 2 * trained:
             return (
                 f"texts of {most} tokens are too short to show what happens beyond {trained}; measure longer ones with "
-                f"wherewhat extend --tokens {2 * trained}"
+                f"wherewhat extend --tokens {2 * trained} --beyond --text FILE"
             )
         methods = tuple(name for name in _REPORTED if capacity.rotates or not find_method(name).rotary)
         options: dict[str, Any] = {"methods": methods, "depths": (0,), "run": 2}
