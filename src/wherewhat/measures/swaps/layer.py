@@ -65,6 +65,7 @@ class Swaps:
         return positional, symbolic
 
 
+@torch.no_grad()
 def layer_swaps(
     attention: LayerAttention,
     queries: Sequence[int],
@@ -93,7 +94,7 @@ def layer_swaps(
     heads, count = attention.heads, len(queries)
     s_pos, s_sym = torch.empty(2, heads, count, 1 + len(taus), dtype=torch.float64)
     s_pos_logits, s_sym_logits, exclusion, bound, kept = torch.empty(5, heads, count, dtype=torch.float64)
-    by_block = torch.empty(2, heads, count, len(blocks), dtype=torch.float64)
+    by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
     for columns, logits in query_logits(attention, queries, skip=skip):
 
         def by_head(x: Tensor, columns: list[int] = columns) -> Tensor:
@@ -116,6 +117,8 @@ def layer_swaps(
             score = torch.where(deviations.variance > 0, 1 - deviation / reach, 1.0).clamp(0, 1)
             values[:, columns] = by_head(score)
         for index, size in enumerate(blocks):
+            if max(logits.counts) < 2 * size:
+                continue
             again = scores if size == block else score_swaps(logits, taus=(tau,), block=size)
             by_block[:, :, columns, index] = torch.stack([by_head(x[..., 0]) for x in (again.s_pos, again.s_sym)])
     if bool((exclusion < 1 - 1e-3).any()):

@@ -91,6 +91,7 @@ class _Blocks:
         return by_device.get(self.logits.device.type, by_device["cpu"])
 
 
+@torch.no_grad()
 def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1) -> SwapScores:
     """Return exact scores from all swaps of two blocks of keys.
 
@@ -208,11 +209,11 @@ def _tiled_swaps(
     """
     group, row = chosen.nonzero(as_tuple=True)
     side, entries = (blocks.limit(x) for x in (_TILE, _ENTRIES))
-    for count in sorted({x // blocks.size for x in blocks.query.counts}):
+    for count in sorted(set(blocks.counts[row].tolist())):
         alike = (blocks.counts[row] == count).nonzero()[:, 0]
         alike = alike[number[group, row][alike].argsort()]
         step = max(1, entries // (blocks.size * min(side, count) ** 2))
-        for index in torch.split(alike, step) if len(alike) else ():
+        for index in torch.split(alike, step):
             where = group[index], row[index]
             longest = max(side, math.isqrt(entries // (blocks.size * len(index))))
             yield where, _tiles(blocks, *where, count, longest, taus)
