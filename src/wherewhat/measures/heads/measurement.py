@@ -146,7 +146,7 @@ class HeadsMeasurement(TextMeasurement):
 
     name = "heads"
     group = "Heads"
-    revision = 3
+    revision = 4
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     figure = "plane"
@@ -204,6 +204,16 @@ class HeadsMeasurement(TextMeasurement):
             "corr_sym_key", "symbolic ~ key", "Correlation over heads of the symbolic score with r of the key term."
         ),
         Metric("corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r."),
+        Metric(
+            "swap_bound",
+            "weight left out",
+            "Total weight of the swaps that were not computed, maximum over queries: both scores are exact up to it.",
+        ),
+        Metric(
+            "swaps_kept",
+            "swaps computed",
+            "Share of the swaps that were computed, mean over queries: small unless attention is nearly uniform.",
+        ),
         Metric("rerun", "layers run again", "Share of layers whose keys depend on several tokens."),
         *PATTERN_METRICS,
     )

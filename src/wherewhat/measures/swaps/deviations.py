@@ -51,6 +51,10 @@ def logit_deviations(query: QueryLogits, *, block: int = 1) -> Deviations:
     return _all_pairs(query, block)
 
 
+_PIECE = 1024
+"""Vectors per product in sums of squares; a GPU needs many products to be busy."""
+
+
 @dataclass(frozen=True)
 class _Moments:
     """First and second moments of the first vectors of lists ``(lists, n, d)`` of complex vectors x.
@@ -72,8 +76,10 @@ class _Moments:
         centred = torch.cat([x.real, x.imag], -1) - torch.cat([middle.real, middle.imag], -1)
         sums = []
         for start, end in zip([0, *counts[:-1]], counts, strict=True):
-            part = centred[:, start:end]
-            sums.append((part.sum(1), part.mT @ part))
+            pieces = -(-(end - start) // _PIECE)
+            part = torch.nn.functional.pad(centred[:, start:end], (0, 0, 0, -(end - start) % pieces))
+            part = part.view(len(x), pieces, -1, part.shape[-1])
+            sums.append((part.sum((1, 2)), (part.mT @ part).sum(1)))
         first, second = (torch.stack(parts, 1).cumsum(1) for parts in zip(*sums, strict=True))
         mean = first / torch.tensor(counts, device=x.device)[:, None]
         second = second - first[..., :, None] * mean[..., None, :]
