@@ -183,9 +183,9 @@ def _pivot_swaps(
             bias_there = torch.unflatten(bias[at], -1, (count, size)).permute(0, 3, 1, 2)
         from_here, to_here = (to_real(q * x[group, keys].conj()).transpose(1, 2) for x in (query.k, turns))
         moved = block_logits(from_here, places if len(places) == 1 else places[some], bias_there, query.softcap)
-        moved = block_logits(to_here, contents[some], bias_here, query.softcap).sub_(moved)
+        moved = moved - block_logits(to_here, contents[some], bias_here, query.softcap)
         own = logits[at]
-        same, reverse = _cosines((own.gather(-1, block[..., None]) - own).to(moved.dtype), moved)
+        same, reverse = _cosines((own - own.gather(-1, block[..., None])).to(moved.dtype), moved)
         own = weights[at]
         gap = (own.gather(-1, block[..., None]) - own).mul_(direction.flatten()[at][..., None])
         # A swap of two pivots is counted once: of the one beyond the other, or half of each if they are equal.
@@ -244,6 +244,7 @@ def _tiles(
     contents = to_real(query.k[group[:, None, None], keys])
     placed = to_real(q * query.turns.expand(len(query.k), -1, -1)[group[:, None, None], keys].conj())
     bias = None if query.bias is None else query.bias[group[:, None, None], row[:, None, None], keys]
+    logits = (logits - logits.mean(-1, keepdim=True)).to(placed.dtype)  # centred: the logits may be large
     rise, fall = rise.to(placed.dtype), fall.to(placed.dtype)
     positional, symbolic = torch.zeros_like(total), torch.zeros_like(total)
     pairs = 0
@@ -252,10 +253,10 @@ def _tiles(
         moved = block_logits(
             contents[:, :, j], placed[:, :, i], None if bias is None else bias[:, :, None, i], query.softcap
         )
-        moved = block_logits(
+        moved = moved - block_logits(
             placed[:, :, j], contents[:, :, i], None if bias is None else bias[:, :, j, None], query.softcap
-        ).sub_(moved)
-        same, reverse = _cosines((logits[:, j, None] - logits[:, None, i]).to(moved.dtype), moved)
+        )
+        same, reverse = _cosines(logits[:, None, i] - logits[:, j, None], moved)
         if upper == lower:
             same, reverse = same.tril_(-1), reverse.tril_(-1)
         positional += ((rise[..., j] @ same) * fall[..., i]).sum(-1, dtype=torch.float64)
@@ -267,9 +268,10 @@ def _tiles(
 
 
 def _cosines(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosine of ``(e^a, e^b)`` before and after a swap, and with its reverse, from ``a - b``."""
+    """Return the cosine of ``(e^a, e^b)`` before and after a swap, and with its reverse; overwrites ``b - a``."""
     # A direction is (1, e) / √(1 + e²). Clamping at ±21 changes it by less than 1e-9; squares stay finite.
-    ratio, ratio_after = (x.clamp(-21, 21).neg_().exp_() for x in (before, after))
-    size = ratio.square().add_(1).mul_(ratio_after.square().add_(1)).rsqrt_()
-    same = (ratio * ratio_after).add_(1).mul_(size)
+    ratio, ratio_after = (x.clamp_(-21, 21).exp_() for x in (before, after))
+    one = ratio.new_ones(())
+    size = torch.addcmul(one, ratio, ratio).mul_(torch.addcmul(one, ratio_after, ratio_after)).rsqrt_()
+    same = torch.addcmul(one, ratio, ratio_after).mul_(size)
     return same, ratio.add_(ratio_after).mul_(size)
