@@ -140,7 +140,7 @@ def one_layer(options: argparse.Namespace) -> None:
     """A layer of 32 query and 8 key heads at 16 queries, over lengths, with a sink and without."""
     cuda = options.device != "cpu"
     d, dtype = (128, torch.bfloat16) if cuda else (64, torch.float32)
-    rotation = Rotation("half", 0, 10_000 ** (-torch.arange(d // 2) / (d // 2)), 1.0)
+    rotation = Rotation("half", 0, 500_000 ** (-torch.arange(d // 2) / (d // 2)), 1.0)
     print(f"one layer, 32 heads, 8 key heads, d {d}, {dtype}, 16 queries, on {options.device}:")
     times: dict[int, float] = {}
     for n in options.lengths or [4096, 16_384, *([131_072] if cuda else [])]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.capture import proved, swapped_logits, tiny, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
@@ -208,6 +209,23 @@ def test_deviations_are_means_over_contents_and_places(encoding):
         torch.testing.assert_close(found.exclusion[:, column], (positional + symbolic) / variance)
 
 
+def test_constant_logits_are_both_positional_and_symbolic():
+    """Rounding must not violate the exclusion bound."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        k = torch.randn(2, 1, 8, generator=generator, dtype=torch.float64).expand(2, 60, 8)
+        q = torch.randn(4, 60, 8, generator=generator, dtype=torch.float64)
+        for options in (
+            {},
+            {"bias": torch.full((60, 60), 3.3)},
+            {"rotation": Rotation("half", 0, torch.zeros(4), 1.0)},
+        ):
+            found = swap_scores(q, k, queries=[20, 59], **options)
+            for values in (found.s_pos, found.s_sym, found.s_pos_logits, found.s_sym_logits):
+                torch.testing.assert_close(values, torch.ones(4, 2).double())
+            assert bool(found.exclusion.isinf().all())
+
+
 def queries_of(q, k, queries, **options):
     """The logits of queries, of tensors without mask or bias."""
     rotation, n = options.get("rotation"), q.shape[1]
@@ -258,6 +276,48 @@ def test_few_swaps_are_computed_unless_attention_is_uniform():
     for head in range(4):
         expected = Everything.of(q[head, None], k[head, None], n - 1).scores(1e-4)
         torch.testing.assert_close(torch.stack([found.s_pos[head], found.s_sym[head]]), torch.stack(expected))
+
+
+class Entries(TorchDispatchMode):
+    """Number of entries of all tensors that are computed, and of the largest of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.total += x.numel()
+                self.largest = max(self.largest, x.numel())
+        return out
+
+
+def test_time_and_memory_are_linear():
+    counted = []
+    for n in (1024, 4096):
+        q, k = draw(n, heads=2, kv_heads=1, dtype=torch.float32)
+        q[..., -1], k[:, 0, -1] = 10.0, 10.0
+        with Entries() as entries:
+            found = swap_scores(q, k, queries=[n // 2, n - 1], scale=0.4, **ENCODINGS["partial"])
+        assert float(found.kept.max()) < 0.01
+        counted.append(entries)
+    assert counted[1].total < 5 * counted[0].total
+    assert counted[1].largest <= 2 * 4096 * 8  # heads times keys times dimensions
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_cuda_equals_the_cpu(encoding):
+    q, k = draw(N)
+    options = {"queries": [36, 50, N - 1], "taus": (1e-2, 0.1), "blocks": (2, 5), **ENCODINGS[encoding]}
+    expected = swap_scores(q, k, **options)
+    moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    found = swap_scores(q.cuda(), k.cuda(), **moved)
+    for name, value in vars(expected).items():
+        if isinstance(value, torch.Tensor) and name not in ("bound", "kept"):
+            torch.testing.assert_close(getattr(found, name), value, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("block", [1, 4])

@@ -51,6 +51,9 @@ def logit_deviations(query: QueryLogits, *, block: int = 1) -> Deviations:
     return _all_pairs(query, block)
 
 
+_ROUNDING = 1e-13
+"""Deviations of logits in float64, relative to |q| |k|, that are rounding: the logits are constant."""
+
 _PIECE = 1024
 """Vectors per product in sums of squares; a GPU needs many products to be busy."""
 
@@ -134,6 +137,9 @@ def _closed_form(query: QueryLogits) -> Deviations:
     positional = positional + mean((at_place - logits).square())[..., 0]
     symbolic = symbolic + mean((of_content - logits).square())[..., 0]
     variance = mean((logits - mean(logits)).square())[..., 0]
+    largest = k.abs().square().sum(-1).amax(-1, keepdim=True)
+    constant = variance <= _ROUNDING**2 * q.abs().square().sum(-1) * largest
+    variance = variance.masked_fill(constant, 0)
     return Deviations(variance, positional.clamp_min(0), symbolic.clamp_min(0))
 
 
