@@ -95,52 +95,46 @@ class _Moments:
 def _closed_form(query: QueryLogits) -> Deviations:
     """Return deviations of single keys from moments of keys and of positions.
 
-    With means over keys (k̄) and over positions (ū, b̄) of a query, the mean squares split into
+    As in a two-way analysis of variance, M[c, p] = k_c · u_p + b_p splits into parts that are orthogonal over c and p,
+    with means k̄, ū and b̄ over the keys of a query:
 
-        positional = mean ((k_c - k̄) · u_p)²              + mean (k̄ · u_p + b_p - L_p)²
-        symbolic   = mean (k_c · (u_p - ū) + b_p - b̄)²    + mean (k_c · ū + b̄ - L_c)²
+        positional = mean ((k_c - k̄) · (u_p - ū))² + var (k_c · ū) + mean (k̄ · u_p + b_p - L_p)²
+        symbolic = mean ((k_c - k̄) · (u_p - ū))² + var (k̄ · u_p + b_p) + mean (k_c · ū + b̄ - L_c)²
 
-    ``k · u = Re Σ conj(q) k t`` with the rotation t of a position. Over all c and p, ``2 Σ (Re x)² = Σ |x|² + Re x²``
-    are quadratic forms of q: with products, entry by entry, of second moments of k and of t.
+    ``k · u = Re x`` with ``x = Σ conj(q) k t`` and the rotation t of a position, and ``2 (Re x)² = |x|² + Re x²``. Both,
+    summed over c and p, are quadratic forms of q: with products, entry by entry, of second moments of k and of t.
     """
     counts = sorted(set(query.counts))
     where = torch.tensor([counts.index(count) for count in query.counts], device=query.k.device)
-    size = torch.tensor(counts, device=query.k.device).double()[:, None, None]
-    q, k, turns = (x.to(torch.complex128) for x in (query.q, query.k, query.turns))
-    contents, places = _Moments.of(k, counts), _Moments.of(turns, counts)
-
-    def squares(one: _Moments, other: _Moments) -> Tensor:
-        """Return the mean of (Re Σ conj(q) x y)² over centred x of one list and all y of the other, (groups, rows)."""
-        mean = other.mean[..., None, :]
-        conjugate = one.conjugate / size * (other.conjugate / size + mean.mH * mean)
-        plain = one.plain / size * (other.plain / size + mean.mT * mean)
-        forms = q[..., None] * conjugate[:, where] + q.conj()[..., None] * plain[:, where]  # (groups, rows, d, d)
-        return (forms.sum(-2) * q.conj()).sum(-1).real / 2
-
-    seen = torch.arange(k.shape[1], device=k.device) < size[where, 0]  # (rows, n)
+    size = torch.tensor(query.counts, device=query.k.device).double()[:, None]  # (rows, 1)
+    seen = torch.arange(query.k.shape[1], device=query.k.device) < size  # (rows, n)
+    q, logits = query.q.to(torch.complex128), query.logits
+    contents, places = (_Moments.of(x.to(torch.complex128), counts) for x in (query.k, query.turns))
 
     def mean(x: Tensor) -> Tensor:
         """Return means over the keys of each query, ``(groups, rows, 1)``."""
-        return x.masked_fill(~seen, 0).sum(-1, keepdim=True) / size[where, 0]
+        return x.masked_fill(~seen, 0).sum(-1, keepdim=True) / size
 
-    at_place, of_content = (  # k̄ · u_p and k_c · ū, (groups, rows, n)
-        block_logits(to_real(q * one.mean[:, where].conj())[:, None], in_blocks(other, 1), None, None)
-        for one, other in ((contents, turns), (places, k))
+    def variance(x: Tensor) -> Tensor:
+        return mean((x - mean(x)).square())
+
+    forms = q[..., None] * (contents.conjugate * places.conjugate)[:, where]
+    forms += q.conj()[..., None] * (contents.plain * places.plain)[:, where]  # (groups, rows, planes, planes)
+    both = (forms.sum(-2) * q.conj()).sum(-1, keepdim=True).real / 2 / size**2
+    at_place, of_content = (  # k̄ · u_p + b_p and k_c · ū + b̄, (groups, rows, n), in the precision of the keys
+        block_logits(to_real((q * one.mean[:, where].conj()).to(other.dtype))[:, None], in_blocks(other, 1), None, None)
+        for one, other in ((contents, query.turns), (places, query.k))
     )
-    logits = query.logits
-    positional, symbolic = squares(contents, places), squares(places, contents)
+    at_place, of_content = at_place.double(), of_content.double()
     if query.bias is not None:
-        bias = query.bias.double()
-        centred = bias - mean(bias)
-        symbolic = symbolic + mean(centred * (2 * at_place + centred))[..., 0]
-        at_place, of_content = at_place + bias, of_content + mean(bias)
-    positional = positional + mean((at_place - logits).square())[..., 0]
-    symbolic = symbolic + mean((of_content - logits).square())[..., 0]
-    variance = mean((logits - mean(logits)).square())[..., 0]
-    largest = k.abs().square().sum(-1).amax(-1, keepdim=True)
-    constant = variance <= _ROUNDING**2 * q.abs().square().sum(-1) * largest
-    variance = variance.masked_fill(constant, 0)
-    return Deviations(variance, positional.clamp_min(0), symbolic.clamp_min(0))
+        at_place, of_content = at_place + query.bias, of_content + mean(query.bias.double())
+    positional = both + variance(of_content) + mean((at_place - logits).square())
+    symbolic = both + variance(at_place) + mean((of_content - logits).square())
+    largest = query.k.abs().double().square().sum(-1).amax(-1)[:, None, None]
+    actual = variance(logits)
+    constant = actual <= _ROUNDING**2 * q.abs().square().sum(-1, keepdim=True) * largest
+    found = (actual.masked_fill(constant, 0), positional.clamp_min(0), symbolic.clamp_min(0))
+    return Deviations(*(x[..., 0] for x in found))
 
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
