@@ -101,8 +101,8 @@ def _closed_form(query: QueryLogits) -> Deviations:
         positional = mean ((k_c - k̄) · (u_p - ū))² + var (k_c · ū) + mean (k̄ · u_p + b_p - L_p)²
         symbolic = mean ((k_c - k̄) · (u_p - ū))² + var (k̄ · u_p + b_p) + mean (k_c · ū + b̄ - L_c)²
 
-    ``k · u = Re x`` with ``x = Σ conj(q) k t`` and the rotation t of a position, and ``2 (Re x)² = |x|² + Re x²``. Summed
-    over c and p, both are quadratic forms of q: with products, entry by entry, of second moments of k and of t.
+    ``k · u = Re x`` with ``x = Σ conj(q) k t`` and the rotation t of a position, and ``2 (Re x)² = |x|² + Re x²``.
+    Summed over c and p, both are quadratic forms of q: with products, entry by entry, of second moments of k and of t.
     """
     counts = sorted(set(query.counts))
     where = torch.tensor([counts.index(count) for count in query.counts], device=query.k.device)
