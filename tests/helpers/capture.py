@@ -13,6 +13,7 @@ from conformance.tiny_models import build
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import Proof, capture, intervene, prove
+from wherewhat.measures.swaps.logits import QueryLogits
 
 
 def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -101,3 +102,9 @@ class TinySubject:
 
     def blocks(self, ids):
         return blocks(self.model, ids, self.proof)
+
+
+def swapped_logits(query: QueryLogits) -> torch.Tensor:
+    """Logits of all keys at all positions before soft-cap and bias, ``(groups, rows, contents, places)``."""
+    q, k, turns = (x.to(torch.complex128) for x in (query.q, query.k, query.turns.expand(len(query.k), -1, -1)))
+    return torch.einsum("grf,gcf,gpf->grcp", q.conj(), k, turns).real

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import TinySubject, shared, tokens
+from helpers.capture import TinySubject, shared, swapped_logits, tokens
 from helpers.capture import run as captured
 from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
@@ -30,7 +30,7 @@ from wherewhat.measures.frequencies.planes import (
 )
 from wherewhat.measures.frequencies.text import measure_frequencies
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import places_before, query_logits
+from wherewhat.measures.swaps.placement import keys_before, query_logits
 from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request
@@ -85,7 +85,7 @@ def groups_of(attention):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_planes_sum_to_the_logits(name):
     for attention in rotated_layers(name, torch.float32):
-        keys = places_before(attention, QUERY)
+        (keys,) = keys_before(attention, [QUERY])
         k = attention.rot_k[0][:, keys].double().repeat_interleave(attention.heads // attention.kv_heads, 0)
         expected = (attention.rot_q[0, :, QUERY, None].double() * k).sum(-1) * attention.scale
         found = plane_logits(attention, QUERY, keys)
@@ -93,13 +93,13 @@ def test_planes_sum_to_the_logits(name):
         reach = float(expected.abs().max())
         torch.testing.assert_close(found.sum(-1), expected, rtol=0, atol=1e-5 * reach)
 
-        whole = query_logits(attention, QUERY)
-        matrix = whole.contents.double() @ whole.placed.double().mT
+        ((_, whole),) = query_logits(attention, [QUERY])
+        matrix = swapped_logits(whole).flatten(0, 1)
         logits, matrices = torch.zeros_like(expected), torch.zeros_like(matrix)
         for part in plane_queries(attention, QUERY):
-            shape = (attention.heads, -1)
-            logits += part.logits.unflatten(0, shape).sum(1)
-            matrices += (part.contents.double() @ part.placed.double().mT).unflatten(0, shape).sum(1)
+            shape = (attention.kv_heads, -1)
+            logits += part.logits.unflatten(0, shape).sum(1).flatten(0, 1)
+            matrices += swapped_logits(part).unflatten(0, shape).sum(1).flatten(0, 1)
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * reach)
         torch.testing.assert_close(matrices, matrix, rtol=0, atol=1e-5 * float(matrix.abs().max()))
         # What is, is one of the things that could be.
@@ -108,7 +108,7 @@ def test_planes_sum_to_the_logits(name):
 
 def by_definition(attention, query, head, dims, tau):
     """Both scores of one plane of one head, from keys that are really swapped, rotated and weighed."""
-    keys = places_before(attention, query)
+    (keys,) = keys_before(attention, [query])
     content = torch.zeros_like(attention.k[0, 0])
     content[:, dims] = attention.k[0, head // (attention.heads // attention.kv_heads)][:, dims]
     q = attention.rot_q[0, head, query]
@@ -183,7 +183,7 @@ def test_frequencies_are_ranked_by_speed_and_cut_into_bands():
 def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     attention = rotated_layers("llama")[0]
     use = frequency_use(attention, [7, QUERY])
-    keys = [places_before(attention, query) for query in (7, QUERY)]
+    keys = keys_before(attention, [7, QUERY])
     largest = [plane_logits(attention, q, k).abs().amax(1) for q, k in zip((7, QUERY), keys, strict=True)]
     torch.testing.assert_close(use, (largest[0] + largest[1]) / 2)
     count = attention.rotation.planes

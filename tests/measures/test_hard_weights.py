@@ -22,8 +22,8 @@ from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Spans, Text, measure_text
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.registry import find_measurement, measurements
-from wherewhat.measures.swaps.placement import query_logits, reference_scores
-from wherewhat.measures.swaps.scores import score_swaps
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.placement import reference_scores
 from wherewhat.numerics import new_process_settings
 from wherewhat.runs.subject import ModelSubject
 
@@ -144,7 +144,6 @@ def test_swap_scores_equal_swaps_made_for_real(family):
         for layer in again.layers[:2]:
             before = again.run(layer, again.hidden(layer))
             expected = reference_scores(before, lambda i, j, at=layer: again.swapped(at, i, j), queries, tau=1e-2)
-            for column, query in enumerate(queries):
-                found = score_swaps(query_logits(before, query), taus=(1e-2,))
-                for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
-                    torch.testing.assert_close(ours[:, 0], theirs[:, column], rtol=0, atol=1e-6)
+            found = layer_swaps(before, queries, tau=1e-2)
+            for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

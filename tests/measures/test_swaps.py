@@ -1,23 +1,27 @@
-"""Brute force: all-swap scores against swaps that are really made. Identity: hand-built heads, the exclusion bound."""
+"""Brute force: scores against all swaps, and against swaps that are really made. Identity: hand-built heads."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.capture import proved, tiny, tokens
+from helpers.capture import proved, swapped_logits, tiny, tokens
+from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import KEYS_MIX
-from wherewhat.measures.swaps import LABELS
-from wherewhat.measures.swaps import scores as scores_module
-from wherewhat.measures.swaps.layer import swap_scores
-from wherewhat.measures.swaps.placement import choose_queries, place, query_logits, reference_scores
-from wherewhat.measures.swaps.scores import QueryLogits, label, score_swaps
+from wherewhat.measures.swaps import LABELS, deviations, placement, scores
+from wherewhat.measures.swaps.deviations import logit_deviations
+from wherewhat.measures.swaps.layer import layer_swaps, swap_scores
+from wherewhat.measures.swaps.logits import QueryLogits
+from wherewhat.measures.swaps.placement import choose_queries, query_logits, reference_scores
+from wherewhat.measures.swaps.scores import label, score_swaps
 
 DOUBLE = (
     "gptj",  # interleaved
@@ -47,11 +51,10 @@ def test_scores_equal_swaps_made_for_real(family, block):
                 return again.swapped(layer, i, j, block=block)
 
             expected = reference_scores(before, swap, queries, tau=1e-2, block=block)
-            for column, query in enumerate(queries):
-                found = score_swaps(query_logits(before, query), taus=(1e-2,), block=block)
-                for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
-                    torch.testing.assert_close(ours[:, 0], theirs[:, column], rtol=0, atol=1e-6 if exact else 2e-5)
-                assert float(found.exclusion.min()) >= 1 - 1e-9
+            found = layer_swaps(before, queries, tau=1e-2, block=block)
+            for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if exact else 2e-5)
+            assert float(found.exclusion.min()) >= 1 - 1e-9
 
 
 def test_scores_equal_swaps_at_the_papers_temperature():
@@ -59,7 +62,7 @@ def test_scores_equal_swaps_at_the_papers_temperature():
     with blocks(model, tokens(12), prove(model)) as again:
         before = again.run(0, again.hidden(0))
         expected = reference_scores(before, lambda i, j: again.swapped(0, i, j), [11])
-        found = score_swaps(query_logits(before, 11))
+        found = layer_swaps(before, [11])
     for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
@@ -97,55 +100,263 @@ def test_uniform_head():
         torch.testing.assert_close(values, ones, rtol=0, atol=1e-6)
 
 
-def draw(heads=3, n=50, d=8, *, dtype=torch.float64):
+@dataclass(frozen=True)
+class Everything:
+    """Logits of all keys at all positions, of one query of some heads, by definition."""
+
+    matrix: torch.Tensor  # (heads, contents, places)
+    weights: torch.Tensor  # (heads, places)
+
+    @classmethod
+    def of(cls, q, k, query, *, rotation=None, scale=1.0, softcap=None, bias=None, sinks=None, window=None, skip=0):
+        heads, n, _ = q.shape
+        seen = torch.tensor([query - j < (window or n) for j in range(query + 1)]).nonzero()[:, 0]
+        contents, where = k.repeat_interleave(heads // len(k), 0), torch.arange(n)
+        rotated_q = q[:, query]
+        if rotation is not None:
+            rotated_q = rotation.rotate(rotated_q[:, None], where[query, None])[:, 0]
+        columns = []
+        for p in seen.tolist():
+            at = contents if rotation is None else rotation.rotate(contents, torch.full((n,), p))
+            logits = torch.einsum("hd,hcd->hc", rotated_q, at) * scale
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
+            columns.append(logits if bias is None else logits + bias.expand(heads, n, n)[:, query, p, None])
+        matrix = torch.stack(columns, -1)[:, seen]
+        logits = matrix.diagonal(dim1=1, dim2=2)
+        if sinks is not None:
+            logits = torch.cat([logits, sinks[:, None].double()], -1)
+        used = (seen >= skip) & (seen < query)
+        return cls(matrix[:, used][..., used], logits.softmax(-1)[:, : len(seen)][:, used])
+
+    def scores(self, tau, block=1):
+        """Both scores of every head, from all swaps."""
+        count = self.matrix.shape[1] // block
+        parts = self.matrix[:, : count * block, : count * block].unflatten(1, (count, block))
+        m = parts.unflatten(3, (count, block)).diagonal(dim1=2, dim2=4).logsumexp(-1)
+        d = self.weights[:, : count * block].unflatten(1, (count, block)).mean(-1)
+        i, j = torch.triu_indices(count, count, 1)
+        alpha = ((d[:, i] - d[:, j]).abs() / tau).softmax(-1)
+        before = torch.stack([m[:, i, i], m[:, j, j]]).softmax(0)
+        after = torch.stack([m[:, j, i], m[:, i, j]]).softmax(0)
+        both = (torch.cosine_similarity(after, x, dim=0, eps=0) for x in (before, before.flip(0)))
+        return tuple((alpha * cosine).sum(-1) for cosine in both)
+
+    def deviations(self):
+        """Variance, positional and symbolic deviation of every head."""
+        logits = self.matrix.diagonal(dim1=1, dim2=2)
+        apart = [(self.matrix - x).square().mean((-1, -2)) for x in (logits[:, None, :], logits[:, :, None])]
+        return logits.var(-1, correction=0), *apart
+
+
+def draw(n=70, d=8, *, heads=6, kv_heads=3, dtype=torch.float64):
+    """Queries and keys of heads from nearly uniform to very sharp attention, the last of them with a sink."""
     generator = torch.Generator().manual_seed(1)
-    contents, placed = (torch.randn(heads, n, d, generator=generator).to(dtype) for _ in range(2))
-    logits = (contents.double() * placed.double()).sum(-1)
-    return QueryLogits(contents, placed, logits, logits.softmax(-1))
+    q, k = (torch.randn(h, n, d, generator=generator, dtype=torch.float64) for h in (heads, kv_heads))
+    q *= torch.tensor([1e-3, 0.05, 0.3, 1.0, 4.0, 1.0])[:heads, None, None]
+    q[-1, :, -1], k[-1, 0, -1] = 3.0, 4.0
+    return q.to(dtype), k.to(dtype)
 
 
-@pytest.mark.parametrize("block", [1, 4])
-def test_tiles_and_groups_of_heads_do_not_matter(block, monkeypatch):
-    query = draw()
-    whole = score_swaps(query, taus=(1e-3, 1e-1), block=block)
-    monkeypatch.setattr(scores_module, "_TILE", {"cpu": 7})
-    monkeypatch.setattr(scores_module, "_ENTRIES", {"cpu": 1})
-    cut = score_swaps(query, taus=(1e-3, 1e-1), block=block)
-    for one, other in zip(vars(whole).values(), vars(cut).values(), strict=True):
+N = 70
+ENCODINGS = {
+    "rotary": {"rotation": Rotation("half", 0, torch.tensor([1.0, 0.3, 0.05, 0.001]), 1.0)},
+    "interleaved": {"rotation": Rotation("interleaved", 0, torch.tensor([1.0, 0.3, 0.05, 0.001]), 1.0)},
+    "partial": {"rotation": Rotation("half", 2, torch.tensor([0.5, 0.01]), 1.0)},
+    "scaled": {"rotation": Rotation("interleaved", 0, torch.tensor([0.5, 0.1, 0.0]), 1.3)},
+    "alibi": {"bias": -0.05 * (torch.arange(N)[:, None] - torch.arange(N)) * torch.arange(1.0, 7.0)[:, None, None]},
+    "none": {},
+    "window": {"rotation": Rotation("half", 0, torch.tensor([1.0, 0.3, 0.05, 0.001]), 1.0), "window": 40},
+    "softcap": {"rotation": Rotation("half", 0, torch.tensor([1.0, 0.3, 0.05, 0.001]), 1.0), "softcap": 3.0},
+    "sinks": {"rotation": Rotation("half", 0, torch.tensor([0.5, 0.01]), 1.0), "sinks": torch.linspace(-3, 3, 6)},
+    "everything": {
+        "rotation": Rotation("half", 0, torch.tensor([0.5, 0.01]), 1.0),
+        "bias": torch.randn(N, N, generator=torch.Generator().manual_seed(2)),
+        "sinks": torch.linspace(-3, 3, 6),
+        "softcap": 5.0,
+        "window": 50,
+        "skip": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_scores_equal_all_swaps(encoding):
+    q, k = draw(N)
+    options = {"scale": 0.4, **ENCODINGS[encoding]}
+    queries = [36, 50, N - 1]
+    expected = [Everything.of(q, k, query, **options) for query in queries]
+    for tau in (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0):
+        for block in (1, 2, 5, 16):
+            found = swap_scores(q, k, queries=queries, tau=tau, block=block, **options)
+            assert float(found.bound.max()) <= 1.01e-7
+            assert bool(((found.kept > 0) & (found.kept <= 1)).all())
+            for column, each in enumerate(expected):
+                for ours, theirs in zip((found.s_pos, found.s_sym), each.scores(tau, block), strict=True):
+                    apart = (ours[:, column] - theirs).abs()
+                    assert bool((apart <= found.bound[:, column] + 1e-9).all())  # clamped ratios: 1e-9
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_deviations_are_means_over_contents_and_places(encoding):
+    q, k = draw(N)
+    options = {"scale": 0.4, **ENCODINGS[encoding]}
+    found = swap_scores(q, k, queries=[30, N - 1], **options)
+    for column, query in enumerate((30, N - 1)):
+        variance, positional, symbolic = Everything.of(q, k, query, **options).deviations()
+        for score, deviation in ((found.s_pos_logits, positional), (found.s_sym_logits, symbolic)):
+            torch.testing.assert_close(score[:, column], (1 - deviation / (2 * variance)).clamp(0, 1))
+        torch.testing.assert_close(found.exclusion[:, column], (positional + symbolic) / variance)
+
+
+def test_constant_logits_are_both_positional_and_symbolic():
+    """Rounding must not violate the exclusion bound."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        k = torch.randn(2, 1, 8, generator=generator, dtype=torch.float64).expand(2, 60, 8)
+        q = torch.randn(4, 60, 8, generator=generator, dtype=torch.float64)
+        for options in (
+            {},
+            {"bias": torch.full((60, 60), 3.3)},
+            {"rotation": Rotation("half", 0, torch.zeros(4), 1.0)},
+        ):
+            found = swap_scores(q, k, queries=[20, 59], **options)
+            for values in (found.s_pos, found.s_sym, found.s_pos_logits, found.s_sym_logits):
+                torch.testing.assert_close(values, torch.ones(4, 2).double())
+            assert bool(found.exclusion.isinf().all())
+
+
+def queries_of(q, k, queries, **options):
+    """The logits of queries, of tensors without mask or bias."""
+    rotation, n = options.get("rotation"), q.shape[1]
+    where = torch.arange(n)
+    rotated = [x if rotation is None else rotation.rotate(x, where) for x in (q, k)]
+    attention = LayerAttention(
+        0, "built", rotated[0][None], rotated[1][None], k, q, 0.4, Mask(causal=True), rotation, where
+    )
+    ((_, found),) = query_logits(attention, queries)
+    return found
+
+
+def test_closed_form_equals_all_pairs():
+    query = queries_of(*draw(N), [20, 45, N - 1], **ENCODINGS["rotary"])
+    for one, other in zip(*(vars(f(query)).values() for f in (logit_deviations, all_pairs)), strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_deviations_are_means_over_contents_and_places():
-    query = draw()
-    found = score_swaps(query)
-    m = query.contents @ query.placed.mT
-    expected = (m - query.logits[:, None, :]).square().mean((-1, -2))
-    torch.testing.assert_close(found.positional_deviation, expected)
-    expected = (m - query.logits[:, :, None]).square().mean((-1, -2))
-    torch.testing.assert_close(found.symbolic_deviation, expected)
-    torch.testing.assert_close(found.variance, query.logits.var(-1, correction=0))
+def all_pairs(query):
+    return deviations._all_pairs(query, 1)
+
+
+def test_swaps_that_are_left_out_are_within_the_bound(monkeypatch):
+    """With a coarser limit the scores differ, but never by more than the reported bound."""
+    monkeypatch.setattr(scores, "LEFT_OUT", 0.3)
+    monkeypatch.setattr(scores, "_TILE", {"cpu": 4})
+    monkeypatch.setattr(scores, "_ENTRIES", {"cpu": 64})
+    q, k = draw(N)
+    differs = 0.0
+    for tau in (1e-4, 1e-3, 1e-2, 0.1):
+        found = swap_scores(q, k, tau=tau, scale=0.4)
+        expected = Everything.of(q, k, N - 1, scale=0.4).scores(tau)
+        for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+            apart = (ours[:, 0] - theirs).abs()
+            differs = max(differs, float(apart.max()))
+            assert bool((apart <= found.bound[:, 0] + 1e-9).all())
+    assert differs > 1e-3
+
+
+def test_few_swaps_are_computed_unless_attention_is_uniform():
+    n = 400
+    q, k = torch.ones(4, n, 1).double(), torch.zeros(4, n, 1).double()
+    k[1, 7], k[2, 9], k[3] = 12.0, -12.0, torch.linspace(0, 1e-9, n)[:, None]
+    found = swap_scores(q, k, scale=1.0)
+    # All keys alike, one above all others, one below all others, differences far below τ.
+    torch.testing.assert_close(found.kept[:, 0], torch.tensor([1, 2 / 399, 2 / 399, 1]).double())
+    assert found.bound[[0, 3], 0].tolist() == [0, 0]
+    for head in range(4):
+        expected = Everything.of(q[head, None], k[head, None], n - 1).scores(1e-4)
+        torch.testing.assert_close(torch.stack([found.s_pos[head], found.s_sym[head]]), torch.stack(expected))
+
+
+class Entries(TorchDispatchMode):
+    """Number of entries of all tensors that are computed, and of the largest of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.total += x.numel()
+                self.largest = max(self.largest, x.numel())
+        return out
+
+
+def test_time_and_memory_are_linear():
+    counted = []
+    for n in (1024, 4096):
+        q, k = draw(n, heads=2, kv_heads=1, dtype=torch.float32)
+        q[..., -1], k[:, 0, -1] = 10.0, 10.0
+        with Entries() as entries:
+            found = swap_scores(q, k, queries=[n // 2, n - 1], scale=0.4, **ENCODINGS["partial"])
+        assert float(found.kept.max()) < 0.01
+        counted.append(entries)
+    assert counted[1].total < 5 * counted[0].total
+    assert counted[1].largest <= 2 * 4096 * 8  # heads times keys times dimensions
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_cuda_equals_the_cpu(encoding):
+    q, k = draw(N)
+    options = {"queries": [36, 50, N - 1], "taus": (1e-2, 0.1), "blocks": (2, 5), **ENCODINGS[encoding]}
+    expected = swap_scores(q, k, **options)
+    moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    found = swap_scores(q.cuda(), k.cuda(), **moved)
+    for name, value in vars(expected).items():
+        if isinstance(value, torch.Tensor) and name not in ("bound", "kept"):
+            torch.testing.assert_close(getattr(found, name), value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_tiles_and_groups_of_queries_do_not_matter(block, monkeypatch):
+    q, k = draw(N)
+    options = {"queries": [20, 45, N - 1], "taus": (1e-3, 1e-1), "block": block, **ENCODINGS["rotary"]}
+    whole = swap_scores(q, k, **options)
+    monkeypatch.setattr(scores, "_TILE", {"cpu": 7})
+    for module in (scores, deviations, placement):
+        monkeypatch.setattr(module, "_ENTRIES", {"cpu": 1})
+    cut = swap_scores(q, k, **options)
+    for name, value in vars(whole).items():
+        if isinstance(value, torch.Tensor) and name not in ("bound", "kept"):
+            torch.testing.assert_close(value, getattr(cut, name))
 
 
 def test_float32_is_close_to_float64():
-    exact, coarse = score_swaps(draw()), score_swaps(draw(dtype=torch.float32))
+    exact, coarse = (
+        score_swaps(queries_of(*draw(N, dtype=dtype), [N - 1], **ENCODINGS["rotary"]))
+        for dtype in (torch.float64, torch.float32)
+    )
     torch.testing.assert_close(coarse.s_pos, exact.s_pos, rtol=0, atol=1e-6)
 
 
 def test_huge_logits_do_not_overflow():
-    query = draw(dtype=torch.float32)
-    big = QueryLogits(1e3 * query.contents, query.placed, 1e3 * query.logits, (1e3 * query.logits).softmax(-1))
-    found = score_swaps(big, taus=(1e-4,))
-    assert bool(found.s_pos.isfinite().all())
-    assert bool(found.s_sym.isfinite().all())
+    q, k = draw(N, dtype=torch.float32)
+    found = swap_scores(1e3 * q, k, tau=1e-4, blocks=(3,))
+    for values in (found.s_pos, found.s_sym, found.by_block, found.s_pos_logits, found.exclusion):
+        assert bool(values.isfinite().all())
 
 
 @pytest.mark.parametrize("scaling", [1.0, 1.3])
-def test_placed_queries_see_rotated_keys(scaling):
+def test_keys_at_other_positions_are_rotated_keys(scaling):
     rotation = Rotation("interleaved", 2, torch.tensor([0.5, 0.1]), scaling)
-    q, k = torch.randn(2, 8).double(), torch.randn(5, 8).double()
-    positions = torch.arange(5)
-    expected = torch.stack([q @ rotation.rotate(k[c].expand(5, 8), positions).T for c in range(5)], 1)
-    torch.testing.assert_close(torch.einsum("hpd,cd->hcp", place(q, rotation, positions), k), expected)
+    q, k = torch.randn(2, 9).double(), torch.randn(5, 9).double()
+    positions, nothing = torch.arange(5), torch.zeros(1, 2, 5)
+    query = QueryLogits.of(q[None], k[None], rotation, positions, counts=(5, 5), logits=nothing, weights=nothing)
+    expected = torch.stack([q @ rotation.rotate(k[c].expand(5, 9), positions).T for c in range(5)], 1)
+    torch.testing.assert_close(swapped_logits(query)[0], expected)
 
 
 def test_sensitivity_is_in_the_result():
@@ -161,8 +372,8 @@ def test_sensitivity_is_in_the_result():
 def test_intervals_are_over_queries_and_within_the_scale():
     q, k = torch.randn(4, 40, 4), torch.randn(2, 40, 4)
     found = swap_scores(q, k, rotation=ROTATION, queries=[20, 30, 39])
-    for scores, bounds in zip((found.s_pos, found.s_sym), found.intervals(), strict=True):
-        mean = scores.mean(1)
+    for values, bounds in zip((found.s_pos, found.s_sym), found.intervals(), strict=True):
+        mean = values.mean(1)
         assert bool(((bounds[:, 0] <= mean) & (mean <= bounds[:, 1])).all())
         assert 0 <= float(bounds.min()) <= float(bounds.max()) <= 1
     alone = swap_scores(q, k, rotation=ROTATION, queries="last").intervals()

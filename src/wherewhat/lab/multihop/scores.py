@@ -18,8 +18,8 @@ from wherewhat.lab.tasks.task import Sequences
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.frequencies.planes import mean_frequency
 from wherewhat.measures.swaps import TAU
-from wherewhat.measures.swaps.placement import place
-from wherewhat.measures.swaps.scores import QueryLogits, score_swaps
+from wherewhat.measures.swaps.logits import QueryLogits
+from wherewhat.measures.swaps.scores import score_swaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,12 +161,15 @@ def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *
     before = k[:, :query]
     positions = torch.arange(query, device=k.device)
     scores = score_swaps(
-        QueryLogits(
-            contents=before if rotation is None else rotation.unrotate(before, positions),
-            placed=place(q, rotation, positions) * scale,
-            logits=logits[:, :query].contiguous(),
-            weights=weights[:, :query].contiguous(),
-            bias=None if bias is None else bias[:, :query],
+        QueryLogits.of(
+            q[:, None] * scale,
+            before if rotation is None else rotation.unrotate(before, positions),
+            rotation,
+            positions,
+            counts=(query,),
+            logits=logits[:, None, :query],
+            weights=weights[:, None, :query],
+            bias=None if bias is None else bias[:, None, :query],
         ),
         taus=(tau,),
     )
@@ -175,7 +178,7 @@ def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *
     products = q[:, None, :turned] * before[..., :turned]
     use = (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale
     entropy = torch.special.entr(weights).sum(-1)
-    return QueryScores(*(x.unflatten(0, shape) for x in (scores.s_pos[:, 0], scores.s_sym[:, 0], entropy, use)))
+    return QueryScores(*(x.unflatten(0, shape) for x in (scores.s_pos[:, 0, 0], scores.s_sym[:, 0, 0], entropy, use)))
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class FrequenciesMeasurement(TextMeasurement):
 
     name = "frequencies"
     group = "Heads"
-    revision = 2
+    revision = 3
     summary = "RoPE frequencies that heads use, and the loss without them."
     config = FrequenciesConfig
     metrics = (

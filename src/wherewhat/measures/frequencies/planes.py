@@ -12,8 +12,9 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Curve, LayerScores
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import places_before, query_logits
-from wherewhat.measures.swaps.scores import QueryLogits, score_swaps
+from wherewhat.measures.swaps.logits import QueryLogits
+from wherewhat.measures.swaps.placement import keys_before, query_logits
+from wherewhat.measures.swaps.scores import score_swaps
 
 
 def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Tensor) -> Tensor:
@@ -59,7 +60,8 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
     assert attention.rotation is not None
     pairs = attention.rotation.pairs
     found = [
-        partial_logits(attention, query, places_before(attention, query), pairs).abs().amax(1) for query in queries
+        partial_logits(attention, query, keys, pairs).abs().amax(1)
+        for query, keys in zip(queries, keys_before(attention, queries), strict=True)
     ]
     return torch.stack(found).mean(0).cpu()
 
@@ -91,10 +93,10 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
     """
     if tau <= 0:
         raise MeasureError(f"tau={tau} must be positive: it divides weight differences")
-    groups = plane_queries(attention, query, skip=skip)
-    found = [score_swaps(planes, taus=(tau,)) for planes in groups]
+    found = [score_swaps(planes, taus=(tau,)) for planes in plane_queries(attention, query, skip=skip)]
     s_pos, s_sym = (
-        torch.cat([part.view(attention.heads, -1) for part in parts], 1)
+        # (kv_heads · planes, heads of a key head) to (heads, planes)
+        torch.cat([torch.unflatten(x[..., 0], 0, (attention.kv_heads, -1)).mT.flatten(0, 1) for x in parts], 1)
         for parts in zip(*((scores.s_pos, scores.s_sym) for scores in found), strict=True)
     )
     return s_pos, s_sym
@@ -103,21 +105,31 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
 def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> Iterator[QueryLogits]:
     """Yield one query's planes as heads, some planes at a time, then the unrotated dimensions.
 
-    Each item has ``heads · planes`` heads, grouped by real head. Summed over planes, ``contents · placed`` and
-    ``logits`` are those of :func:`~wherewhat.measures.swaps.placement.query_logits` before soft-cap and bias.
+    Groups are ``kv_heads · planes``, grouped by key head. Summed over planes, ``logits`` are those of
+    :func:`~wherewhat.measures.swaps.placement.query_logits` before soft-cap and bias.
     """
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes")
-    whole = query_logits(attention, query, skip=skip)
-    keys = places_before(attention, query, skip=skip)
+    ((_, whole),) = query_logits(attention, [query], skip=skip)
+    (keys,) = keys_before(attention, [query], skip=skip)
     step = max(1, _ENTRIES // (attention.heads * len(keys)))
+    first = 0  # complex plane
     for dims in (part for kind in dimensions(attention) for part in torch.split(kind, step)):
-        # (heads, keys, planes) with the planes moved to the heads
-        logits = partial_logits(attention, query, keys, dims).movedim(-1, 1).flatten(0, 1)
-        where = dims.to(whole.contents.device)
+        planes, width = len(dims), (dims.shape[1] + 1) // 2
+        part = slice(first, first + planes * width)
+        first += planes * width
+
+        def split(x: Tensor, part: slice = part, planes: int = planes) -> Tensor:
+            """Move planes of ``(kv_heads or 1, n, all planes)`` to the groups."""
+            return torch.unflatten(x[..., part], -1, (planes, -1)).movedim(2, 1).flatten(0, 1)
+
+        logits = partial_logits(attention, query, keys, dims)  # (heads, keys, planes)
+        logits = torch.unflatten(logits, 0, (attention.kv_heads, -1)).movedim(-1, 1).flatten(0, 1)
         yield QueryLogits(
-            contents=whole.contents[..., where].movedim(2, 1).flatten(0, 1),
-            placed=whole.placed[..., where].movedim(2, 1).flatten(0, 1),
+            q=split(whole.q),
+            k=split(whole.k),
+            turns=split(whole.turns.expand(attention.kv_heads, -1, -1)),
+            counts=whole.counts,
             logits=logits,
             weights=logits.softmax(-1),
         )

@@ -151,7 +151,7 @@ class HeadsMeasurement(TextMeasurement):
 
     name = "heads"
     group = "Heads"
-    revision = 3
+    revision = 4
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     figure = "plane"
@@ -243,6 +243,18 @@ class HeadsMeasurement(TextMeasurement):
         ),
         Metric(
             "corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r.", range=CORRELATION
+        ),
+        Metric(
+            "swap_bound",
+            "weight left out",
+            "Total weight of the swaps that were not computed, maximum over queries: both scores are exact up to it.",
+            range=SHARE,
+        ),
+        Metric(
+            "swaps_kept",
+            "swaps computed",
+            "Share of the swaps that were computed, mean over queries: small unless attention is nearly uniform.",
+            range=SHARE,
         ),
         Metric("rerun", "layers run again", "Share of layers whose keys depend on several tokens.", range=SHARE),
         *PATTERN_METRICS,

@@ -117,6 +117,8 @@ def _layer(
         "s_pos_logits": swaps.s_pos_logits.mean(1),
         "s_sym_logits": swaps.s_sym_logits.mean(1),
         "exclusion": swaps.exclusion.amin(1).clamp_max(1e6),  # infinite for constant logits; stored values are finite
+        "swap_bound": swaps.bound.amax(1),
+        "swaps_kept": swaps.kept.mean(1),
     }
     scores = LayerScores(scores.layer, {**from_logits, **scores.heads}, scores.whole, {**sensitivity, **scores.curves})
     return _with_scores(scores, swaps.s_pos, swaps.s_sym, config)

@@ -13,6 +13,7 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import TAU
+from wherewhat.measures.swaps.deviations import logit_deviations
 from wherewhat.measures.swaps.placement import choose_queries, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import check_finite, check_heads, over_documents
@@ -31,6 +32,9 @@ class Swaps:
             relative to that of a symbolic head.
         s_sym_logits: Symbolic score from logits, ``(heads, queries)``.
         exclusion: ``(positional + symbolic deviation) / variance`` of logits, ``(heads, queries)``: at least 1.
+        bound: Upper bound on the error of ``s_pos`` and ``s_sym``, ``(heads, queries)``: the total weight of the swaps
+            that were not computed, at most 1e-7.
+        kept: Share of the swaps that were computed, ``(heads, queries)``; large where attention is nearly uniform.
         taus: Temperatures of ``by_tau``.
         by_tau: Mean positional and symbolic score at other temperatures, ``(2, heads, taus)``.
         blocks: Block sizes of ``by_block``.
@@ -43,6 +47,8 @@ class Swaps:
     s_pos_logits: Tensor
     s_sym_logits: Tensor
     exclusion: Tensor
+    bound: Tensor
+    kept: Tensor
     taus: tuple[float, ...]
     by_tau: Tensor
     blocks: tuple[int, ...]
@@ -59,6 +65,7 @@ class Swaps:
         return positional, symbolic
 
 
+@torch.no_grad()
 def layer_swaps(
     attention: LayerAttention,
     queries: Sequence[int],
@@ -84,35 +91,42 @@ def layer_swaps(
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
     if block < 1 or any(b < 1 for b in blocks):
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
-    found: list[tuple[Tensor, ...]] = []
-    other: list[list[Tensor]] = [[] for _ in blocks]
-    for query in queries:
-        logits = query_logits(attention, query, skip=skip)
-        keys = logits.contents.shape[1]
-        if keys < 2 * block:
-            raise MeasureError(
-                f"block={block} is too long: the query at position {query} sees {keys} keys before it, two blocks need "
-                f"{2 * block}; use smaller blocks or later queries"
-            )
+    heads, count = attention.heads, len(queries)
+    s_pos, s_sym = torch.empty(2, heads, count, 1 + len(taus), dtype=torch.float64)
+    s_pos_logits, s_sym_logits, exclusion, bound, kept = torch.empty(5, heads, count, dtype=torch.float64)
+    by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
+    for columns, logits in query_logits(attention, queries, skip=skip):
+
+        def by_head(x: Tensor, columns: list[int] = columns) -> Tensor:
+            """Return ``(heads, queries, ...)`` on the CPU."""
+            return x.reshape(heads, len(columns), *x.shape[2:]).cpu()
+
+        for column, keys in zip(columns, logits.counts, strict=False):
+            if keys < 2 * block:
+                raise MeasureError(
+                    f"block={block} is too long: the query at position {queries[column]} sees {keys} keys before it, "
+                    f"two blocks need {2 * block}; use smaller blocks or later queries"
+                )
         scores = score_swaps(logits, taus=(tau, *taus), block=block)
-        if bool((scores.exclusion < 1 - 1e-3).any()):
-            raise MeasureError(
-                f"layer {attention.layer} violates the exclusion bound at token {query} "
-                f"({float(scores.exclusion.min()):.4f} < 1), which is impossible: its logits are wrong"
-            )
-        reach = 2 * scores.variance.clamp_min(1e-300)
-        deviations = (scores.positional_deviation, scores.symbolic_deviation)
-        from_logits = [torch.where(scores.variance > 0, 1 - d / reach, 1.0).clamp(0, 1) for d in deviations]
-        found.append((scores.s_pos, scores.s_sym, *from_logits, scores.exclusion))
-        for size, parts in zip(blocks, other, strict=True):
-            if keys >= 2 * size:
-                again = scores if size == block else score_swaps(logits, taus=(tau,), block=size)
-                parts.append(torch.stack([again.s_pos[:, 0], again.s_sym[:, 0]]))
-    s_pos, s_sym, s_pos_logits, s_sym_logits, exclusion = (
-        torch.stack(parts, 1).cpu() for parts in zip(*found, strict=True)
-    )
-    nothing = torch.full((2, attention.heads), torch.nan, dtype=torch.float64)
-    by_block = [torch.stack(parts).mean(0).cpu() if parts else nothing for parts in other]
+        s_pos[:, columns], s_sym[:, columns] = by_head(scores.s_pos), by_head(scores.s_sym)
+        bound[:, columns], kept[:, columns] = by_head(scores.bound), by_head(scores.kept)
+        deviations = logit_deviations(logits, block=block)
+        exclusion[:, columns] = by_head(deviations.exclusion)
+        reach = 2 * deviations.variance.clamp_min(1e-300)
+        for values, deviation in ((s_pos_logits, deviations.positional), (s_sym_logits, deviations.symbolic)):
+            score = torch.where(deviations.variance > 0, 1 - deviation / reach, 1.0).clamp(0, 1)
+            values[:, columns] = by_head(score)
+        for index, size in enumerate(blocks):
+            if max(logits.counts) < 2 * size:
+                continue
+            again = scores if size == block else score_swaps(logits, taus=(tau,), block=size)
+            by_block[:, :, columns, index] = torch.stack([by_head(x[..., 0]) for x in (again.s_pos, again.s_sym)])
+    if bool((exclusion < 1 - 1e-3).any()):
+        query = queries[int(exclusion.amin(0).argmin())]
+        raise MeasureError(
+            f"layer {attention.layer} violates the exclusion bound at token {query} "
+            f"({float(exclusion.min()):.4f} < 1), which is impossible: its logits are wrong"
+        )
     return Swaps(
         queries=tuple(queries),
         s_pos=s_pos[..., 0],
@@ -120,10 +134,12 @@ def layer_swaps(
         s_pos_logits=s_pos_logits,
         s_sym_logits=s_sym_logits,
         exclusion=exclusion,
+        bound=bound,
+        kept=kept,
         taus=(tau, *taus),
         by_tau=torch.stack([s_pos.mean(1), s_sym.mean(1)]),
         blocks=blocks,
-        by_block=torch.stack(by_block, -1) if by_block else nothing[..., None][..., :0],
+        by_block=by_block.nanmean(2),
     )
 
 

@@ -2,87 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import TAU
-from wherewhat.measures.swaps.scores import QueryLogits
-from wherewhat.measures.tensors import check_single_text, per_query_head
+from wherewhat.measures.swaps.logits import QueryLogits
+from wherewhat.measures.tensors import check_single_text
+
+_ENTRIES = {"cpu": 2**23, "cuda": 2**26}
+"""Logits of queries with keys held at a time."""
 
 
-def query_logits(attention: LayerAttention, query: int, *, skip: int = 0) -> QueryLogits:
-    """Return the logits of one query with any key at any position before it, for every head.
+def query_logits(
+    attention: LayerAttention, queries: Sequence[int], *, skip: int = 0
+) -> Iterator[tuple[list[int], QueryLogits]]:
+    """Yield the logits of queries with any key at any position before them, for every head.
+
+    Queries whose keys are the first ones of the same list are yielded together.
 
     Args:
         attention: One layer of a pass over one text without cache, whose keys each depend on one token.
-        query: Position of the query.
+        queries: Positions of the queries.
         skip: Number of first keys that are never swapped.
+
+    Yields:
+        Indices into ``queries``, and logits with the key heads as groups. Rows are the query heads of a key head, each
+        with these queries.
     """
-    heads, groups = attention.heads, attention.heads // attention.kv_heads
-    row = slice(query, query + 1)
-    keys = places_before(attention, query, skip=skip)
-    rot_q = attention.rot_q[0, :, query].double()
-    rot_k = attention.rot_k[0].double()
+    step = max(1, _ENTRIES.get(attention.rot_q.device.type, _ENTRIES["cpu"]) // (attention.heads * attention.m))
+    for start in range(0, len(queries), step):
+        part = queries[start : start + step]
+        keys = keys_before(attention, part, skip=skip)
+        logits, weights, bias = _actual(attention, torch.tensor(part, device=attention.rot_q.device))
+        for columns in _nested(keys):
+            longest = keys[columns[0]]
+
+            def grouped(x: Tensor, columns: list[int] = columns, keys: Tensor = longest) -> Tensor:
+                return x[:, columns][..., keys].view(attention.kv_heads, -1, len(keys))
+
+            dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
+            rot_q = attention.rot_q[0][:, [part[x] for x in columns]].to(dtype) * attention.scale
+            yield (
+                [start + x for x in columns],
+                QueryLogits.of(
+                    rot_q.view(attention.kv_heads, -1, rot_q.shape[-1]),
+                    attention.k[0][:, longest].to(dtype),
+                    attention.rotation,
+                    attention.positions.reshape(-1, attention.m)[0, longest],
+                    counts=tuple(len(keys[x]) for x in columns) * (attention.heads // attention.kv_heads),
+                    logits=grouped(logits),
+                    weights=grouped(weights),
+                    bias=None if bias is None else grouped(bias),
+                    softcap=attention.softcap,
+                ),
+            )
+
+
+def _actual(attention: LayerAttention, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return logits and attention weights in float64, and the bias, of some queries, ``(heads, rows, m)`` each."""
     # In float64: weights enter an exponential divided by τ, and τ is small.
-    logits = torch.einsum("kgd,knd->kgn", rot_q.view(-1, groups, rot_q.shape[-1]), rot_k).reshape(heads, -1)
-    logits = logits * attention.scale
+    rot_q, rot_k = attention.rot_q[0][:, rows].double(), attention.rot_k[0].double()
+    logits = (rot_q.view(attention.kv_heads, -1, rot_q.shape[-1]) @ rot_k.mT).view(*rot_q.shape[:2], -1)
+    logits *= attention.scale
     if attention.softcap is not None:
         logits = attention.softcap * torch.tanh(logits / attention.softcap)
-    bias = attention.bias(row)
+    bias = attention.bias(rows)
     if bias is not None:
-        bias = bias[0, :, 0].expand(heads, -1)
+        bias = bias[0].expand_as(logits)
         logits = logits + bias.double()
-    weights = attention.weigh(logits[None, :, None], row)[0, :, 0]
-    dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
-    placed = place(attention.rot_q[0, :, query].to(dtype), attention.rotation, attention.positions[..., keys])
-    return QueryLogits(
-        contents=per_query_head(attention.k[0][:, keys].to(dtype), attention),
-        placed=placed * attention.scale,
-        logits=logits[:, keys].contiguous(),
-        weights=weights[:, keys].contiguous(),
-        bias=None if bias is None else bias[:, keys],
-        softcap=attention.softcap,
-    )
+    return logits, attention.weigh(logits[None], rows)[0], bias
 
 
-def place(rot_q: Tensor, rotation: Rotation | None, positions: Tensor) -> Tensor:
-    """Return rotated queries ``(heads, d)`` rotated back by each of ``positions`` ``(n,)``, ``(heads, n, d)``.
-
-    ``rot_q · rotate(k, p) = place(rot_q)[p] · k`` for every key k before rotation.
-    """
-    out = rot_q[:, None].repeat(1, positions.shape[-1], 1)
-    if rotation is None:
-        return out
-    pairs = rotation.pairs.to(rot_q.device)
-    u, v = out[..., pairs[:, 0]], out[..., pairs[:, 1]]
-    theta = rotation.angles(positions.to(rot_q.device)).to(out.dtype)
-    cos, sin = theta.cos() * rotation.scaling, theta.sin() * rotation.scaling
-    out[..., pairs[:, 0]], out[..., pairs[:, 1]] = u * cos + v * sin, v * cos - u * sin
-    return out
+def _nested(lists: list[Tensor]) -> list[list[int]]:
+    """Return the indices of lists in groups whose shorter lists are the start of the longest, which comes first."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lists)), key=lambda index: -len(lists[index])):
+        for group in groups:
+            if torch.equal(lists[group[0]][: len(lists[index])], lists[index]):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
 
 
-def places_before(attention: LayerAttention, query: int, *, skip: int = 0) -> Tensor:
-    """Return the indices of the visible keys before a query, without the first ``skip``, ``(n,)``."""
+def keys_before(attention: LayerAttention, queries: Sequence[int], *, skip: int = 0) -> list[Tensor]:
+    """Return the indices of the visible keys before each query, without the first ``skip``, ``(n,)`` each."""
     check_single_text(attention)
-    if not 0 <= query < attention.n:
-        raise MeasureError(f"there is no query at position {query} of {attention.n} tokens")
-    visible = attention.visible(slice(query, query + 1))[0, :, 0]
+    for query in queries:
+        if not 0 <= query < attention.n:
+            raise MeasureError(f"there is no query at position {query} of {attention.n} tokens")
+    rows = torch.tensor(queries, device=attention.mask.device)
+    visible = attention.visible(rows)[0]
     if not bool((visible == visible[:1]).all()):
         raise MeasureError(f"heads of layer {attention.layer} see different keys: swaps need the same keys for all")
-    keys = visible[0, :query].nonzero()[:, 0]
-    keys = keys[keys >= skip]
-    if len(keys) < 2:
-        after = f" after the first {skip}" if skip else ""
-        raise MeasureError(
-            f"the query at position {query} sees {len(keys)} keys before it{after}: a swap needs two; choose a later "
-            "query"
-        )
-    return keys
+    index = torch.arange(attention.m, device=rows.device)
+    found = [x.nonzero()[:, 0] for x in visible[0] & (index < rows[:, None]) & (index >= skip)]
+    for query, keys in zip(queries, found, strict=True):
+        if len(keys) < 2:
+            after = f" after the first {skip}" if skip else ""
+            raise MeasureError(
+                f"the query at position {query} sees {len(keys)} keys before it{after}: a swap needs two; choose a "
+                "later query"
+            )
+    return found
 
 
 def choose_queries(n: int, *, count: int, positions: Sequence[int] = ()) -> list[int]:
@@ -127,7 +154,7 @@ def reference_scores(
         skip: Number of first keys that are never swapped.
     """
     scores, weights = (_rows(f, queries) for f in (attention.attn_scores, attention.pattern))
-    starts = {q: _starts(places_before(attention, q, skip=skip), block) for q in queries}
+    starts = {q: _starts(x, block) for q, x in zip(queries, keys_before(attention, queries, skip=skip), strict=True)}
     pairs = sorted({(i, j) for found in starts.values() for a, i in enumerate(found) for j in found[a + 1 :]})
     exponents = torch.full((len(pairs), *scores.shape[:2]), -torch.inf, dtype=torch.float64)
     same, reverse = torch.zeros_like(exponents), torch.zeros_like(exponents)

@@ -1,7 +1,8 @@
-"""Positional and symbolic scores from all swaps of two keys, without running the model again, and head labels."""
+"""Positional and symbolic scores from all swaps of two keys that have a weight, and head labels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.swaps import LABELS, TAU
+from wherewhat.measures.swaps.logits import QueryLogits, block_logits, in_blocks, to_real
 from wherewhat.options import short_repr
 
 
@@ -27,75 +29,69 @@ def label(s_pos: Tensor, s_sym: Tensor, gamma: float) -> Tensor:
     return code
 
 
+LEFT_OUT = 1e-7
+"""Largest total weight of the swaps that are left out."""
+
+_EVEN = 1 / 8
+"""All swaps of a query are computed if more than this share of its keys takes part in swaps with a weight."""
+
 _TILE = {"cpu": 128, "cuda": 512}
-"""Side, in blocks, of the tiles in which M is computed; larger on a GPU, where each tile has a launch overhead."""
+"""Smallest side, in blocks, of the tiles of all swaps; larger on a GPU, where each tile has a launch overhead."""
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
-"""Entries of M computed at a time, to fit into a processor's cache or a GPU's memory."""
-
-
-@dataclass(frozen=True)
-class QueryLogits:
-    """The logits of one query with any key at the position of any other key.
-
-    Attributes:
-        contents: Keys before rotation, ``(heads, n, d)``.
-        placed: The query rotated back by each position, scale included, ``(heads, n, d)``: the logit of key c at
-            position p is ``contents[c] · placed[p]``.
-        logits: The actual logits, bias included, ``(heads, n)`` float64.
-        weights: The actual attention weights, ``(heads, n)`` float64; they need not sum to one, because other keys (the
-            query's own, a sink) may take part in the softmax.
-        bias: Additive bias of each position, ``(heads, n)``, if any.
-        softcap: ``softcap · tanh(logit / softcap)`` is applied before the bias, if given.
-    """
-
-    contents: Tensor
-    placed: Tensor
-    logits: Tensor
-    weights: Tensor
-    bias: Tensor | None = None
-    softcap: float | None = None
-
-    __repr__ = short_repr
-
-    def heads(self, which: slice) -> QueryLogits:
-        """Return some of the heads."""
-        bias = None if self.bias is None else self.bias[which]
-        contents, placed, logits, weights = (x[which] for x in (self.contents, self.placed, self.logits, self.weights))
-        return QueryLogits(contents, placed, logits, weights, bias, self.softcap)
+"""Swaps computed at a time, to fit into a processor's cache or a GPU's memory."""
 
 
 @dataclass(frozen=True)
 class SwapScores:
-    """Swap scores of heads at one query.
+    """Swap scores of queries; NaN for queries with fewer than two blocks of keys.
 
     Attributes:
-        s_pos: Positional score, in [0, 1], ``(heads, taus)``.
-        s_sym: Symbolic score, in [0, 1], ``(heads, taus)``.
-        variance: Variance of the logits over positions, ``(heads,)``.
-        positional_deviation: Mean over keys c and positions p of ``(M[c, p] - L_p)²``, ``(heads,)``: zero for a
-            positional head.
-        symbolic_deviation: Mean of ``(M[c, p] - L_c)²``, ``(heads,)``: zero for a symbolic head.
+        s_pos: Positional score, in [0, 1], ``(groups, rows, taus)``.
+        s_sym: Symbolic score, in [0, 1], ``(groups, rows, taus)``.
+        bound: Upper bound on the error of both scores, ``(groups, rows)``: the weight of the swaps that were left out.
+        kept: Share of the swaps that were computed, ``(groups, rows)``.
     """
 
     s_pos: Tensor
     s_sym: Tensor
-    variance: Tensor
-    positional_deviation: Tensor
-    symbolic_deviation: Tensor
+    bound: Tensor
+    kept: Tensor
 
     __repr__ = short_repr
 
-    @property
-    def exclusion(self) -> Tensor:
-        """``(positional + symbolic deviation) / variance``, ``(heads,)``: at least 1, infinite for constant logits.
 
-        ``(L_c - L_p)² ≤ 2 (M - L_p)² + 2 (M - L_c)²``, averaged over all c and p.
-        """
-        total = self.positional_deviation + self.symbolic_deviation
-        return torch.where(self.variance > 0, total / self.variance, torch.inf)
+@dataclass(frozen=True)
+class _Blocks:
+    """Keys of queries in blocks: ``logits`` and ``weights`` ``(groups, rows, blocks)``, ``seen`` ``(rows, blocks)``."""
+
+    query: QueryLogits
+    size: int
+    logits: Tensor
+    weights: Tensor
+    counts: Tensor
+    seen: Tensor
+
+    @classmethod
+    def of(cls, query: QueryLogits, size: int) -> _Blocks:
+        logits, weights, count = query.logits, query.weights, query.logits.shape[-1] // size
+        if size > 1:
+            logits, weights = (torch.unflatten(x[..., : count * size], -1, (count, size)) for x in (logits, weights))
+            logits, weights = logits.logsumexp(-1), weights.mean(-1)
+        counts = torch.tensor(query.counts, device=logits.device) // size
+        seen = torch.arange(count, device=logits.device) < counts[:, None]
+        return cls(query, size, logits, weights, counts, seen)
+
+    def keys(self, blocks: Tensor) -> Tensor:
+        """Return indices of the keys of blocks ``(...)``, ``(..., size)``."""
+        return blocks[..., None] * self.size + torch.arange(self.size, device=blocks.device)
+
+    def limit(self, by_device: dict[str, int]) -> int:
+        """Return the limit that holds on the device of the keys."""
+        return by_device.get(self.logits.device.type, by_device["cpu"])
 
 
+@torch.no_grad()
 def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1) -> SwapScores:
     """Return exact scores from all swaps of two blocks of keys.
 
@@ -103,97 +99,179 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: 
     ``v = (D_I, D_J)`` the block means of the attention before and ``v'`` after the swap, and
     ``α = softmax |D_I - D_J| / τ`` over the swaps.
 
-    Time O(n² d / block) per head, memory independent of n. Deviations are of single keys if ``block`` is 1, of the
-    logarithm of block sums otherwise.
+    Only swaps with a block whose weight is within ``τ ln(n / 1e-7)`` of the largest (or of the smallest, where those
+    are fewer) are computed: the others weigh less than 1e-7 together. Where most blocks are, as in uniform attention at
+    the scale of τ, tiles of all swaps are computed, except those that weigh too little. Time is O(n d) per query for a
+    fixed number of such blocks and O(n² d) at worst; memory is O(n).
 
     Args:
-        query: One query of some heads.
+        query: Queries and their keys.
         taus: Temperatures τ of the swap weights.
         block: Keys per block. Keys left over at the end are not swapped.
     """
-    heads, n, _ = query.contents.shape
-    count = n // block
-    device = query.contents.device.type
-    step = max(1, _ENTRIES.get(device, 2**22) // (block * min(count, _TILE.get(device, 128)) ** 2))
-    found = [_score(query.heads(slice(h, h + step)), taus, block, count) for h in range(0, heads, step)]
-    return SwapScores(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    blocks = _Blocks.of(query, block)
+    weights, counts, seen = blocks.weights, blocks.counts, blocks.seen
+    highest = weights.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+    lowest = weights.masked_fill(~seen, torch.inf).amin(-1, keepdim=True)
+    reach = max(taus) * (counts.clamp_min(1) / LEFT_OUT).log()[:, None]
+    near_highest, near_lowest = seen & (weights >= highest - reach), seen & (weights <= lowest + reach)
+    least = near_lowest.sum(-1) < near_highest.sum(-1)
+    pivots = torch.where(least[..., None], near_lowest, near_highest)
+    number = pivots.sum(-1)
+    even = (number > counts * _EVEN) & (counts > 1)
+    pivots &= ~even[..., None] & (counts > 1)[:, None]
+
+    shape = (*weights.shape[:2], len(taus))
+    total, positional, symbolic = torch.zeros(3, *shape, dtype=torch.float64, device=weights.device)
+    left = torch.zeros_like(total)
+    for index, tau in enumerate(taus):
+        rise, fall = ((x / tau).masked_fill_(~seen, -torch.inf).exp_() for x in (weights - highest, lowest - weights))
+        ours, partners = (torch.where(least[..., None], *both) for both in ((fall, rise), (rise, fall)))
+        left[..., index] = ours.masked_fill(pivots, 0).sum(-1) * partners.sum(-1)
+    direction = torch.where(least, -1.0, 1.0).double()
+    for at, parts in _pivot_swaps(blocks, pivots, direction, (highest - lowest)[..., 0], taus):
+        for sums, part in zip((total, positional, symbolic), parts, strict=True):
+            sums.view(-1, len(taus)).index_add_(0, at, part)
+    bound = (left / (total + left)).amax(-1)
+    kept = number * (2 * counts - number - 1) / (counts * (counts - 1)).double()
+    s_pos, s_sym = positional / total, symbolic / total
+    for where, found in _tiled_swaps(blocks, even, number, taus):
+        for values, part in zip((s_pos, s_sym, bound, kept), found, strict=True):
+            values[where] = part
+    return SwapScores(s_pos.clamp(0, 1), s_sym.clamp(0, 1), bound, kept)
 
 
-def _score(query: QueryLogits, taus: tuple[float, ...], block: int, count: int) -> tuple[Tensor, ...]:
-    heads = query.contents.shape[0]
-    used = count * block
-    logits = query.logits[:, :used].view(heads, count, block).logsumexp(-1)
-    weights = query.weights[:, :used].view(heads, count, block).mean(-1)
-    # The largest exponent is known in advance, so sums over tiles need no running maximum.
-    largest = (weights.amax(-1) - weights.amin(-1))[:, None, None]
-    total, positional, symbolic = (torch.zeros(heads, len(taus), dtype=torch.float64).to(logits) for _ in range(3))
-    from_place, from_content = (torch.zeros(heads, dtype=torch.float64).to(logits) for _ in range(2))
-    middle = logits.mean(-1, keepdim=True)
-    centred = (logits - middle).to(query.contents.dtype)  # avoids cancellation of large logits in float32
-    shift = middle[:, None].to(centred)
-    for rows, columns in _tiles(count, _TILE.get(logits.device.type, 128)):
-        forth = _logits(query, rows, columns, block).sub_(shift)  # keys of rows at the positions of columns
-        back = forth if rows is columns else _logits(query, columns, rows, block).sub_(shift)
-        for there, contents, places in ((forth, rows, columns), (back, columns, rows)):
-            squares = there.square().sum((-1, -2)).double()
-            at_place, of_content = centred[:, places], centred[:, contents]
-            from_place += squares + _dot(at_place, there.shape[1] * at_place - 2 * there.sum(1))
-            from_content += squares + _dot(of_content, there.shape[2] * of_content - 2 * there.sum(2))
-            if rows is columns:
-                break
-        same, reverse = _cosines(centred[:, rows, None] - centred[:, None, columns], back.mT - forth)
-        gap = (weights[:, rows, None] - weights[:, None, columns]).abs_().sub_(largest)
+def _pivot_swaps(
+    blocks: _Blocks, pivots: Tensor, direction: Tensor, largest: Tensor, taus: tuple[float, ...]
+) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Yield sums over the swaps of some blocks with all others.
+
+    Args:
+        blocks: Keys in blocks.
+        pivots: True for those blocks, ``(groups, rows, blocks)``.
+        direction: 1 for queries whose pivots have the largest weights, -1 for the smallest, ``(groups, rows)``.
+        largest: Largest difference of two weights, ``(groups, rows)``.
+        taus: Temperatures.
+
+    Yields:
+        Indices of queries ``(m,)``, and the sums of α, ``α cos(v', v)`` and ``α cos(v', reversed v)``, ``(m, taus)``.
+    """
+    query, size, (rows, count) = blocks.query, blocks.size, blocks.seen.shape
+    each = pivots.sum((-1, -2))
+    most = int(each.amax())
+    if most == 0:
+        return
+    all_rows, all_blocks = pivots.nonzero(as_tuple=True)[1:]  # sorted by group
+    first = each.cumsum(0) - each
+    contents, places = in_blocks(query.k, size), in_blocks(query.turns, size)
+    turns = query.turns.expand(len(each), -1, -1)
+    logits, weights = blocks.logits.flatten(0, 1), blocks.weights.flatten(0, 1)
+    bias = None if query.bias is None else query.bias[..., : count * size].flatten(0, 1)
+    step = max(1, blocks.limit(_ENTRIES) // (len(each) * count * size))
+    for start in range(0, most, step):
+        groups = (each > start).nonzero()  # (groups, 1)
+        some = slice(None) if len(groups) == len(each) else groups[:, 0]
+        slots = torch.arange(start, min(start + step, most), device=groups.device)
+        real = slots < each[groups]  # the others repeat a pivot, without weight
+        index = (first[groups] + slots).clamp_max(len(all_rows) - 1)
+        row, block = all_rows[index], all_blocks[index]  # (groups, slots)
+        at, keys = groups * rows + row, blocks.keys(block)
+        q, group = query.q[groups, row][:, :, None], groups[..., None]
+        bias_here = bias_there = None
+        if bias is not None:
+            bias_here = bias[at[..., None], keys].transpose(1, 2)[..., None]
+            bias_there = torch.unflatten(bias[at], -1, (count, size)).permute(0, 3, 1, 2)
+        from_here, to_here = (to_real(q * x[group, keys].conj()).transpose(1, 2) for x in (query.k, turns))
+        moved = block_logits(from_here, places if len(places) == 1 else places[some], bias_there, query.softcap)
+        moved = moved - block_logits(to_here, contents[some], bias_here, query.softcap)
+        own = logits[at]
+        same, reverse = _cosines((own - own.gather(-1, block[..., None])).to(moved.dtype), moved)
+        own = weights[at]
+        gap = (own.gather(-1, block[..., None]) - own).mul_(direction.flatten()[at][..., None])
+        # A swap of two pivots is counted once: of the one beyond the other, or half of each if they are equal.
+        once = torch.heaviside(gap, gap.new_tensor(0.5)).mul_(blocks.seen[row]).mul_(real[..., None])
+        once = once.scatter_(-1, block[..., None], 0.0).to(same.dtype)
+        gap = gap.sub_(largest.flatten()[at][..., None]).clamp_(max=0)
         gap = gap.to(same.dtype)  # after the differences, which are exact near zero, where weights are large
-        if rows is columns:
-            # Count each swap once: the lower triangle holds the same swaps as the upper one.
-            once = torch.ones(gap.shape[1:], dtype=gap.dtype, device=gap.device).triu_(1)
-        for index, tau in enumerate(taus):
-            alpha = (gap / tau).clamp_(min=-80).exp_()  # subnormal numbers would be slow and negligible
-            if rows is columns:
-                alpha *= once
-            total[:, index] += alpha.sum((-1, -2)).double()
-            positional[:, index] += _dot(alpha, same)
-            symbolic[:, index] += _dot(alpha, reverse)
-    pairs = count**2
-    variance = logits.var(-1, correction=0)
-    scores = (positional / total).clamp(0, 1), (symbolic / total).clamp(0, 1)
-    return *scores, variance, from_place / pairs, from_content / pairs
+        found = []
+        for tau in taus:
+            alpha = (gap / tau).clamp_(min=-80).exp_().mul_(once)  # subnormal numbers would be slow and negligible
+            found.append([x.sum(-1, dtype=torch.float64) for x in (alpha, alpha * same, alpha * reverse)])
+        yield at.flatten(), tuple(torch.stack(parts, -1).flatten(0, 1) for parts in zip(*found, strict=True))
+
+
+def _tiled_swaps(
+    blocks: _Blocks, chosen: Tensor, number: Tensor, taus: tuple[float, ...]
+) -> Iterator[tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]]:
+    """Yield indices ``(m,)``, ``(m,)`` of chosen queries ``(groups, rows)`` and their scores, bound and share.
+
+    Queries with a similar ``number`` ``(groups, rows)`` of blocks that take part are computed together.
+    """
+    group, row = chosen.nonzero(as_tuple=True)
+    side, entries = (blocks.limit(x) for x in (_TILE, _ENTRIES))
+    for count in sorted(set(blocks.counts[row].tolist())):
+        alike = (blocks.counts[row] == count).nonzero()[:, 0]
+        alike = alike[number[group, row][alike].argsort()]
+        step = max(1, entries // (blocks.size * min(side, count) ** 2))
+        for index in torch.split(alike, step):
+            where = group[index], row[index]
+            longest = max(side, math.isqrt(entries // (blocks.size * len(index))))
+            yield where, _tiles(blocks, *where, count, longest, taus)
+
+
+def _tiles(
+    blocks: _Blocks, group: Tensor, row: Tensor, count: int, side: int, taus: tuple[float, ...]
+) -> tuple[Tensor, ...]:
+    """Return scores ``(m, taus)``, bound and share of swaps ``(m,)`` of m queries that see ``count`` blocks of keys."""
+    query = blocks.query
+    weights, order = blocks.weights[group, row, :count].sort()
+    logits = blocks.logits[group, row].gather(-1, order)
+    # Of two sorted blocks i < j, α is a product of one factor of each.
+    shape = (len(group), len(taus), count)
+    rise, fall = weights.new_empty(shape), weights.new_empty(shape)
+    for index, tau in enumerate(taus):
+        rise[:, index] = ((weights - weights[:, -1:]) / tau).clamp_(min=-80).exp_()
+        fall[:, index] = ((weights[:, :1] - weights) / tau).clamp_(min=-80).exp_()  # subnormal numbers are slow
+    total = (rise[..., 1:] * fall.cumsum(-1)[..., :-1]).sum(-1)
+    parts = [slice(start, min(count, start + side)) for start in range(0, count, side)]
+    up, down = (torch.stack([x[..., part].sum(-1) for part in parts], -1) for x in (rise, fall))
+    mass = (up[..., :, None] * down[..., None, :] / total[..., None, None]).tril_()  # (m, taus, tiles, tiles)
+    needed = mass.amax((0, 1)) > LEFT_OUT / len(parts) ** 2
+    bound = mass.masked_fill_(needed, 0).sum((-1, -2)).amax(-1)
+
+    keys = blocks.keys(order).transpose(1, 2)  # (m, size, blocks)
+    q = query.q[group, row][:, None, None]
+    contents = to_real(query.k[group[:, None, None], keys])
+    placed = to_real(q * query.turns.expand(len(query.k), -1, -1)[group[:, None, None], keys].conj())
+    bias = None if query.bias is None else query.bias[group[:, None, None], row[:, None, None], keys]
+    logits = (logits - logits.mean(-1, keepdim=True)).to(placed.dtype)  # centred: the logits may be large
+    rise, fall = rise.to(placed.dtype), fall.to(placed.dtype)
+    positional, symbolic = torch.zeros_like(total), torch.zeros_like(total)
+    pairs = 0
+    for upper, lower in needed.nonzero().tolist():
+        j, i = parts[upper], parts[lower]
+        moved = block_logits(
+            contents[:, :, j], placed[:, :, i], None if bias is None else bias[:, :, None, i], query.softcap
+        )
+        moved = moved - block_logits(
+            placed[:, :, j], contents[:, :, i], None if bias is None else bias[:, :, j, None], query.softcap
+        )
+        same, reverse = _cosines(logits[:, None, i] - logits[:, j, None], moved)
+        if upper == lower:
+            same, reverse = same.tril_(-1), reverse.tril_(-1)
+        positional += ((rise[..., j] @ same) * fall[..., i]).sum(-1, dtype=torch.float64)
+        symbolic += ((rise[..., j] @ reverse) * fall[..., i]).sum(-1, dtype=torch.float64)
+        size = j.stop - j.start
+        pairs += size * (size - 1) // 2 if upper == lower else size * (i.stop - i.start)
+    kept = torch.full_like(bound, pairs / (count * (count - 1) / 2))
+    return positional / total, symbolic / total, bound, kept
 
 
 def _cosines(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosine of ``(e^a, e^b)`` before and after a swap, and with its reverse, from ``a - b``."""
+    """Return the cosine of ``(e^a, e^b)`` before and after a swap, and with its reverse; overwrites ``b - a``."""
     # A direction is (1, e) / √(1 + e²). Clamping at ±21 changes it by less than 1e-9; squares stay finite.
-    ratio, ratio_after = (x.clamp(-21, 21).neg_().exp_() for x in (before, after))
-    size = ratio.square().add_(1).mul_(ratio_after.square().add_(1)).rsqrt_()
-    same = (ratio * ratio_after).add_(1).mul_(size)
+    ratio, ratio_after = (x.clamp_(-21, 21).exp_() for x in (before, after))
+    one = ratio.new_ones(())
+    size = torch.addcmul(one, ratio, ratio).mul_(torch.addcmul(one, ratio_after, ratio_after)).rsqrt_()
+    same = torch.addcmul(one, ratio, ratio_after).mul_(size)
     return same, ratio.add_(ratio_after).mul_(size)
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """Return the sum of products over all but the first dimension, ``(heads,)`` float64."""
-    products: Tensor = torch.linalg.vecdot(x.flatten(1), y.flatten(1))
-    return products.double()
-
-
-def _tiles(count: int, side: int) -> Iterator[tuple[slice, slice]]:
-    """Yield tiles of ``side`` by ``side`` over all pairs of blocks; the same slice object twice on the diagonal."""
-    parts = [slice(start, min(count, start + side)) for start in range(0, count, side)]
-    for i, rows in enumerate(parts):
-        for columns in parts[i:]:
-            yield rows, columns
-
-
-def _logits(query: QueryLogits, contents: slice, places: slice, block: int) -> Tensor:
-    """Return log-sum-exp logits of blocks of keys at blocks of positions, ``(heads, contents, places)``."""
-
-    def blocks(x: Tensor, which: slice) -> Tensor:
-        """Return ``(heads, n, …)`` as ``(heads, block, blocks, …)``: the first keys of all blocks come first."""
-        part = x[:, which.start * block : which.stop * block]
-        return part.view(x.shape[0], -1, block, *x.shape[2:]).transpose(1, 2)
-
-    logits = blocks(query.contents, contents) @ blocks(query.placed, places).mT
-    if query.softcap is not None:
-        logits = query.softcap * torch.tanh(logits / query.softcap)
-    if query.bias is not None:
-        logits = logits + blocks(query.bias, places)[:, :, None].to(logits.dtype)
-    return logits[:, 0] if block == 1 else logits.logsumexp(1)
