@@ -52,8 +52,7 @@ class LayerEdits(Observer):
         super().__init__(watch.names)
         self._watch = watch
         self._editor = editor
-        # Keys are compared where they are, so nothing is rotated again.
-        self._layers = {(layer.name, layer.occurrence): replace(layer, rotary=None) for layer in plan.layers}
+        self._layers = {(layer.name, layer.occurrence): layer for layer in plan.layers}
         self._occurrences: dict[str, int] = {}
         self._repeats = Repetition()
 
@@ -82,7 +81,7 @@ class LayerEdits(Observer):
 
 
 def edited_layer(layer: LayerPlan, call: AttentionCall) -> LayerAttention:
-    """Return a layer's attention at positions 0, 1, … without rotation."""
+    """Return a layer's attention, with positions counted from its first key."""
     return describe(layer, call, torch.arange(call.key.shape[2], device=call.key.device))
 
 
