@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
@@ -146,6 +148,24 @@ def test_plan_file(tmp_path):
         Plan.load(tmp_path / "other.json")
     with pytest.raises(ConfigError, match="cannot read the plan"):
         Plan.load(tmp_path / "missing.json")
+
+
+def test_pattern_of_duo_attention(tmp_path):
+    """As DuoAttention and kvpress read it: the share of heads with the smallest numbers is limited."""
+    plan = plan_of("llama")
+    plan = dataclasses.replace(plan, scores=dict.fromkeys(plan.layers, (0.1, 0.2)))
+    folder = plan.save_pattern(tmp_path / "pattern")
+    pattern = np.loadtxt(folder / "full_attention_heads.tsv", dtype=float, delimiter="\t")
+    assert pattern.shape == (4, 2)
+    assert pattern.min() >= 0
+    assert pattern.max() <= 1
+    full = pattern > np.quantile(pattern, 1 - plan.share, method="lower")
+    assert {layer: tuple(np.flatnonzero(row)) for layer, row in enumerate(full)} == plan.full
+    assert json.loads((folder / "config.json").read_text()) == {"sink_size": 2, "recent_size": 5}
+    with pytest.raises(ConfigError, match="this plan lists query heads"):
+        plan_of("llama", unit="head").save_pattern(tmp_path)
+    with pytest.raises(ConfigError, match="layers with a window"):
+        plan_of("gemma3_text").save_pattern(tmp_path)
 
 
 def test_fingerprint_depends_on_weights_only():

@@ -13,7 +13,7 @@ from torch import nn
 
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.files import explain, write_file
+from wherewhat.files import explain, make_folder, write_file
 from wherewhat.hashes import parse_object, readable_json
 
 Unit = Literal["group", "head"]
@@ -162,6 +162,40 @@ class Plan:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the plan {path} is damaged ({type(error).__name__}: {error}): make it again") from error
+
+    def save_pattern(self, folder: str | Path) -> Path:
+        """Write the plan as an attention pattern of DuoAttention, which kvpress reads too.
+
+        ``full_attention_heads.tsv`` has one row per layer and one column per key head, from 0 to 1: the rank of its
+        score, so that a sparsity of one minus :attr:`share` gives this plan. ``config.json`` has the numbers of first
+        and of last keys.
+        """
+        if self.unit != "group":
+            raise ConfigError(
+                "a pattern of DuoAttention lists key heads, and this plan lists query heads: use unit=group"
+            )
+        if sorted(self.layers) != list(range(len(self.layers))) or len({x.groups for x in self.layers.values()}) > 1:
+            raise ConfigError(
+                f"a pattern of DuoAttention lists all layers, and {self.model} has layers with a window or with other "
+                "numbers of key heads"
+            )
+        units = [(layer, group) for layer, count in sorted(self.layers.items()) for group in range(count.groups)]
+
+        def order(unit: tuple[int, int]) -> tuple[bool, float]:
+            layer, group = unit
+            scores = self.scores.get(layer, ())
+            return group in self.full.get(layer, ()), scores[group] if scores else 0.0
+
+        rank = {unit: (place + 1) / len(units) for place, unit in enumerate(sorted(units, key=order))}
+        lines = [
+            "\t".join(f"{rank[layer, group]:.6f}" for group in range(count.groups))
+            for layer, count in sorted(self.layers.items())
+        ]
+        folder = Path(folder)
+        make_folder(folder)
+        write_file(folder / "full_attention_heads.tsv", ("\n".join(lines) + "\n").encode())
+        write_file(folder / "config.json", readable_json({"sink_size": self.sinks, "recent_size": self.window}))
+        return folder
 
     def check(self, model: nn.Module, proof: Proof, *, other_weights: bool = False) -> None:
         """Refuse a model with other heads or, unless ``other_weights`` is True, with other weights."""

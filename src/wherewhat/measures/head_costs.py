@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.proof import Proof
+from wherewhat.captures.comparison import input_device
+from wherewhat.captures.proof import Proof, intervene
 from wherewhat.errors import CaptureError, MeasureError
 from wherewhat.extend.limits import full_attention, limited_attention
 from wherewhat.extend.plan import Unit, plannable
@@ -308,6 +309,54 @@ def _recalled(logits: Tensor, plantings: Sequence[Planting]) -> Tensor:
         losses = cross_entropy(one[-count - 1 : -1].float(), targets, reduction="none").view(-1, planting.run)
         found.append(-losses[:, max(1, planting.run // 4) :].double().mean())
     return torch.stack(found).cpu()
+
+
+@dataclass(frozen=True)
+class PlanOutcome:
+    """Loss and retrieval of one text with some heads limited.
+
+    Attributes:
+        loss: Mean loss of the tokens beyond the window, nats.
+        found: Gain in log-probability from planted runs, nats, mean over runs.
+    """
+
+    loss: float
+    found: float
+
+
+def measure_plan(
+    model: Any,
+    proof: Proof,
+    ids: Tensor,
+    full: Mapping[int, Sequence[bool]],
+    *,
+    window: int,
+    sinks: int,
+    depths: tuple[int, ...] = DEPTHS,
+) -> PlanOutcome:
+    """Measure a text with some heads limited.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        proof: Its proof.
+        ids: The text ``(1, n)``.
+        full: For each query head whether it sees everything, by layer; other layers are not changed.
+        window: Number of last keys that the other heads see.
+        sinks: Number of first keys that they see.
+        depths: Depths of planted runs, in percent of the text.
+    """
+    planting = plant(ids, depths, run=RUN)
+    both = torch.cat([planting.control, planting.planted]).to(input_device(model))
+
+    def edit(attention: LayerAttention) -> Tensor | None:
+        own = full.get(attention.layer)
+        return None if own is None else limited_attention(attention, own, window=window, sinks=sinks)
+
+    with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
+        logits = model(input_ids=both, use_cache=False).logits
+    losses = cross_entropy(logits[0, window:-1].float(), both[0, window + 1 :])
+    before, after = _recalled(logits, [planting, planting]).tolist()
+    return PlanOutcome(float(losses), after - before)
 
 
 def fit_head_statistics(
