@@ -47,7 +47,7 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     assert (tmp_path / "my.html").stat().st_size > 10_000
     assert (tmp_path / "pattern" / "full_attention_heads.tsv").is_file()
     figure = pareto_figure(plan)
-    assert {trace.name for trace in figure.data} == {"symbolic", "mass", "random"}
+    assert {trace.name for trace in figure.data} == {"ranks", "mass", "random"}
 
 
 def test_wrong_input_is_one_line(cli, folder, words):

@@ -20,6 +20,7 @@ from wherewhat.measures.selectors import (
     induction_scores,
     output_scores,
     random_scores,
+    rank_scores,
     unit_scores,
 )
 
@@ -124,8 +125,13 @@ def test_combination_predicts_the_order_of_costs():
     generator = torch.Generator().manual_seed(0)
     one, other = ({layer: torch.rand(6, generator=generator) for layer in (0, 3)} for _ in range(2))
     target = {layer: 3 * one[layer] + 1 for layer in one}
-    found = combined_scores({"distance": one, "mass": other}, target)
+    found = combined_scores([one, other], target)
     assert torch.equal(torch.cat([*found.values()]).argsort(), torch.cat([*one.values()]).argsort())
+
+
+def test_ranks_are_summed_over_all_layers():
+    found = rank_scores([{0: torch.tensor([1.0, 3.0]), 2: torch.tensor([2.0])}, {0: torch.ones(2), 2: torch.ones(1)}])
+    assert {layer: x.tolist() for layer, x in found.items()} == {0: [-1.0, 1.0], 2: [0.0]}
 
 
 def test_choice_takes_the_largest_scores_of_all_layers():

@@ -29,7 +29,7 @@ def test_plan_of_a_budget(model, tmp_path, monkeypatch):
     assert plan.provenance["chosen_on"] == ["ids-1", "ids-2"]
     assert plan.provenance["evaluated_on"] == ["ids-3", "ids-4", "ids-5"]
     cells = {(row["selector"], row["share"]) for row in plan.provenance["curve"]}
-    shares = {("symbolic", 0.125), ("symbolic", 0.25), ("symbolic", 0.5)}
+    shares = {("ranks", 0.125), ("ranks", 0.25), ("ranks", 0.5)}
     assert cells == {("all", 1.0), ("none", 0.0), ("mass", 0.25), ("random", 0.25), *shares}
     assert "not used for choosing" in plan.provenance["sentence"]
     assert Plan.load(plan.save(tmp_path / "plan.json")).full == plan.full
@@ -83,6 +83,11 @@ def test_goals(model, tmp_path, monkeypatch):
         make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "rise", **SMALL)
     with pytest.raises(MeasureError, match=nearest):
         make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "found", **SMALL)
+
+
+def test_models_without_rotation(tmp_path):
+    plan = make_plan(tiny("bloom"), budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
+    assert plan.share == 0.25
 
 
 @pytest.mark.parametrize(

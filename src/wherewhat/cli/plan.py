@@ -44,7 +44,7 @@ _Unit = Annotated[str, typer.Option(help="group (heads that share keys) or head 
 _Selector = Annotated[
     str,
     typer.Option(
-        help="How heads are ranked: symbolic, distance, output, induction, mass, random; with --costs also "
+        help="How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also "
         "costs and combined."
     ),
 ]
@@ -71,7 +71,7 @@ def plan(
     window: _Window = None,
     sinks: _Sinks = 4,
     unit: _Unit = "group",
-    selector: _Selector = "symbolic",
+    selector: _Selector = "ranks",
     curves: _Curves = False,
     costs: _Costs = False,
     beyond: _Beyond = False,

@@ -104,6 +104,10 @@ def full_attention(attention: LayerAttention, *, block_mib: int = BLOCK_MIB, all
     if allowed is None and only_causal(attention):
         q, k, v = attention.rot_q, attention.rot_k, attention.value
         shared = attention.heads != attention.kv_heads
+        if shared and q.is_cuda and q.dtype == torch.float32:
+            # Fused kernels for float32 do not share keys, and the other kernel computes all logits at once.
+            k, v = (x.repeat_interleave(attention.heads // attention.kv_heads, 1) for x in (k, v))
+            shared = False
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=attention.scale, enable_gqa=shared)
         return out.transpose(1, 2)
     output = empty_output(attention)

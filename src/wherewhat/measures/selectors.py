@@ -24,19 +24,23 @@ from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries
 from wherewhat.measures.tensors import centred_ranks, per_query_head, rotates
 
-Selector = Literal["output", "distance", "symbolic", "induction", "mass", "combined", "costs", "random"]
+Selector = Literal["ranks", "symbolic", "distance", "output", "induction", "mass", "combined", "costs", "random"]
 """How heads are ranked.
 
-``output``: first-order estimate of what limiting the head costs: the gradient of the loss with respect to its output,
-times the change of the output. ``distance``: one minus the area under the cumulative sum of its distance curve.
-``symbolic``: symbolic minus positional score. ``induction``: attention to tokens after earlier occurrences of the
-query's token. ``mass``: attention beyond the window. ``combined``: regression of measured or estimated costs on the
-ranks of the others. ``costs``: measured cost of limiting the head alone. ``random``: random numbers."""
+``ranks``: sum of the ranks by ``symbolic`` and ``distance``. ``symbolic``: symbolic minus positional score.
+``distance``: one minus the area under the cumulative sum of its distance curve. ``output``: first-order estimate of
+what limiting the head costs: the gradient of the loss with respect to its output, times the change of the output.
+``induction``: attention to tokens after earlier occurrences of the query's token. ``mass``: attention beyond the
+window. ``combined``: regression of the measured costs on the ranks of the others. ``costs``: measured cost of limiting
+the head alone. ``random``: random numbers."""
 
 SELECTORS: tuple[Selector, ...] = get_args(Selector)
 
-SCORED: tuple[Selector, ...] = ("output", "distance", "symbolic", "induction", "mass")
+SCORED: tuple[Selector, ...] = ("symbolic", "distance", "output", "induction", "mass")
 """Selectors with a score of each document."""
+
+RANKED: tuple[Selector, ...] = ("symbolic", "distance")
+"""Selectors whose ranks are summed."""
 
 DRAWS = 5
 """Number of random choices."""
@@ -74,7 +78,6 @@ def document_scores(
     """
     found: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
     sums = HeadSums(sinks, axes=False)
-    turning: dict[int, LayerAttention] = {}
     first = ids[:, :_SWAP_TOKENS]
 
     def whole(attention: LayerAttention) -> None:
@@ -84,7 +87,6 @@ def document_scores(
             sums.add(attention)
             mean = sums.result()[attention.layer]
             found["distance"][attention.layer] = distance_score(attention, mean, ids.shape[1])
-            turning[attention.layer] = attention
         if "mass" in found:
             found["mass"][attention.layer] = distant_mass(attention, window=window, sinks=sinks)
 
@@ -224,22 +226,31 @@ def cost_scores(costs: HeadCosts) -> dict[int, Tensor]:
     return {layer: (rise + costs.lost["window"][layer]).mean(0) for layer, rise in costs.rise["window"].items()}
 
 
-def combined_scores(scores: Mapping[Selector, HeadScores], target: HeadScores) -> dict[int, Tensor]:
+def rank_scores(scores: Sequence[HeadScores]) -> dict[int, Tensor]:
+    """Return the sum over selectors of the ranks of all heads, by layer."""
+    return _by_layer(torch.stack([_ranks(one) for one in scores]).sum(0), scores[0])
+
+
+def combined_scores(scores: Sequence[HeadScores], target: HeadScores) -> dict[int, Tensor]:
     """Return the ranks of scores, weighted by least squares to predict the ranks of ``target``, by layer.
 
     Args:
         scores: Scores of some selectors.
         target: Costs of the heads on other documents than those to be evaluated.
     """
-    layers = sorted(target)
+    features = torch.stack([_ranks(one) for one in scores], 1)
+    weights = torch.linalg.lstsq(features, _ranks(target)[:, None], driver="gelsd").solution
+    return _by_layer((features @ weights)[:, 0], target)
 
-    def ranks(one: HeadScores) -> Tensor:
-        return centred_ranks(torch.cat([one[layer] for layer in layers]))
 
-    features = torch.stack([ranks(one) for one in scores.values()], 1)
-    weights = torch.linalg.lstsq(features, ranks(target)[:, None], driver="gelsd").solution
-    combined = (features @ weights)[:, 0]
-    return dict(zip(layers, combined.split([len(target[layer]) for layer in layers]), strict=True))
+def _ranks(scores: HeadScores) -> Tensor:
+    """Return the centred ranks of all heads, layer by layer."""
+    return centred_ranks(torch.cat([scores[layer] for layer in sorted(scores)]).cpu())
+
+
+def _by_layer(values: Tensor, like: HeadScores) -> dict[int, Tensor]:
+    layers = sorted(like)
+    return dict(zip(layers, torch.split(values, [len(like[layer]) for layer in layers]), strict=True))
 
 
 def random_scores(layers: Mapping[int, LayerHeads], seed: int) -> dict[int, Tensor]:

@@ -21,6 +21,7 @@ from wherewhat.extend.plan import LayerHeads, Plan, Unit, fingerprint, plannable
 from wherewhat.measures.head_costs import OPERATIONS, HeadSums, PlanOutcome, measure_head_costs, measure_plan
 from wherewhat.measures.selectors import (
     DRAWS,
+    RANKED,
     SCORED,
     SELECTORS,
     Selector,
@@ -28,6 +29,7 @@ from wherewhat.measures.selectors import (
     combined_scores,
     document_scores,
     random_scores,
+    rank_scores,
     unit_scores,
 )
 from wherewhat.measures.statistics import Interval, interval
@@ -84,7 +86,7 @@ class PlanRequest:
     max_rise: float | None = None
     min_found: float | None = None
     unit: Unit = "group"
-    selector: Selector = "symbolic"
+    selector: Selector = "ranks"
     compare: tuple[Selector, ...] = ("mass", "random")
     curves: bool = False
     costs: bool = False
@@ -300,6 +302,10 @@ class _Planner:
         """Return the scores of heads by selector, mean over the documents for choosing."""
         request = self.request
         wanted = [name for name in SCORED if name in request.selectors or request.costs]
+        if "ranks" in request.selectors:
+            rotating = any(layer.rotation is not None for layer in self.proof.plan.layers)
+            ranked = [name for name in RANKED if rotating or name != "distance"]
+            wanted = [name for name in SCORED if name in (*wanted, *ranked)]
         found: dict[Selector, list[dict[int, Tensor]]] = {}
         for name in self.progress.track(self.choosing, "scores of heads"):
 
@@ -331,7 +337,9 @@ class _Planner:
             for selector, each in found.items()
         }
         if request.costs:
-            means["combined"] = combined_scores({name: means[name] for name in SCORED}, means["costs"])
+            means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
+        if "ranks" in request.selectors:
+            means["ranks"] = rank_scores([means[name] for name in ranked])
         return means
 
     def _costs(self) -> list[dict[int, Tensor]]:
