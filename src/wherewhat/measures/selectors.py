@@ -51,6 +51,8 @@ HeadScores = Mapping[int, Tensor]
 _SWAP_TOKENS, _SWAP_QUERIES = 256, 4
 _REPEATED = 128
 """Tokens that are repeated once to find induction heads."""
+_GRADIENT_TOKENS = 2048
+"""Tokens for which gradients are computed, since those of longer texts need too much memory."""
 
 
 def document_scores(
@@ -110,7 +112,8 @@ def document_scores(
     if "induction" in found:
         found["induction"] = induction_scores(subject, ids, layers)
     if "output" in found:
-        found["output"] = output_scores(model, proof, ids, layers, window=window, sinks=sinks)
+        part = ids[:, : max(_GRADIENT_TOKENS, 4 * window)]
+        found["output"] = output_scores(model, proof, part, layers, window=window, sinks=sinks)
     return found
 
 
