@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,9 +13,6 @@ from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, print_line
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
-
-if TYPE_CHECKING:
-    from wherewhat.extend.plan import Plan
 
 _Budget = Annotated[
     float | None, typer.Option(help="Share of the groups that see the whole text, 0 to 1 (default: 0.25).")
@@ -119,8 +116,8 @@ def plan(
     print_line(console, picture)
 
 
-def _table(plan: Plan) -> Table:
-    """Return rise and retrieval by selector and share."""
+def _table(plan: Any) -> Table:
+    """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
     count = len(plan.provenance["evaluated_on"])
     table = Table(title=f"{plan.model}: mean ± 95 % over {count} documents not used for choosing")
     for title in ("selector", f"{plan.unit}s in full", "rise of the loss, nats", "gain from planted runs, nats"):

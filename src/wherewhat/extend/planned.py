@@ -108,7 +108,9 @@ class _Limits:
         parts: Heads that see the same keys, with the key heads by their index in the cache.
         stored: Key heads of which the cache holds all keys.
         ring: Key heads of which it holds the last and the first.
-        inverse: Order that puts the concatenated heads of all parts into that of the layer.
+        order: Query heads of all parts one after the other.
+        inverse: Order that puts them into that of the layer.
+        grouped: Whether all heads of a group see the same keys, so that there are at most two parts.
     """
 
     def __init__(self, full: tuple[bool, ...], count: LayerHeads, window: int, sinks: int) -> None:
@@ -124,8 +126,9 @@ class _Limits:
                 chosen = HeadSet.of(heads, count=count.heads, kv_heads=count.groups)
                 groups = tuple(places.index(group) for group in chosen.groups)
                 self.parts.append(_Part(replace(chosen, groups=groups), limited, stored))
-        order = [head for part in self.parts for head in part.heads.heads]
-        self.inverse = tuple(order.index(head) for head in range(count.heads))
+        self.order = tuple(head for part in self.parts for head in part.heads.heads)
+        self.inverse = tuple(self.order.index(head) for head in range(count.heads))
+        self.grouped = all(part.stored != part.limited for part in self.parts)
 
 
 class _Buffer:
@@ -215,6 +218,8 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
         mask = call.mask
         plain = call.softcap is None and call.sinks is None
         if n == 1 and plain and not (mask.added or mask.hidden or mask.visible_only):
+            if limits.grouped:
+                return self._attend_grouped(call, *new)
             self._store(new)
             return self._attend_one(call)
         found = [self._attend_part(layer, call, part, new) for part in limits.parts]
@@ -232,6 +237,44 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
             rows = q.view(batch, k.shape[1], heads // k.shape[1], d)
             found.append(scaled_dot_product_attention(rows, k, v, scale=call.scale).reshape(batch, heads, 1, -1))
         return self._joined(found, 1).transpose(1, 2)
+
+    def _attend_grouped(self, call: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
+        """Store the keys of one token per text and return the output of its query, with as few kernels as possible.
+
+        Short passes take as long as their kernels take to start.
+        """
+        limits, q = self._limits, call.query
+        batch, heads, _, d = q.shape
+        size = heads // k.shape[1]
+        mixed = bool(limits.stored and limits.ring)
+        if mixed:
+            groups = index_tensor(limits.stored + limits.ring, k.device)
+            k, v = k.index_select(1, groups), v.index_select(1, groups)
+            q = q.index_select(1, index_tensor(limits.order, q.device))
+        q = q.view(batch, heads // size, size, d)
+        found, first = [], 0
+        for buffer, chosen in ((self._all, limits.stored), (self._ring, limits.ring)):
+            if not chosen:
+                continue
+            last = first + len(chosen)
+            if buffer is self._all:
+                slot, count = self.count - 1, self.count
+                buffer.reserve((k, v), count, slot)
+            else:
+                slot, count = self._slot(self.count - 1), min(self.count, limits.window + limits.sinks)
+            keys, values = buffer.tensors
+            keys[:, :, slot] = k[:, first:last, 0]
+            values[:, :, slot] = v[:, first:last, 0]
+            found.append(
+                scaled_dot_product_attention(
+                    q[:, first:last], keys[:, :, :count], values[:, :, :count], scale=call.scale
+                )
+            )
+            first = last
+        output = (torch.cat(found, 1) if mixed else found[0]).reshape(batch, heads, 1, -1)
+        if mixed:
+            output = output.index_select(1, index_tensor(limits.inverse, output.device))
+        return output.transpose(1, 2)
 
     def _seen(self, part: _Part) -> tuple[Tensor, Tensor]:
         """Return the keys and values that the last query of a part sees."""
