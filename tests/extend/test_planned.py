@@ -151,7 +151,7 @@ def test_plan_file(tmp_path):
 
 
 def test_pattern_of_duo_attention(tmp_path):
-    """As DuoAttention and kvpress read it: the share of heads with the smallest numbers is limited."""
+    """The rules by which DuoAttention and kvpress read the numbers give the plan."""
     plan = plan_of("llama")
     plan = dataclasses.replace(plan, scores=dict.fromkeys(plan.layers, (0.1, 0.2)))
     folder = plan.save_pattern(tmp_path / "pattern")
@@ -159,8 +159,12 @@ def test_pattern_of_duo_attention(tmp_path):
     assert pattern.shape == (4, 2)
     assert pattern.min() >= 0
     assert pattern.max() <= 1
-    full = pattern > np.quantile(pattern, 1 - plan.share, method="lower")
-    assert {layer: tuple(np.flatnonzero(row)) for layer, row in enumerate(full)} == plan.full
+    sparsity = 1 - plan.share
+    by_quantile = pattern >= np.quantile(pattern, sparsity)  # DuoAttention
+    by_order = np.ones(8, dtype=bool)  # kvpress
+    by_order[np.argsort(pattern, axis=None)[: round(8 * sparsity)]] = False
+    for full in (by_quantile, by_order.reshape(4, 2)):
+        assert {layer: tuple(np.flatnonzero(row)) for layer, row in enumerate(full)} == plan.full
     assert json.loads((folder / "config.json").read_text()) == {"sink_size": 2, "recent_size": 5}
     with pytest.raises(ConfigError, match="this plan lists query heads"):
         plan_of("llama", unit="head").save_pattern(tmp_path)

@@ -52,7 +52,7 @@ _File = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The plan's file (default: plan-MODEL.json in --out).")
 ]
 _Pattern = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Also write a pattern for DuoAttention and kvpress to this folder.")
+    Path | None, typer.Option(metavar="DIR", help="Also write the plan as a pattern of DuoAttention to this folder.")
 ]
 
 
