@@ -43,6 +43,13 @@ def test_plan_of_a_budget(model, tmp_path, monkeypatch):
     assert again.provenance["curve"] == plan.provenance["curve"]
 
 
+@pytest.mark.parametrize(("budget", "kept"), [(0.0, 0), (1 / 3, 3), (1.0, 8)])
+def test_any_budget(model, tmp_path, budget, kept):
+    plan = make_plan(model, budget=budget, texts=TEXTS, out=tmp_path, compare=(), **SMALL)
+    assert sum(map(len, plan.full.values())) == kept
+    assert plan.provenance["outcome"]["share"] == budget
+
+
 def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
     measured = []
     measure = planner.measure_plan

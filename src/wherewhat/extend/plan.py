@@ -164,7 +164,7 @@ class Plan:
             raise ConfigError(f"the plan {path} is damaged ({type(error).__name__}: {error}): make it again") from error
 
     def save_pattern(self, folder: str | Path) -> Path:
-        """Write the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), which kvpress uses too.
+        """Write the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), also used by kvpress.
 
         ``full_attention_heads.tsv`` has one row per layer and one column per key head, from 0 to 1: the rank of its
         score, so that a sparsity of one minus :attr:`share` gives this plan. ``config.json`` has the numbers of first

@@ -460,17 +460,19 @@ def _with_cache(
     limits: dict[int, _Limits],
     announce: Callable[[LimitedLayer], None],
 ) -> dict[str, Any]:
-    """Return the arguments that give a pass a cache with limited layers; none for a pass without a cache."""
+    """Limit the layers of a pass's cache; return the argument with a new one if it has none and uses one."""
     given = dict(zip(parameters, args, strict=False)) | kwargs
     cache, wanted = given.get("past_key_values"), given.get("use_cache")
+    new: dict[str, Any] = {}
     if cache is None:
         wanted = getattr(model.config.get_text_config(), "use_cache", False) if wanted is None else wanted
         if not wanted or "past_key_values" not in parameters:
             return {}
         cache = DynamicCache(config=model.config)
+        new = {"past_key_values": cache}
     layers = getattr(cache, "layers", None)
     if layers is not None and any(isinstance(layer, LimitedLayer) for layer in layers):
-        return {"past_key_values": cache}
+        return new
     if type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length():
         filled = f"{type(cache).__name__} with {cache.get_seq_length()} tokens"
         raise MeasureError(
@@ -483,7 +485,7 @@ def _with_cache(
         for index, layer in enumerate(made)
     ]
     cache.layer_class_to_replicate = None
-    return {"past_key_values": cache}
+    return new
 
 
 def cache_bytes(cache: Any) -> int:

@@ -453,8 +453,8 @@ class _Planner:
             for selector, kept in cells:
                 ranked = random if selector == "random" else [units[selector]]
                 each = [self._measured(name, chosen(one, kept)) for one in ranked]
-                rows[f"loss_{selector}_{kept:g}"] = sum(x.loss for x in each) / len(each)
-                rows[f"found_{selector}_{kept:g}"] = sum(x.found for x in each) / len(each)
+                rows[f"loss_{selector}_{kept!r}"] = sum(x.loss for x in each) / len(each)
+                rows[f"found_{selector}_{kept!r}"] = sum(x.found for x in each) / len(each)
             return [source.score(metric, x, unit="nats") for metric, x in rows.items()]
 
         for name in self.progress.track(self.evaluating, "plans"):
