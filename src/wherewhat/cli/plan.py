@@ -120,12 +120,16 @@ def _table(plan: Any) -> Table:
     """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
     count = len(plan.provenance["evaluated_on"])
     table = Table(title=f"{plan.model}: mean ± 95 % over {count} documents not used for choosing")
-    for title in ("selector", f"{plan.unit}s in full", "rise of the loss, nats", "gain from planted runs, nats"):
+    titles = ("rise of the loss, nats", "gain from planted runs, nats", "part of the gain without limits")
+    for title in ("selector", f"{plan.unit}s in full", *titles):
         table.add_column(title)
 
-    def shown(x: dict[str, float]) -> str:
-        return f"{x['mean']:.3f}" if x["high"] is None else f"{x['mean']:.3f} ± {x['high'] - x['mean']:.3f}"
+    def shown(x: dict[str, float] | None, form: str = ".3f") -> str:
+        if x is None:
+            return ""
+        return f"{x['mean']:{form}}" if x["high"] is None else f"{x['mean']:{form}} ± {x['high'] - x['mean']:{form}}"
 
     for row in sorted(plan.provenance["curve"], key=lambda row: (row["share"], row["selector"])):
-        table.add_row(row["selector"], f"{row['share']:.0%}", shown(row["rise"]), shown(row["found"]))
+        numbers = shown(row["rise"]), shown(row["found"]), shown(row["part"], ".0%")
+        table.add_row(row["selector"], f"{row['share']:.0%}", *numbers)
     return table

@@ -279,7 +279,7 @@ class _Planner:
                 "full_model": base,
                 "outcome": own,
                 "curve": rows,
-                "run": str(self.directory.path),
+                "run": self.directory.path.name,
                 "seconds": round(time.perf_counter() - started, 1),
                 "versions": collect_versions(),
             },
@@ -479,27 +479,28 @@ def _bounds(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
+_RETRIEVES = 0.05
+"""Smallest gain of the unchanged model, in nats, of which a part makes sense."""
+
+
 def _curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return rise and gain by selector and share with intervals over documents, and those of the unchanged model."""
-    rows = []
-    for metric in outcomes[0]:
-        what, _, cell = metric.partition("_")
-        if what != "loss" or not cell:
-            continue
+    """Return rise and gain by selector and share with intervals over documents, and those of the unchanged model.
+
+    ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
+    """
+    retrieves = min(one["found"] for one in outcomes) > _RETRIEVES
+    cells = {metric.partition("_")[2] for metric in outcomes[0] if metric.startswith("loss_")}
+    rows: list[dict[str, Any]] = [{"selector": "all", "share": 1.0, "": ""}]
+    for cell in cells:
         selector, share = cell.rsplit("_", 1)
-        rows.append(
-            {
-                "selector": selector,
-                "share": float(share),
-                "rise": _bounds([one[metric] - one["loss"] for one in outcomes]),
-                "found": _bounds([one[f"found_{cell}"] for one in outcomes]),
-            }
-        )
+        rows.append({"selector": selector, "share": float(share), "": f"_{cell}"})
+    for row in rows:
+        cell = row.pop("")
+        row["rise"] = _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes])
+        row["found"] = _bounds([one[f"found{cell}"] for one in outcomes])
+        row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
     base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
-    rows.append(
-        {"selector": "all", "share": 1.0, "rise": {"mean": 0.0, "low": 0.0, "high": 0.0}, "found": base["found"]}
-    )
-    return sorted(rows, key=lambda row: (str(row["selector"]), float(str(row["share"])))), base
+    return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
 
 
 def describe_plan(
@@ -507,13 +508,16 @@ def describe_plan(
 ) -> str:
     """Return in one sentence or two what a plan costs and how sure that is."""
 
-    def shown(x: Mapping[str, float | None]) -> str:
+    def shown(x: Mapping[str, float | None], form: str = ".3f") -> str:
         mean, high = x["mean"], x["high"]
         assert mean is not None
-        return f"{mean:.3f}" if high is None else f"{mean:.3f} ± {high - mean:.3f}"
+        return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
 
-    whole = base["found"]["mean"]
-    part = f", {own['found']['mean'] / whole:.0%} of the unchanged model's {whole:.3f}" if whole > 0.05 else ""
+    part = (
+        ""
+        if own["part"] is None
+        else f" of the {base['found']['mean']:.3f} without limits ({shown(own['part'], '.0%')})"
+    )
     sure = (
         "one document has no interval, so measure more with --documents"
         if documents == 1
@@ -522,5 +526,5 @@ def describe_plan(
     return (
         f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
         f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {shown(own['rise'])} nats, and "
-        f"planted runs gain {shown(own['found'])} nats{part} ({sure})."
+        f"planted runs gain {own['found']['mean']:.3f}{part} nats; {sure}."
     )
