@@ -513,11 +513,8 @@ def describe_plan(
         assert mean is not None
         return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
 
-    part = (
-        ""
-        if own["part"] is None
-        else f" of the {base['found']['mean']:.3f} without limits ({shown(own['part'], '.0%')})"
-    )
+    whole = base["found"]["mean"]
+    part = "" if own["part"] is None else f", {shown(own['part'], '.0%')} of the {whole:.3f} without limits"
     sure = (
         "one document has no interval, so measure more with --documents"
         if documents == 1
@@ -526,5 +523,5 @@ def describe_plan(
     return (
         f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
         f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {shown(own['rise'])} nats, and "
-        f"planted runs gain {own['found']['mean']:.3f}{part} nats; {sure}."
+        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
     )
