@@ -14,13 +14,14 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, intervene
 from wherewhat.errors import CaptureError, MeasureError
+from wherewhat.extend.edits import SharedPrefix
 from wherewhat.extend.limits import full_attention, limited_attention
 from wherewhat.extend.plan import Unit, plannable
-from wherewhat.extend.suffixes import SharedPrefix
 from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.extend.probes import Planting, plant
 from wherewhat.measures.measurement import Subject
+from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.options import short_repr
 from wherewhat.progress import Progress, Silent
@@ -357,6 +358,41 @@ def measure_plan(
     losses = cross_entropy(logits[0, window:-1].float(), both[0, window + 1 :])
     before, after = _recalled(logits, [planting, planting]).tolist()
     return PlanOutcome(float(losses), after - before)
+
+
+def _bounds(values: Sequence[float]) -> dict[str, float | None]:
+    found: Interval = interval(values)
+    return {"mean": found.mean, "low": found.low, "high": found.high}
+
+
+_RETRIEVES = 0.05
+"""Smallest gain of the unchanged model, in nats, of which a part makes sense."""
+
+
+def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return rise and gain by selector and share with intervals over documents, and those of the unchanged model.
+
+    Args:
+        outcomes: For each document ``loss`` and ``found`` of the unchanged model, and the same by cell, such as
+            ``loss_ranks_0.25``.
+
+    Returns:
+        Rows with ``selector``, ``share``, ``rise``, ``found`` and ``part``, and ``loss`` and ``found`` of the model.
+        ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
+    """
+    retrieves = min(one["found"] for one in outcomes) > _RETRIEVES
+    cells = {metric.partition("_")[2] for metric in outcomes[0] if metric.startswith("loss_")}
+    rows: list[dict[str, Any]] = [{"selector": "all", "share": 1.0, "": ""}]
+    for cell in cells:
+        selector, share = cell.rsplit("_", 1)
+        rows.append({"selector": selector, "share": float(share), "": f"_{cell}"})
+    for row in rows:
+        cell = row.pop("")
+        row["rise"] = _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes])
+        row["found"] = _bounds([one[f"found{cell}"] for one in outcomes])
+        row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
+    base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
+    return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
 
 
 def fit_head_statistics(

@@ -18,7 +18,14 @@ from torch import Tensor
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.plan import LayerHeads, Plan, Unit, fingerprint, plannable
-from wherewhat.measures.head_costs import OPERATIONS, HeadSums, PlanOutcome, measure_head_costs, measure_plan
+from wherewhat.measures.head_costs import (
+    OPERATIONS,
+    HeadSums,
+    PlanOutcome,
+    measure_head_costs,
+    measure_plan,
+    outcome_curve,
+)
 from wherewhat.measures.selectors import (
     DRAWS,
     RANKED,
@@ -32,7 +39,6 @@ from wherewhat.measures.selectors import (
     rank_scores,
     unit_scores,
 )
-from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
@@ -250,7 +256,7 @@ class _Planner:
             share, note = self._share(units[self.request.selector])
             outcomes = self._outcomes(units, share)
             self.directory.finish(self.keys, provenance=self._provenance())
-        rows, base = _curve(outcomes)
+        rows, base = outcome_curve(outcomes)
         selector = self.request.selector
         own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
         if own is None:  # all or nothing
@@ -472,35 +478,6 @@ class _Planner:
             device=loaded.device,
             seed=loaded.seed,
         )
-
-
-def _bounds(values: Sequence[float]) -> dict[str, float | None]:
-    found: Interval = interval(values)
-    return {"mean": found.mean, "low": found.low, "high": found.high}
-
-
-_RETRIEVES = 0.05
-"""Smallest gain of the unchanged model, in nats, of which a part makes sense."""
-
-
-def _curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return rise and gain by selector and share with intervals over documents, and those of the unchanged model.
-
-    ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
-    """
-    retrieves = min(one["found"] for one in outcomes) > _RETRIEVES
-    cells = {metric.partition("_")[2] for metric in outcomes[0] if metric.startswith("loss_")}
-    rows: list[dict[str, Any]] = [{"selector": "all", "share": 1.0, "": ""}]
-    for cell in cells:
-        selector, share = cell.rsplit("_", 1)
-        rows.append({"selector": selector, "share": float(share), "": f"_{cell}"})
-    for row in rows:
-        cell = row.pop("")
-        row["rise"] = _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes])
-        row["found"] = _bounds([one[f"found{cell}"] for one in outcomes])
-        row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
-    base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
-    return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
 
 
 def describe_plan(

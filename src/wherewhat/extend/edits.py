@@ -1,4 +1,4 @@
-"""Passes that change one layer and share everything below it."""
+"""Attention of single layers replaced in a pass, and passes that share everything below the changed layer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,64 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.calls import AttentionCall, Target, replaced
+from wherewhat.captures.calls import AttentionCall, Observer, Repetition, Target, replaced
 from wherewhat.captures.comparison import input_device
-from wherewhat.captures.plan import LayerPlan
+from wherewhat.captures.plan import CapturePlan, LayerPlan
 from wherewhat.captures.proof import Proof
-from wherewhat.captures.session import observing
+from wherewhat.captures.session import describe, observing
 from wherewhat.captures.watch import ModelWatch
 from wherewhat.captures.wrappers import uncompiled
 from wherewhat.errors import CaptureError
-from wherewhat.extend.planned import LayerEdits, edited_layer
+
+
+class LayerEdits(Observer):
+    """Passes attention calls to an editor by layer, without the comparisons of a capture.
+
+    Args:
+        watch: State of the model's passes.
+        plan: How to capture the model.
+        editor: Called with each layer and its call; a returned output ``(batch, n, heads, d_v)`` replaces its own.
+    """
+
+    blind = True
+
+    def __init__(
+        self, watch: ModelWatch, plan: CapturePlan, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]
+    ) -> None:
+        super().__init__(watch.names)
+        self._watch = watch
+        self._editor = editor
+        self._layers = {(layer.name, layer.occurrence): layer for layer in plan.layers}
+        self._occurrences: dict[str, int] = {}
+        self._repeats = Repetition()
+
+    def owns(self, module: nn.Module) -> bool:
+        """Return whether the module is part of the model and the observer is in use."""
+        return id(module) in self.names and self._watch.observer is self
+
+    def start_pass(self) -> None:
+        """Reset the state of the previous pass; refuse training mode."""
+        self._watch.check_mode()
+        self._occurrences = {}
+        self._repeats = Repetition()
+
+    def on_attention(self, call: AttentionCall) -> Tensor | None:
+        """Return the editor's output of a layer."""
+        name = self.names[id(call.module)]
+        if self._repeats(call):
+            raise CaptureError(f"{type(call.module).__name__} applies its attention twice: it cannot be edited")
+        occurrence = self._occurrences.get(name, 0)
+        self._occurrences[name] = occurrence + 1
+        layer = self._layers.get((name, occurrence))
+        if layer is None:
+            raise CaptureError(f"attention of {name} was not part of the proof: the model took another path")
+        output = self._editor(layer, call)
+        return None if output is None else output.to(call.query.dtype)
+
+
+def edited_layer(layer: LayerPlan, call: AttentionCall) -> LayerAttention:
+    """Return a layer's attention, with positions counted from its first key."""
+    return describe(layer, call, torch.arange(call.key.shape[2], device=call.key.device))
 
 
 class SharedPrefix:
