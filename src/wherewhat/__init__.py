@@ -13,6 +13,8 @@ from wherewhat.imports import lazy_names
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.proof import Proof, capture, intervene, prove
+    from wherewhat.extend.plan import Plan
+    from wherewhat.extend.planned import planned
     from wherewhat.measures.layers import attention_statistics, axes, frequencies, planes, swaps
     from wherewhat.measures.measurement import (
         ChoicesMeasurement,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from wherewhat.runs.execution import load
     from wherewhat.runs.layers import attention
     from wherewhat.runs.learning import TrainingRun
+    from wherewhat.runs.planner import make_plan
     from wherewhat.runs.request import ModelRequest, Request
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
@@ -53,6 +56,7 @@ _HOMES = {
     "Measurement": "wherewhat.measures.measurement",
     "Metric": "wherewhat.measures.measurement",
     "ModelRequest": "wherewhat.runs.request",
+    "Plan": "wherewhat.extend.plan",
     "Proof": "wherewhat.captures.proof",
     "QuestionMeasurement": "wherewhat.measures.measurement",
     "Request": "wherewhat.runs.request",
@@ -73,9 +77,11 @@ _HOMES = {
     "frequencies": "wherewhat.measures.layers",
     "intervene": "wherewhat.captures.proof",
     "load": "wherewhat.runs.execution",
+    "make_plan": "wherewhat.runs.planner",
     "make_report": "wherewhat.report.report",
     "measure": "wherewhat.report.result",
     "planes": "wherewhat.measures.layers",
+    "planned": "wherewhat.extend.planned",
     "prove": "wherewhat.captures.proof",
     "read_documents": "wherewhat.text.files",
     "register": "wherewhat.measures.registry",
@@ -96,6 +102,7 @@ __all__ = [
     "Measurement",
     "Metric",
     "ModelRequest",
+    "Plan",
     "Proof",
     "QuestionMeasurement",
     "Request",
@@ -116,9 +123,11 @@ __all__ = [
     "frequencies",
     "intervene",
     "load",
+    "make_plan",
     "make_report",
     "measure",
     "planes",
+    "planned",
     "prove",
     "read_documents",
     "register",

@@ -16,6 +16,7 @@ from rich.console import Console
 from wherewhat.cli.check import check
 from wherewhat.cli.compare import compare
 from wherewhat.cli.measurements import command_for
+from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
 from wherewhat.errors import ConfigError, PluginWarning, WherewhatError
@@ -58,6 +59,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     commands: dict[str, tuple[str, Callable[..., Any] | Measurement]] = {
         "report": ("Start here", report),
         "check": ("Start here", check),
+        "plan": ("Start here", plan),
         # Panels of the help are in the order of their first commands.
         **{
             measurement.name: (measurement.group, measurement)

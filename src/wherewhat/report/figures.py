@@ -19,6 +19,7 @@ from wherewhat.runs.results import StoredRun
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from wherewhat.extend.plan import Plan
     from wherewhat.runs.directory import RunDirectory
 
 
@@ -139,6 +140,48 @@ def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: b
             legendgroup=name,
             line=line_style(index),
         )
+    return figure
+
+
+def pareto_figure(plan: Plan) -> Figure:
+    """Draw the rise of the loss and the retrieval of a plan by the share kept, one line for each selector.
+
+    Bars are 95 % intervals over documents that were not used for choosing.
+    """
+    from plotly.graph_objects import Figure
+
+    rows = plan.provenance.get("curve", [])
+    if not rows:
+        raise ConfigError(f"the plan of {plan.model} has no measured costs: make it with 'wherewhat plan'")
+    ends = [row for row in rows if row["selector"] in ("none", "all")]
+    names = dict.fromkeys(row["selector"] for row in rows if row["selector"] not in ("none", "all"))
+    own = plan.provenance.get("selector")
+    figure = Figure()
+    for index, name in enumerate(sorted(names, key=lambda one: one != own)):
+        points = [row for row in rows if row["selector"] == name]
+        # Without any or with all heads the selector makes no difference, so the line of a whole curve includes both.
+        points = sorted([*points, *ends] if len(points) > 1 else points, key=lambda row: row["share"])
+        for what, axis in (("rise", ""), ("found", "2")):
+            ups = [None if row[what]["high"] is None else row[what]["high"] - row[what]["mean"] for row in points]
+            figure.add_scatter(
+                x=[100 * row["share"] for row in points],
+                y=[row[what]["mean"] for row in points],
+                error_y={"array": ups, "thickness": 1},
+                mode="lines+markers",
+                line=line_style(index),
+                name=name,
+                legendgroup=name,
+                showlegend=what == "rise",
+                xaxis=f"x{axis}",
+                yaxis=f"y{axis}",
+            )
+    share = f"{plan.unit}s that see the whole text, %"
+    styled(figure, title=f"Plan: {plan.model}", x=share, y="rise of the loss, nats")
+    figure.update_layout(
+        xaxis={"domain": [0, 0.44]},
+        xaxis2={"domain": [0.56, 1], "title": {"text": share}, "anchor": "y2"},
+        yaxis2={"title": {"text": "gain from planted runs, nats"}, "anchor": "x2"},
+    )
     return figure
 
 

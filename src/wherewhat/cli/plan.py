@@ -1,0 +1,135 @@
+"""``wherewhat plan``: which heads need the whole text, and what leaving the others short costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from wherewhat.cli import options
+from wherewhat.cli.options import with_fields
+from wherewhat.cli.terminal import Table, print_line
+from wherewhat.progress import TerminalProgress
+from wherewhat.runs.request import ModelRequest
+
+_Budget = Annotated[
+    float | None, typer.Option(help="Share of the groups that see the whole text, 0 to 1 (default: 0.25).")
+]
+_MaxRise = Annotated[
+    float | None, typer.Option(metavar="NATS", help="Instead: the smallest share with at most this rise of the loss.")
+]
+_MinFound = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PART", help="Instead: the smallest share that keeps this part of the retrieval, such as 0.95."
+    ),
+]
+_Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
+]
+_Choose = Annotated[int, typer.Option(help="Number of documents on which heads are scored.")]
+_Documents = Annotated[int, typer.Option(help="Number of other documents on which the plan is measured.")]
+_Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
+_Window = Annotated[
+    int | None, typer.Option(help="Last keys that limited heads see (default: tokens / 16, at least 64).")
+]
+_Sinks = Annotated[int, typer.Option(help="First keys that limited heads see.")]
+_Unit = Annotated[str, typer.Option(help="group (heads that share keys) or head (single query heads, for analysis).")]
+_Selector = Annotated[
+    str,
+    typer.Option(
+        help="How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also "
+        "costs and combined."
+    ),
+]
+_Curves = Annotated[bool, typer.Option("--curves", help="Measure all selectors at several shares (slow).")]
+_Costs = Annotated[bool, typer.Option("--costs", help="Measure the costs of single heads (slow; use a GPU).")]
+_Beyond = Annotated[bool, typer.Option("--beyond", help="Allow texts longer than the model's trained length.")]
+_File = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The plan's file (default: plan-MODEL.json in --out).")
+]
+_Pattern = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Also write the plan as a pattern of DuoAttention to this folder.")
+]
+
+
+@with_fields(ModelRequest)
+def plan(
+    budget: _Budget = None,
+    max_rise: _MaxRise = None,
+    min_found: _MinFound = None,
+    text: _Text = None,
+    choose: _Choose = 2,
+    documents: _Documents = 3,
+    tokens: _Tokens = 512,
+    window: _Window = None,
+    sinks: _Sinks = 4,
+    unit: _Unit = "group",
+    selector: _Selector = "ranks",
+    curves: _Curves = False,
+    costs: _Costs = False,
+    beyond: _Beyond = False,
+    file: _File = None,
+    pattern: _Pattern = None,
+    out: options.Out = options.DEFAULT_OUT,
+    **given: Any,
+) -> None:
+    """Choose the heads that need their full key-value cache, and measure what limiting the others costs.
+
+    Chosen groups of heads see the whole text, the others a window of last keys and a few first ones. Heads are scored
+    on some documents; the rise of the loss and the retrieval of planted runs are measured on others. Writes the plan as
+    a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.
+    """
+    from wherewhat.report.figures import pareto_figure, save_figure
+    from wherewhat.runs.planner import make_plan
+
+    made = make_plan(
+        ModelRequest(**given),
+        budget=budget,
+        max_rise=max_rise,
+        min_found=min_found,
+        text=tuple(text) if text else None,
+        choose=choose,
+        documents=documents,
+        tokens=tokens,
+        window=window,
+        sinks=sinks,
+        unit=unit,
+        selector=selector,
+        curves=curves,
+        costs=costs,
+        beyond=beyond,
+        out=out,
+        progress=TerminalProgress(),
+    )
+    path = made.save(file or out / f"plan-{made.model}.json")
+    picture = save_figure(pareto_figure(made), path.with_suffix(".html"))
+    console = Console()
+    console.print(_table(made))
+    console.print(made.provenance["sentence"], markup=False, highlight=False)
+    if pattern is not None:
+        print_line(console, made.save_pattern(pattern))
+    print_line(console, path)
+    print_line(console, picture)
+
+
+def _table(plan: Any) -> Table:
+    """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
+    count = len(plan.provenance["evaluated_on"])
+    table = Table(title=f"{plan.model}: mean ± 95 % over {count} documents not used for choosing")
+    titles = ("rise of the loss, nats", "gain from planted runs, nats", "part of the gain without limits")
+    for title in ("selector", f"{plan.unit}s in full", *titles):
+        table.add_column(title)
+
+    def shown(x: dict[str, float] | None, form: str = ".3f") -> str:
+        if x is None:
+            return ""
+        return f"{x['mean']:{form}}" if x["high"] is None else f"{x['mean']:{form}} ± {x['high'] - x['mean']:{form}}"
+
+    for row in sorted(plan.provenance["curve"], key=lambda row: (row["share"], row["selector"])):
+        numbers = shown(row["rise"]), shown(row["found"]), shown(row["part"], ".0%")
+        table.add_row(row["selector"], f"{row['share']:.0%}", *numbers)
+    return table

@@ -1,0 +1,213 @@
+"""Attention of single layers replaced in a pass, and passes that share everything below the changed layer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.calls import AttentionCall, Observer, Repetition, Target, replaced
+from wherewhat.captures.comparison import input_device
+from wherewhat.captures.plan import CapturePlan, LayerPlan
+from wherewhat.captures.proof import Proof
+from wherewhat.captures.session import describe, observing
+from wherewhat.captures.watch import ModelWatch
+from wherewhat.captures.wrappers import uncompiled
+from wherewhat.errors import CaptureError
+
+
+class LayerEdits(Observer):
+    """Passes attention calls to an editor by layer, without the comparisons of a capture.
+
+    Args:
+        watch: State of the model's passes.
+        plan: How to capture the model.
+        editor: Called with each layer and its call; a returned output ``(batch, n, heads, d_v)`` replaces its own.
+    """
+
+    blind = True
+
+    def __init__(
+        self, watch: ModelWatch, plan: CapturePlan, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]
+    ) -> None:
+        super().__init__(watch.names)
+        self._watch = watch
+        self._editor = editor
+        self._layers = {(layer.name, layer.occurrence): layer for layer in plan.layers}
+        self._occurrences: dict[str, int] = {}
+        self._repeats = Repetition()
+
+    def owns(self, module: nn.Module) -> bool:
+        """Return whether the module is part of the model and the observer is in use."""
+        return id(module) in self.names and self._watch.observer is self
+
+    def start_pass(self) -> None:
+        """Reset the state of the previous pass; refuse training mode."""
+        self._watch.check_mode()
+        self._occurrences = {}
+        self._repeats = Repetition()
+
+    def on_attention(self, call: AttentionCall) -> Tensor | None:
+        """Return the editor's output of a layer."""
+        name = self.names[id(call.module)]
+        if self._repeats(call):
+            raise CaptureError(f"{type(call.module).__name__} applies its attention twice: it cannot be edited")
+        occurrence = self._occurrences.get(name, 0)
+        self._occurrences[name] = occurrence + 1
+        layer = self._layers.get((name, occurrence))
+        if layer is None:
+            raise CaptureError(f"attention of {name} was not part of the proof: the model took another path")
+        output = self._editor(layer, call)
+        return None if output is None else output.to(call.query.dtype)
+
+
+def edited_layer(layer: LayerPlan, call: AttentionCall) -> LayerAttention:
+    """Return a layer's attention, with positions counted from its first key."""
+    return describe(layer, call, torch.arange(call.key.shape[2], device=call.key.device))
+
+
+class SharedPrefix:
+    """Runs variants of a model that differ in one layer, from that layer on.
+
+    The hidden states that enter every block are computed once and kept. A variant then starts at its block: lower
+    blocks are skipped. This is exact where a block reads nothing but the hidden states before it; compare an unchanged
+    variant with :attr:`logits` to make sure.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        proof: Its proof.
+        ids: Texts ``(texts, n)``.
+        keep: Number of last tokens whose logits are returned; None for all.
+    """
+
+    def __init__(self, model: Any, proof: Proof, ids: Tensor, *, keep: int | None = None) -> None:
+        self._model, self._proof = model, proof
+        self._ids = ids.to(input_device(model))
+        short = keep is not None and "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self._given: dict[str, Any] = {"use_cache": False} | ({"logits_to_keep": keep} if short else {})
+        self._keep = keep
+        self._blocks, self._at = _blocks(model, proof)
+        self._entering: dict[int, Tensor] = {}
+        self._tuple: dict[int, int | None] = {}
+        with ExitStack() as stack:
+            for index, block in enumerate(self._blocks):
+                stack.callback(block.register_forward_pre_hook(self._enter(index), with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(self._leave(index)).remove)
+            with torch.no_grad():
+                self.logits = self._logits(model(input_ids=self._ids, **self._given))
+        """Logits ``(texts, kept tokens, vocabulary)`` of the unchanged model."""
+
+    def _enter(self, index: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._entering[index] = _hidden(args, kwargs)
+
+        return hook
+
+    def _leave(self, index: int) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            self._tuple[index] = len(output) if isinstance(output, tuple) else None
+
+        return hook
+
+    def _logits(self, output: Any) -> Tensor:
+        logits: Tensor = output.logits
+        return logits if self._keep is None else logits[:, -self._keep :]
+
+    def run(
+        self, layer: int, rows: int, editor: Callable[[LayerAttention], Tensor], *, texts: slice = slice(None)
+    ) -> Tensor:
+        """Return the logits ``(texts, rows, kept tokens, vocabulary)`` of some variants of a layer.
+
+        Args:
+            layer: The layer that they change.
+            rows: Number of variants.
+            editor: Called with the layer's attention on the texts; returns outputs ``(texts, rows, n, heads, d_v)``.
+            texts: Texts to run.
+        """
+        at = self._at[layer]
+        ids = self._ids[texts]
+        entering = self._entering[at][texts].repeat_interleave(rows, 0)
+
+        def edit(plan: LayerPlan, call: AttentionCall) -> Tensor | None:
+            if plan.layer != layer:
+                return None
+            attention = edited_layer(plan, call)
+            outputs = editor(_every(attention, rows))
+            return outputs.flatten(0, 1)
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            before = _hidden(args, kwargs)
+            return (
+                tuple(entering if x is before else x for x in args),
+                {name: entering if x is before else x for name, x in kwargs.items()},
+            )
+
+        watch = ModelWatch(self._model)
+        observer = LayerEdits(watch, self._proof.plan, edit)
+        with torch.no_grad(), uncompiled(), _skipped(self._blocks[:at], self._tuple):
+            handle = self._blocks[at].register_forward_pre_hook(enter, with_kwargs=True)
+            try:
+                with observing(watch, observer, route=self._proof.plan.route):
+                    output = self._model(input_ids=ids.repeat_interleave(rows, 0), **self._given)
+            finally:
+                handle.remove()
+        return torch.unflatten(self._logits(output), 0, (len(ids), rows))
+
+
+def _blocks(model: nn.Module, proof: Proof) -> tuple[list[nn.Module], dict[int, int]]:
+    """Return all blocks of the model in order, and the index among them of each layer's."""
+    found = {plan.layer: re.match(r"(.*)\.(\d+)\.", plan.name) for plan in proof.plan.layers}
+    lists = {None if match is None else match[1] for match in found.values()}
+    names = [plan.name for plan in proof.plan.layers]
+    path = lists.pop()
+    if path is None or lists or len(set(names)) < len(names):
+        raise CaptureError(f"{names[0]} is not in its own block of one list: layers cannot be changed separately")
+    children = dict(model.get_submodule(path).named_children())
+    order = list(children)
+    return list(children.values()), {layer: order.index(match[2]) for layer, match in found.items() if match}
+
+
+def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    for value in (kwargs.get("hidden_states"), *args):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
+            return value
+    raise CaptureError("a block is entered by no hidden states: layers cannot be changed separately")
+
+
+@contextmanager
+def _skipped(blocks: list[nn.Module], tuples: dict[int, int | None]) -> Iterator[None]:
+    """Skip some first blocks inside the context: each returns its input."""
+
+    def skip(count: int | None) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            hidden = _hidden(args, kwargs)
+            return hidden if count is None else (hidden, *[None] * (count - 1))
+
+        return lambda _: forward
+
+    with replaced([Target(block, "forward", skip(tuples[index])) for index, block in enumerate(blocks)]):
+        yield
+
+
+def _every(attention: LayerAttention, rows: int) -> LayerAttention:
+    """Return the attention of one variant of each text, which are all the same before they are changed."""
+    mask = attention.mask
+
+    def first(term: Tensor) -> Tensor:
+        return term if term.ndim < 4 or term.shape[0] == 1 else term[::rows]
+
+    added, hidden, visible = (tuple(map(first, terms)) for terms in (mask.added, mask.hidden, mask.visible_only))
+    return replace(
+        attention,
+        rot_q=attention.rot_q[::rows],
+        rot_k=attention.rot_k[::rows],
+        value=attention.value[::rows],
+        mask=replace(mask, added=added, hidden=hidden, visible_only=visible),
+    )

@@ -1,0 +1,241 @@
+"""Plans: which heads see the whole text, and which only the last and first keys; and their files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+
+from wherewhat.captures.proof import Proof
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.files import explain, make_folder, write_file
+from wherewhat.hashes import parse_object, readable_json
+
+Unit = Literal["group", "head"]
+"""What a plan chooses: whole key-value groups, whose cache can be dropped, or single query heads."""
+
+_VERSION = 1
+_SAMPLES = 64
+"""Entries of each weight that the fingerprint of a model includes."""
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """Numbers of heads of one layer with full attention.
+
+    Attributes:
+        heads: Number of query heads.
+        groups: Number of key heads, each shared by a group of query heads.
+    """
+
+    heads: int
+    groups: int
+
+    def units(self, unit: Unit) -> int:
+        """Return the number of groups or heads."""
+        return self.groups if unit == "group" else self.heads
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Heads that see the whole text; all others see the last ``window`` keys and the first ``sinks``.
+
+    Layers with a window of their own are not part of a plan and stay as they are.
+
+    Attributes:
+        model: Name of the model.
+        fingerprint: Its :func:`fingerprint`.
+        window: Number of last keys that limited heads see, that of the query included.
+        sinks: Number of first keys that they see.
+        layers: Numbers of heads by layer.
+        full: Groups or heads that see everything, by layer.
+        unit: What ``full`` lists.
+        scores: Scores by which they were chosen, one per group or head, by layer; empty if unknown.
+        provenance: Where the plan comes from and what it costs: JSON values.
+    """
+
+    model: str
+    fingerprint: str
+    window: int
+    sinks: int
+    layers: Mapping[int, LayerHeads]
+    full: Mapping[int, tuple[int, ...]]
+    unit: Unit = "group"
+    scores: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.unit not in ("group", "head"):
+            raise ConfigError(f"unit is {self.unit!r}: a plan chooses group or head")
+        if self.window < 1 or self.sinks < 0:
+            raise ConfigError(
+                f"window={self.window} and sinks={self.sinks}: give a window of 1 or more, sinks of 0 or more"
+            )
+        for layer, chosen in self.full.items():
+            count = self.layers[layer].units(self.unit) if layer in self.layers else 0
+            if any(not 0 <= one < count for one in chosen) or len(set(chosen)) < len(chosen):
+                raise ConfigError(
+                    f"layer {layer} of the plan lists {chosen}, but has {count} {self.unit}s with full attention"
+                )
+
+    def __repr__(self) -> str:
+        kept = f"{self.share:.0%} of {self.unit}s in full"
+        return f"Plan({self.model!r}, {kept}, window {self.window:,}, sinks {self.sinks})"
+
+    @property
+    def share(self) -> float:
+        """Share of groups or heads that see everything."""
+        total = sum(layer.units(self.unit) for layer in self.layers.values())
+        return sum(map(len, self.full.values())) / max(1, total)
+
+    def full_heads(self, layer: int) -> tuple[bool, ...]:
+        """Return for each query head of a layer whether it sees everything; empty for layers that are not planned."""
+        if layer not in self.layers:
+            return ()
+        heads, groups = self.layers[layer].heads, self.layers[layer].groups
+        chosen = set(self.full.get(layer, ()))
+        size = 1 if self.unit == "head" else heads // groups
+        return tuple(head // size in chosen for head in range(heads))
+
+    def cache_share(self, tokens: int) -> float:
+        """Return the number of cached keys in planned layers after ``tokens`` tokens, relative to that of the model."""
+        kept = total = 0
+        for layer, count in self.layers.items():
+            heads, size = self.full_heads(layer), count.heads // count.groups
+            whole = sum(any(heads[group * size : (group + 1) * size]) for group in range(count.groups))
+            kept += whole * tokens + (count.groups - whole) * min(tokens, self.window + self.sinks)
+            total += count.groups * tokens
+        return kept / max(1, total)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as a JSON file."""
+        path = Path(path)
+        values: dict[str, Any] = {
+            "wherewhat_plan": _VERSION,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "window": self.window,
+            "sinks": self.sinks,
+            "unit": self.unit,
+            "share": self.share,
+            "layers": {
+                str(layer): {
+                    "heads": count.heads,
+                    "groups": count.groups,
+                    "full": list(self.full.get(layer, ())),
+                    "scores": list(self.scores.get(layer, ())),
+                }
+                for layer, count in self.layers.items()
+            },
+            "provenance": dict(self.provenance),
+        }
+        write_file(path, readable_json(values))
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from its JSON file."""
+        try:
+            found: Any = parse_object(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read the plan {path}: {explain(error)}") from error
+        if not isinstance(found, dict) or found.get("wherewhat_plan") != _VERSION:
+            raise ConfigError(f"{path} is not a plan: give a file that 'wherewhat plan' wrote")
+        try:
+            layers = {int(layer): values for layer, values in found["layers"].items()}
+            return cls(
+                model=found["model"],
+                fingerprint=found["fingerprint"],
+                window=found["window"],
+                sinks=found["sinks"],
+                layers={layer: LayerHeads(values["heads"], values["groups"]) for layer, values in layers.items()},
+                full={layer: tuple(values["full"]) for layer, values in layers.items()},
+                unit=cast("Unit", found["unit"]),
+                scores={layer: tuple(values["scores"]) for layer, values in layers.items()},
+                provenance=found["provenance"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the plan {path} is damaged ({type(error).__name__}: {error}): make it again") from error
+
+    def save_pattern(self, folder: str | Path) -> Path:
+        """Write the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), also used by kvpress.
+
+        ``full_attention_heads.tsv`` has one row per layer and one column per key head, from 0 to 1: the rank of its
+        score, so that a sparsity of one minus :attr:`share` gives this plan. ``config.json`` has the numbers of first
+        and of last keys.
+        """
+        if self.unit != "group":
+            raise ConfigError(
+                "a pattern of DuoAttention lists key heads, and this plan lists query heads: use unit=group"
+            )
+        if sorted(self.layers) != list(range(len(self.layers))) or len({x.groups for x in self.layers.values()}) > 1:
+            raise ConfigError(
+                f"a pattern of DuoAttention lists all layers, and {self.model} has layers with a window or with other "
+                "numbers of key heads"
+            )
+        units = [(layer, group) for layer, count in sorted(self.layers.items()) for group in range(count.groups)]
+
+        def order(unit: tuple[int, int]) -> tuple[bool, float]:
+            layer, group = unit
+            scores = self.scores.get(layer, ())
+            return group in self.full.get(layer, ()), scores[group] if scores else 0.0
+
+        rank = {unit: (place + 1) / len(units) for place, unit in enumerate(sorted(units, key=order))}
+        lines = [
+            "\t".join(f"{rank[layer, group]:.6f}" for group in range(count.groups))
+            for layer, count in sorted(self.layers.items())
+        ]
+        folder = Path(folder)
+        make_folder(folder)
+        write_file(folder / "full_attention_heads.tsv", ("\n".join(lines) + "\n").encode())
+        write_file(folder / "config.json", readable_json({"sink_size": self.sinks, "recent_size": self.window}))
+        return folder
+
+    def check(self, model: nn.Module, proof: Proof, *, other_weights: bool = False) -> None:
+        """Refuse a model with other heads or, unless ``other_weights`` is True, with other weights."""
+        layers = plannable(proof)
+        if layers != dict(self.layers):
+            own, planned = (
+                f"{len(x)} layers of {max((y.heads for y in x.values()), default=0)} heads in "
+                f"{max((y.groups for y in x.values()), default=0)} groups"
+                for x in (layers, self.layers)
+            )
+            raise MeasureError(
+                f"the plan is of {self.model} with {planned}, but {proof.name} has {own} with full attention: make a "
+                "plan of this model"
+            )
+        if not other_weights and fingerprint(model) != self.fingerprint:
+            raise MeasureError(
+                f"the plan is of {self.model}, and {proof.name} has other weights: make a plan of this model, or allow "
+                "it with other_weights=True"
+            )
+
+
+def plannable(proof: Proof) -> dict[int, LayerHeads]:
+    """Return the numbers of heads of the layers with full causal attention, which a plan can limit."""
+    return {
+        layer.plan.layer: LayerHeads(layer.heads, layer.kv_heads)
+        for layer in proof.layers
+        if layer.window is None and not {"window", "not causal"} & set(layer.features)
+    }
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a hash of a model's weights that depends neither on their device nor on their precision.
+
+    It includes some entries of each weight in bfloat16, so that it takes milliseconds; models trained further differ.
+    """
+    found = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        found.update(f"{name}{tuple(weight.shape)}".encode())
+        flat = weight.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
+        # Adding zero makes the sign of zeros equal.
+        found.update(cast("Any", (some.to(torch.bfloat16) + 0).float().cpu().numpy()).tobytes())
+    return found.hexdigest()

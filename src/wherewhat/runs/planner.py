@@ -1,0 +1,504 @@
+"""Make a plan: score heads on some documents, choose, and measure on others what the choice costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.captures.proof import Proof, prove
+from wherewhat.errors import ConfigError, MeasureError, TextError
+from wherewhat.extend.plan import LayerHeads, Plan, Unit, fingerprint, plannable
+from wherewhat.measures.head_costs import (
+    OPERATIONS,
+    HeadSums,
+    PlanOutcome,
+    measure_head_costs,
+    measure_plan,
+    outcome_curve,
+)
+from wherewhat.measures.selectors import (
+    DRAWS,
+    RANKED,
+    SCORED,
+    SELECTORS,
+    Selector,
+    chosen,
+    combined_scores,
+    document_scores,
+    random_scores,
+    rank_scores,
+    unit_scores,
+)
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.memory import evaluation
+from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.options import checked, nearest
+from wherewhat.progress import Progress, Silent
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.execution import duration, load_model
+from wherewhat.runs.inputs import document_text
+from wherewhat.runs.layout import PartResult
+from wherewhat.runs.provenance import Provenance, collect_versions
+from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
+from wherewhat.runs.results import stored_document
+from wherewhat.runs.schema import Score, ScoreSource
+from wherewhat.runs.subject import ModelSubject
+from wherewhat.text.documents import Document, documents_of, text_hash
+from wherewhat.text.files import read_documents
+
+_REVISION = 1
+"""Bump when results change, so that earlier runs are not reused."""
+
+_GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
+"""Shares among which the smallest that reaches a goal is searched."""
+
+_SUMMED: tuple[Selector, ...] = ("output", "costs")
+"""Selectors whose scores are costs, which add up over the heads of a group."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan has to reach, and how it is made.
+
+    Attributes:
+        budget: Share of the groups (or heads) that see the whole text; 0.25 if there are no goals.
+        max_rise: Goal in place of a budget: the smallest share whose rise of the loss, in nats, is at most this.
+        min_found: Goal: the smallest share with at least this part of the model's gain from planted runs.
+        unit: ``group`` (heads that share keys, whose cache can be dropped) or ``head`` (for analysis).
+        selector: How heads are ranked.
+        compare: Other selectors to measure at the same share.
+        curves: Measure all selectors at all shares, and five random choices instead of one.
+        costs: Also measure the costs of single heads, for the selectors ``costs`` and ``combined``.
+        tokens: Tokens of each document.
+        window: Last keys that limited heads see; by default a sixteenth of the tokens, at least 64.
+        sinks: First keys that they see.
+        choose: Number of documents on which heads are scored.
+        documents: Number of other documents on which the plan is evaluated.
+        beyond: Allow texts longer than the model's trained length.
+    """
+
+    budget: float | None = None
+    _: KW_ONLY
+    max_rise: float | None = None
+    min_found: float | None = None
+    unit: Unit = "group"
+    selector: Selector = "ranks"
+    compare: tuple[Selector, ...] = ("mass", "random")
+    curves: bool = False
+    costs: bool = False
+    tokens: int = 512
+    window: int | None = None
+    sinks: int = 4
+    choose: int = 2
+    documents: int = 3
+    beyond: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        goals = [name for name in ("budget", "max_rise", "min_found") if getattr(self, name) is not None]
+        if "budget" in goals and len(goals) > 1:
+            raise ConfigError(f"--budget and --{goals[1].replace('_', '-')} were both given: give a share or a goal")
+        if self.budget is not None and not 0 <= self.budget <= 1:
+            raise ConfigError(f"--budget is {self.budget:g}: a share is from 0 to 1, such as 0.25")
+        if self.max_rise is not None and not self.max_rise > 0:
+            raise ConfigError(f"--max-rise is {self.max_rise:g}: give a rise of the loss above 0 nats, such as 0.02")
+        if self.min_found is not None and not 0 < self.min_found <= 1:
+            raise ConfigError(f"--min-found is {self.min_found:g}: give a part above 0 and up to 1, such as 0.95")
+        for selector in (self.selector, *self.compare):
+            if selector not in SELECTORS:
+                raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
+        for name, least in (("choose", 1), ("documents", 1), ("sinks", 0), ("tokens", 2)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+        if self.unit not in ("group", "head"):
+            raise ConfigError(f"--unit is {self.unit!r}: choose group or head")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"--window is {self.window}: at least 1 is needed")
+        if self.tokens <= self.keys + self.sinks:
+            raise ConfigError(
+                f"texts of {self.tokens} tokens are within the window of {self.keys} keys and {self.sinks} first ones: "
+                "give more --tokens or a smaller --window"
+            )
+        if {"costs", "combined"} & set(self.selectors) and not self.costs:
+            raise ConfigError("the selectors costs and combined need the costs of single heads: add --costs")
+
+    @property
+    def keys(self) -> int:
+        """The window in tokens."""
+        return max(64, self.tokens // 16) if self.window is None else self.window
+
+    @property
+    def share(self) -> float | None:
+        """The share to keep; None if goals determine it."""
+        goals = self.max_rise is not None or self.min_found is not None
+        return None if goals else 0.25 if self.budget is None else self.budget
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        """All selectors to evaluate, the default one first."""
+        known = [name for name in SELECTORS if self.costs or name not in ("costs", "combined")]
+        return tuple(dict.fromkeys((self.selector, *(known if self.curves else self.compare))))
+
+    def shares(self, share: float) -> dict[Selector, list[float]]:
+        """Return the shares to evaluate by selector, without 0 and 1, if ``share`` is to be kept."""
+        around = {share / 2, share, min(1.0, 2 * share)}
+        every = sorted(x for x in around | ({0.1, 0.25, 0.5} if self.curves else set()) if 0 < x < 1)
+        return {
+            name: every if self.curves or name == self.selector else [x for x in (share,) if 0 < x < 1]
+            for name in self.selectors
+        }
+
+
+@checked(model=model_request, texts=documents_of)
+def make_plan(
+    model: ModelRequest | MemoryModel,
+    request: PlanRequest | None = None,
+    *,
+    text: tuple[str, ...] | None = None,
+    texts: tuple[Document, ...] | None = None,
+    out: str | os.PathLike[str] = "runs",
+    progress: Progress | None = None,
+    **options: Any,
+) -> Plan:
+    """Make a plan of which heads of a model see the whole text.
+
+    Heads are scored on a few documents, and the choice is measured on others: the rise of the loss beyond the window,
+    and the gain from planted runs. Finished documents are stored in a run directory and not measured again.
+
+    Args:
+        model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned.
+        request: What the plan has to reach; or give its fields as ``options``, such as ``budget=0.25``.
+        text: Text files; by default the embedded prose.
+        texts: Texts in place of files: strings, documents or token ids.
+        out: Folder of run directories.
+        progress: Progress callback; silent by default.
+        options: Fields of :class:`PlanRequest`.
+    """
+    try:
+        request = dataclasses.replace(request or PlanRequest(), **options)
+    except TypeError as error:
+        known = [field.name for field in dataclasses.fields(PlanRequest)]
+        wrong = next((name for name in options if name not in known), "")
+        raise ConfigError(f"there is no option '{wrong}' of a plan: {nearest(wrong, known)}") from error
+    progress = progress or Silent()
+    needed = request.choose + request.documents
+    found = list(texts) if texts is not None else read_documents(text)
+    if len(found) < needed:
+        raise TextError(
+            f"a plan needs {request.choose} documents for choosing and {request.documents} others for measuring, but "
+            f"there are {len(found)}: give more texts, or fewer with --choose and --documents"
+        )
+    progress.say(f"loading {model.model}")
+    loaded = load_model(model, say=progress.say)
+    with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
+        return _Planner(loaded, request, found[:needed], Path(out), progress).plan()
+
+
+class _Planner:
+    """Makes one plan."""
+
+    def __init__(
+        self, loaded: LoadedModel, request: PlanRequest, documents: Sequence[Document], out: Path, progress: Progress
+    ) -> None:
+        self.loaded, self.request, self.progress = loaded, request, progress
+        self.model: Any = loaded.model
+        self.proof: Proof = prove(self.model)
+        self.layers: dict[int, LayerHeads] = plannable(self.proof)
+        if not self.layers:
+            raise MeasureError(f"{loaded.name} has no layer with full attention: there is nothing to plan")
+        self.subject = ModelSubject(loaded, self.proof)
+        self.ids = {
+            document.name: document_text(loaded, document, request.tokens, beyond=request.beyond).ids
+            for document in documents
+        }
+        self.documents = documents
+        self.choosing = [document.name for document in documents[: request.choose]]
+        self.evaluating = [document.name for document in documents[request.choose :]]
+        self.keys: list[str] = []
+        config: dict[str, Any] = {
+            "measurement": "plan",
+            "revision": _REVISION,
+            "model": loaded.name,
+            "weights_hash": loaded.weights_hash,
+            "tokenizer_hash": loaded.tokenizer_hash,
+            "dtype": loaded.dtype,
+            "device": torch.device(loaded.device.split("+")[0]).type,
+            "window": request.keys,
+            "sinks": request.sinks,
+            "tokens": request.tokens,
+            "options": {name: getattr(request, name) for name in ("unit", "selector", "costs", "curves")}
+            | {"compare": list(request.compare), "share": request.share}
+            | {"max_rise": request.max_rise, "min_found": request.min_found},
+            "documents": [{"name": one.name, "sha256": one.sha256} for one in documents],
+            "choosing": len(self.choosing),
+        }
+        self.directory = RunDirectory.open(out, name=f"plan-{loaded.name}-{loaded.weights}", config=config)
+
+    def plan(self) -> Plan:
+        """Return the finished plan."""
+        started = time.perf_counter()
+        with self.directory.lock(on_wait=self.progress.say):
+            scores = self._scores()
+            units = {
+                name: unit_scores(x, self.layers, self.request.unit, summed=name in _SUMMED)
+                for name, x in scores.items()
+            }
+            share, note = self._share(units[self.request.selector])
+            outcomes = self._outcomes(units, share)
+            self.directory.finish(self.keys, provenance=self._provenance())
+        rows, base = outcome_curve(outcomes)
+        selector = self.request.selector
+        own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
+        if own is None:  # all or nothing
+            own = next(row for row in rows if row["share"] == share)
+        sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
+        return Plan(
+            model=self.loaded.name,
+            fingerprint=fingerprint(self.model),
+            window=self.request.keys,
+            sinks=self.request.sinks,
+            layers=self.layers,
+            full=chosen(units[selector], share),
+            unit=self.request.unit,
+            scores={layer: tuple(x.tolist()) for layer, x in units[selector].items()},
+            provenance={
+                "sentence": f"{sentence}{note}",
+                "selector": selector,
+                "share": share,
+                "tokens": self.request.tokens,
+                "weights": self.loaded.weights,
+                "weights_hash": self.loaded.weights_hash,
+                "dtype": self.loaded.dtype,
+                "device": self.loaded.device,
+                "chosen_on": self.choosing,
+                "evaluated_on": self.evaluating,
+                "full_model": base,
+                "outcome": own,
+                "curve": rows,
+                "run": self.directory.path.name,
+                "seconds": round(time.perf_counter() - started, 1),
+                "versions": collect_versions(),
+            },
+        )
+
+    def _part(self, key: str, document: str, compute: Callable[[ScoreSource], list[Score]]) -> Any:
+        """Return the stored numbers of a part, computed now if they are missing."""
+        self.keys.append(key)
+        if not self.directory.has(key):
+            loaded, started = self.loaded, time.perf_counter()
+            source = ScoreSource(
+                measurement="plan", model=loaded.name, weights=loaded.weights, seed=loaded.seed, document=document
+            )
+            self.directory.save(
+                key, PartResult(scores=compute(source), profiles={}), seconds=time.perf_counter() - started
+            )
+        return stored_document(self.directory.part(key)[0])
+
+    def _scores(self) -> dict[Selector, dict[int, Tensor]]:
+        """Return the scores of heads by selector, mean over the documents for choosing."""
+        request = self.request
+        wanted = [name for name in SCORED if name in request.selectors or request.costs]
+        if "ranks" in request.selectors:
+            rotating = any(layer.rotation is not None for layer in self.proof.plan.layers)
+            ranked = [name for name in RANKED if rotating or name != "distance"]
+            wanted = [name for name in SCORED if name in (*wanted, *ranked)]
+        found: dict[Selector, list[dict[int, Tensor]]] = {}
+        for name in self.progress.track(self.choosing, "scores of heads"):
+
+            def compute(source: ScoreSource, name: str = name) -> list[Score]:
+                scores = document_scores(
+                    self.subject,
+                    self.model,
+                    self.proof,
+                    self.ids[name],
+                    self.layers,
+                    selectors=wanted,
+                    window=request.keys,
+                    sinks=request.sinks,
+                )
+                return [
+                    row
+                    for selector, by_layer in scores.items()
+                    for layer, values in by_layer.items()
+                    for row in source.heads(f"score_{selector}", values, layer=layer)
+                ]
+
+            stored = self._part(f"choose:{name}", name, compute)
+            for selector in wanted:
+                found.setdefault(selector, []).append({x.layer: x.heads[f"score_{selector}"] for x in stored.layers})
+        if request.costs:
+            found["costs"] = self._costs()
+        means = {
+            selector: {layer: torch.stack([one[layer].double() for one in each]).mean(0) for layer in self.layers}
+            for selector, each in found.items()
+        }
+        if request.costs:
+            means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
+        if "ranks" in request.selectors:
+            means["ranks"] = rank_scores([means[name] for name in ranked])
+        return means
+
+    def _costs(self) -> list[dict[int, Tensor]]:
+        """Return the measured cost of limiting each head, by document for choosing; others give the statistics."""
+        request = self.request
+        found = []
+        operations = OPERATIONS if len(self.choosing) > 1 else ("window",)
+        for name in self.choosing:
+
+            def compute(source: ScoreSource, name: str = name) -> list[Score]:
+                sums = HeadSums(request.sinks)
+                for other in self.choosing:
+                    if other != name or len(self.choosing) == 1:
+                        self.subject.run(self.ids[other], sums.add)
+                costs = measure_head_costs(
+                    self.model,
+                    self.proof,
+                    self.ids[name],
+                    sums.result(),
+                    window=request.keys,
+                    sinks=request.sinks,
+                    operations=operations,
+                    progress=self.progress,
+                )
+                return [
+                    row
+                    for what, values in (("rise", costs.rise), ("lost", costs.lost))
+                    for operation, by_layer in values.items()
+                    for layer, x in by_layer.items()
+                    for row in source.heads(f"{what}_{operation}", x[0], layer=layer, unit="nats")
+                ]
+
+            stored = self._part(f"costs:{name}", name, compute)
+            found.append({x.layer: x.heads["rise_window"] + x.heads["lost_window"] for x in stored.layers})
+        return found
+
+    def _share(self, scores: Mapping[int, Tensor]) -> tuple[float, str]:
+        """Return the share to keep: the given one, or the smallest that reaches the goals on documents for choosing."""
+        request = self.request
+        if request.share is not None:
+            return request.share, ""
+        known: dict[float, list[float]] = {}
+
+        def reaches(share: float) -> bool:
+            rises, parts = [], []
+            for name in self.choosing:
+                key = f"goal:{name}:{share:g}"
+
+                def compute(source: ScoreSource, name: str = name) -> list[Score]:
+                    base = self._measured(name, None)
+                    own = self._measured(name, chosen(scores, share))
+                    numbers = {"loss": base.loss, "found": base.found, "loss_goal": own.loss, "found_goal": own.found}
+                    return [source.score(f"{metric}_{share:g}", x, unit="nats") for metric, x in numbers.items()]
+
+                whole = {metric.rsplit("_", 1)[0]: x for metric, x in self._part(key, name, compute).whole.items()}
+                rises.append(whole["loss_goal"] - whole["loss"])
+                parts.append((whole["found_goal"], whole["found"]))
+            rise = sum(rises) / len(rises)
+            part = sum(x for x, _ in parts) / max(1e-9, sum(y for _, y in parts))
+            known[share] = [rise, part]
+            enough = request.max_rise is None or rise <= request.max_rise
+            return enough and (request.min_found is None or part >= request.min_found)
+
+        low, high = 0, len(_GRID)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if reaches(_GRID[middle]) else (middle + 1, high)
+        if low == len(_GRID):
+            rise, part = known.get(_GRID[-1], [math.nan, math.nan])
+            raise MeasureError(
+                f"no plan that keeps at most {_GRID[-1]:.0%} of the {request.unit}s reaches the goal on the documents "
+                f"for choosing; the nearest keeps {_GRID[-1]:.0%}, with a rise of {rise:.3f} nats and {part:.0%} of "
+                "the retrieval: give a smaller goal or a larger --window"
+            )
+        share = _GRID[low]
+        rise, part = known[share]
+        return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
+
+    def _measured(self, name: str, full: Mapping[int, Sequence[int]] | None) -> PlanOutcome:
+        """Return loss and retrieval of a document with a choice of units; None for the unchanged model."""
+        request = self.request
+        heads: dict[int, tuple[bool, ...]] = {}
+        if full is not None:
+            units = {layer: tuple(some) for layer, some in full.items()}
+            plan = Plan("", "", request.keys, request.sinks, self.layers, units, request.unit)
+            heads = {layer: plan.full_heads(layer) for layer in self.layers}
+        return measure_plan(self.model, self.proof, self.ids[name], heads, window=request.keys, sinks=request.sinks)
+
+    def _outcomes(self, units: Mapping[Selector, Mapping[int, Tensor]], share: float) -> list[dict[str, float]]:
+        """Return loss and gain of each document for evaluation, by selector and share."""
+        request = self.request
+        draws = DRAWS if request.curves else 1
+        random = [
+            unit_scores(random_scores(self.layers, seed), self.layers, request.unit, summed=False)
+            for seed in range(draws)
+        ]
+        cells = [(name, x) for name, shares in request.shares(share).items() for x in shares]
+        passes = 2 + sum(draws if name == "random" else 1 for name, _ in cells)
+        found = []
+
+        def compute(name: str, source: ScoreSource) -> list[Score]:
+            started = time.perf_counter()
+            base = self._measured(name, None)
+            if name == self.evaluating[0]:
+                seconds = (time.perf_counter() - started) * passes * len(self.evaluating)
+                count = f"{passes} plans on {len(self.evaluating)} documents of {request.tokens} tokens"
+                self.progress.say(f"{count}: about {duration(seconds)}")
+            rows = {"loss": base.loss, "found": base.found}
+            none = self._measured(name, dict.fromkeys(self.layers, ()))
+            rows |= {"loss_none_0": none.loss, "found_none_0": none.found}
+            for selector, kept in cells:
+                ranked = random if selector == "random" else [units[selector]]
+                each = [self._measured(name, chosen(one, kept)) for one in ranked]
+                rows[f"loss_{selector}_{kept!r}"] = sum(x.loss for x in each) / len(each)
+                rows[f"found_{selector}_{kept!r}"] = sum(x.found for x in each) / len(each)
+            return [source.score(metric, x, unit="nats") for metric, x in rows.items()]
+
+        for name in self.progress.track(self.evaluating, "plans"):
+            key = f"evaluate:{name}:{share:g}"
+            found.append(dict(self._part(key, name, partial(compute, name)).whole))
+        return found
+
+    def _provenance(self) -> Provenance:
+        loaded = self.loaded
+        return Provenance(
+            model_hash=loaded.weights_hash,
+            tokenizer_hash=loaded.tokenizer_hash,
+            text_hash=text_hash(self.documents),
+            dtype=loaded.dtype,
+            device=loaded.device,
+            seed=loaded.seed,
+        )
+
+
+def describe_plan(
+    request: PlanRequest, share: float, own: Mapping[str, Any], base: Mapping[str, Any], documents: int
+) -> str:
+    """Return in one sentence or two what a plan costs and how sure that is."""
+
+    def shown(x: Mapping[str, float | None], form: str = ".3f") -> str:
+        mean, high = x["mean"], x["high"]
+        assert mean is not None
+        return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
+
+    whole = base["found"]["mean"]
+    part = "" if own["part"] is None else f", {shown(own['part'], '.0%')} of the {whole:.3f} without limits"
+    sure = (
+        "one document has no interval, so measure more with --documents"
+        if documents == 1
+        else f"± is the 95 % interval over {documents} documents that were not used for choosing"
+    )
+    return (
+        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
+        f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {shown(own['rise'])} nats, and "
+        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
+    )

@@ -1,0 +1,68 @@
+"""End to end: ``wherewhat plan`` writes a plan, a picture and a pattern, and refuses wrong input in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.models import save_model
+from wherewhat.errors import ConfigError
+from wherewhat.extend.plan import LayerHeads, Plan
+from wherewhat.report.figures import pareto_figure
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Five documents of the words that the tiny model knows."""
+    texts = tmp_path_factory.mktemp("texts")
+    for number in range(5):
+        known = ["the", "cat", "sat", "on", "a", "mat"]
+        (texts / f"{number}.txt").write_text(" ".join(known[(i * (number + 2) + i // 7) % 6] for i in range(260)))
+    return texts
+
+
+def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
+    options = (
+        "--text",
+        words,
+        "--tokens",
+        200,
+        "--window",
+        20,
+        "--budget",
+        0.5,
+        "--beyond",
+        "--out",
+        tmp_path / "runs",
+    )
+    outcome = cli("plan", folder, *options, "--file", tmp_path / "my.json", "--pattern", tmp_path / "pattern")
+    assert outcome.code == 0, outcome.err
+    plan = Plan.load(tmp_path / "my.json")
+    assert plan.share == 0.5
+    assert "see the whole text, the others the last 20 and the first 4 keys" in " ".join(outcome.out.split())
+    assert (tmp_path / "my.html").stat().st_size > 10_000
+    assert (tmp_path / "pattern" / "full_attention_heads.tsv").is_file()
+    figure = pareto_figure(plan)
+    assert {trace.name for trace in figure.data} == {"ranks", "mass", "random"}
+
+
+def test_wrong_input_is_one_line(cli, folder, words):
+    for arguments, message in (
+        (("--budget", 2), "--budget is 2: a share is from 0 to 1, such as 0.25"),
+        (("--budget", 0.5, "--min-found", 0.5), "--budget and --min-found were both given"),
+        (("--tokens", 60), "texts of 60 tokens are within the window of 64 keys and 4 first ones"),
+        (("--text", words / "0.txt"), "a plan needs 2 documents for choosing and 3 others for measuring"),
+    ):
+        outcome = cli("plan", folder, *arguments)
+        assert outcome.code == 2
+        assert message in outcome.err
+        assert outcome.err.count("\n") == 1
+
+
+def test_plans_without_costs_have_no_picture():
+    with pytest.raises(ConfigError, match="has no measured costs"):
+        pareto_figure(Plan("m", "", 8, 2, {0: LayerHeads(4, 2)}, {}))

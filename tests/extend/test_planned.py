@@ -1,0 +1,220 @@
+"""Brute force: a plan, with and without its cache, equals attention under a dense mask; wrong plans are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from helpers.capture import proved, shared, tiny, tokens
+from wherewhat.captures.proof import intervene
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
+from wherewhat.extend.planned import LimitedLayer, cache_bytes, planned
+from wherewhat.measures.attention.weights import attention_output
+
+# MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.
+FAMILIES = ("gpt_neox", "llama", "gemma2", "gpt_oss", "gemma3_text", "bloom", "gptj")
+N = 33
+
+
+def plan_of(family, *, unit="group", window=5, sinks=2):
+    model, proof = proved(family)
+    layers = plannable(proof)
+    full = {layer: tuple(range(i % 2, count.units(unit), 2 + i)) for i, (layer, count) in enumerate(layers.items())}
+    full[max(layers)] = ()
+    return Plan(family, fingerprint(model), window, sinks, layers, full, unit)
+
+
+def dense(model, ids, plan):
+    """Logits under a mask of all pairs of tokens."""
+
+    def edit(attention):
+        full = plan.full_heads(attention.layer)
+        if not full:
+            return None
+
+        def pattern(rows):
+            i = torch.arange(attention.n)[rows, None] + attention.m - attention.n
+            j = torch.arange(attention.m)
+            seen = torch.tensor(full)[:, None, None] | (i - j < plan.window) | (j < plan.sinks)
+            return attention.weigh(attention.attn_scores(rows).masked_fill(~seen, -torch.inf), rows)
+
+        return attention_output(attention, block_mib=1, pattern=pattern)
+
+    with torch.no_grad(), intervene(model, edit):
+        return torch.cat([model(input_ids=row[None], use_cache=False).logits for row in ids])
+
+
+def in_pieces(model, ids, pieces):
+    """Logits of pieces of texts through the cache, and the cache."""
+    cache, found, start = None, [], 0
+    for count in pieces:
+        given = {} if cache is None else {"past_key_values": cache}
+        output = model(input_ids=ids[:, start : start + count], use_cache=True, **given)
+        cache, start = output.past_key_values, start + count
+        found.append(output.logits)
+    assert start == ids.shape[1]
+    return torch.cat(found, 1), cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("unit", ["group", "head"])
+def test_plan_and_its_cache_equal_a_dense_mask(family, unit):
+    model, ids, plan = shared(family), tokens(N, batch=2), plan_of(family, unit=unit)
+    expected = dense(model, ids, plan)
+    close = {"atol": 1e-5 * max(1.0, float(expected.abs().max())), "rtol": 0}
+    with torch.no_grad(), planned(model, plan):
+        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, expected, **close)
+        decoded, cache = in_pieces(model, ids, [20, *[1] * 13])
+        torch.testing.assert_close(decoded, expected, **close)
+        torch.testing.assert_close(in_pieces(model, ids, [1] * N)[0], expected, **close)
+        torch.testing.assert_close(in_pieces(model, ids, [3, 1, 11, 1, 17])[0], expected, **close)
+    assert any(isinstance(layer, LimitedLayer) for layer in cache.layers) == (family not in ("bloom", "gptj"))
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(1, 0), (1, 3), (40, 2), (8, 0), (16, 16)])
+def test_any_window_and_number_of_sinks(window, sinks):
+    model, ids, plan = shared("llama"), tokens(N), plan_of("llama", window=window, sinks=sinks)
+    with torch.no_grad(), planned(model, plan):
+        found = in_pieces(model, ids, [10, *[1] * (N - 10)])[0]
+    torch.testing.assert_close(found, dense(model, ids, plan), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("share", ["none", "all"])
+def test_no_group_and_all_groups(share):
+    model, ids, plan = shared("llama"), tokens(N), plan_of("llama")
+    full = {layer: tuple(range(count.groups)) if share == "all" else () for layer, count in plan.layers.items()}
+    plan = dataclasses.replace(plan, full=full)
+    with torch.no_grad(), planned(model, plan):
+        found = in_pieces(model, ids, [10, *[1] * (N - 10)])[0]
+    torch.testing.assert_close(found, dense(model, ids, plan), atol=1e-5, rtol=0)
+    if share == "all":
+        torch.testing.assert_close(found, model(input_ids=ids).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_generation_equals_passes_without_a_cache(family):
+    model, ids, plan = shared(family), tokens(20), plan_of(family)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad(), planned(model, plan):
+        written = model.generate(ids, **options)
+        beams = model.generate(ids, num_beams=3, **options)
+        slow = model.generate(ids, num_beams=3, use_cache=False, **options)
+    assert written.shape == (1, 32)
+    assert torch.equal(written[0, 20:], dense(model, written, plan)[0, 19:-1].argmax(-1))
+    assert torch.equal(beams, slow)
+
+
+def test_half_precision_and_eager_attention():
+    ids = tokens(N)
+    for model in (tiny("llama", attn_implementation="eager"), tiny("llama", dtype=torch.bfloat16)):
+        plan = plan_of("llama")
+        with torch.no_grad(), planned(model, plan):
+            found = in_pieces(model, ids, [10, *[1] * (N - 10)])[0]
+        expected = dense(model, ids, plan)
+        close = (1e-5 if model.dtype == torch.float32 else 3e-2) * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(found, expected, atol=close, rtol=0)
+
+
+def test_cache_is_smaller_and_the_model_is_as_before():
+    model, ids = shared("llama"), tokens(600)
+    _, proof = proved("llama")
+    layers = plannable(proof)
+    plan = Plan("llama", fingerprint(model), 16, 4, layers, dict.fromkeys(layers, (0,)))
+    before = model(input_ids=ids).logits
+    with torch.no_grad(), planned(model, plan):
+        small = model(input_ids=ids).past_key_values
+    after = model(input_ids=ids)
+    torch.testing.assert_close(after.logits, before, atol=0, rtol=0)
+    assert type(after.past_key_values.layers[0]).__name__ == "DynamicLayer"
+    whole = cache_bytes(after.past_key_values)
+    # Half of the groups with 256 keys reserved ahead, and 20 keys of each other one.
+    assert cache_bytes(small) == whole * (600 + 256 + 20) // (2 * 600)
+    assert plan.cache_share(600) == pytest.approx((600 + 20) / (2 * 600))
+
+
+def test_plan_file(tmp_path):
+    plan = dataclasses.replace(plan_of("llama"), scores={0: (0.5, 1.0)}, provenance={"documents": ["a"]})
+    plan = dataclasses.replace(plan, scores={layer: plan.scores.get(layer, ()) for layer in plan.layers})
+    assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
+    assert repr(plan).startswith("Plan('llama', ")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a plan"):
+        Plan.load(tmp_path / "other.json")
+    with pytest.raises(ConfigError, match="cannot read the plan"):
+        Plan.load(tmp_path / "missing.json")
+
+
+def test_pattern_of_duo_attention(tmp_path):
+    """The rules by which DuoAttention and kvpress read the numbers give the plan."""
+    plan = plan_of("llama")
+    plan = dataclasses.replace(plan, scores=dict.fromkeys(plan.layers, (0.1, 0.2)))
+    folder = plan.save_pattern(tmp_path / "pattern")
+    pattern = np.loadtxt(folder / "full_attention_heads.tsv", dtype=float, delimiter="\t")
+    assert pattern.shape == (4, 2)
+    assert pattern.min() >= 0
+    assert pattern.max() <= 1
+    sparsity = 1 - plan.share
+    by_quantile = pattern >= np.quantile(pattern, sparsity)  # DuoAttention
+    by_order = np.ones(8, dtype=bool)  # kvpress
+    by_order[np.argsort(pattern, axis=None)[: round(8 * sparsity)]] = False
+    for full in (by_quantile, by_order.reshape(4, 2)):
+        assert {layer: tuple(np.flatnonzero(row)) for layer, row in enumerate(full)} == plan.full
+    assert json.loads((folder / "config.json").read_text()) == {"sink_size": 2, "recent_size": 5}
+    with pytest.raises(ConfigError, match="this plan lists query heads"):
+        plan_of("llama", unit="head").save_pattern(tmp_path)
+    with pytest.raises(ConfigError, match="layers with a window"):
+        plan_of("gemma3_text").save_pattern(tmp_path)
+
+
+def test_fingerprint_depends_on_weights_only():
+    model, other = tiny("llama"), tiny("llama", seed=1)
+    assert fingerprint(model) != fingerprint(other)
+    half = tiny("llama", dtype=torch.bfloat16)
+    assert fingerprint(half) == fingerprint(half.float())
+
+
+def test_plan_of_another_model_is_refused():
+    plan = plan_of("llama")
+    with (
+        pytest.raises(MeasureError, match=r"2 layers of 4 heads|has .* with full attention: make a plan of this model"),
+        planned(shared("gemma3_text"), plan),
+    ):
+        pass
+    other = tiny("llama", seed=1)
+    with pytest.raises(MeasureError, match="has other weights: make a plan of this model"), planned(other, plan):
+        pass
+    with torch.no_grad(), planned(other, plan, other_weights=True):
+        other(input_ids=tokens(N))
+
+
+def test_plans_that_make_no_sense_are_refused():
+    layers = {0: LayerHeads(4, 2)}
+    with pytest.raises(ConfigError, match="window=0 and sinks=2"):
+        Plan("m", "", 0, 2, layers, {})
+    with pytest.raises(ConfigError, match="layer 0 of the plan lists"):
+        Plan("m", "", 8, 2, layers, {0: (2,)})
+    with pytest.raises(ConfigError, match="layer 3 of the plan lists"):
+        Plan("m", "", 8, 2, layers, {3: (0,)})
+    with pytest.raises(ConfigError, match="a plan chooses group or head"):
+        Plan("m", "", 8, 2, layers, {}, unit="layer")
+
+
+def test_other_caches_are_refused():
+    model, ids, plan = shared("llama"), tokens(N), plan_of("llama")
+    cache = model(input_ids=ids[:, :5]).past_key_values
+    with torch.no_grad(), planned(model, plan):
+        with pytest.raises(MeasureError, match="not a DynamicCache with 5 tokens"):
+            model(input_ids=ids[:, 5:], past_key_values=cache)
+        empty = DynamicCache()
+        model(input_ids=ids, past_key_values=empty)
+        assert empty.get_seq_length() == N
+        with pytest.raises(MeasureError, match="cannot be cropped"):
+            empty.crop(-1)
+        with pytest.raises(MeasureError, match="without left padding"):
+            model(input_ids=ids, attention_mask=(torch.arange(N) > 2).long()[None])

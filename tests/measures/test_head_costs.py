@@ -1,0 +1,125 @@
+"""Brute force: costs of heads in batches that share layers equal those of one head at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.capture import TinySubject, proved, tokens
+from wherewhat.errors import MeasureError
+from wherewhat.measures.extend.probes import plant, planted_gain
+from wherewhat.measures.head_costs import (
+    DEPTHS,
+    OPERATIONS,
+    RUN,
+    fit_head_statistics,
+    measure_head_costs,
+    replaced_output,
+)
+from wherewhat.measures.tensors import next_token_loss
+
+N, WINDOW, SINKS = 200, 20, 3
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return torch.cat([tokens(N, seed=seed) for seed in (1, 2)])
+
+
+def statistics_of(subject):
+    return fit_head_statistics(subject, [tokens(N, seed=seed) for seed in (3, 4)], sinks=SINKS)
+
+
+@pytest.mark.parametrize(
+    ("family", "unit", "memory_mib"), [("llama", "head", 1024), ("llama", "group", 1), ("gpt_oss", "head", 1)]
+)
+def test_costs_equal_those_of_one_head_at_a_time(family, unit, memory_mib, texts):
+    model, proof = proved(family)
+    subject = TinySubject(family)
+    statistics = statistics_of(subject)
+    found = measure_head_costs(
+        model, proof, texts, statistics, window=WINDOW, sinks=SINKS, unit=unit, memory_mib=memory_mib
+    )
+    layers = sorted(found.rise["window"])
+    assert layers == ([0, 1, 2, 3] if family == "llama" else [1, 3])
+    layer, text = layers[1], 1
+    planting = plant(texts[text : text + 1], DEPTHS, run=RUN)
+
+    def scores(edit):
+        control, planted = (subject.edited(ids, edit) for ids in (planting.control, planting.planted))
+        return next_token_loss(control, planting.control), float(planted_gain(planting, planted, control).gain.mean())
+
+    intact = scores(lambda _: None)
+    assert found.loss[text] == pytest.approx(intact[0], abs=1e-5)
+    assert found.found[text] == pytest.approx(intact[1], abs=1e-5)
+    for operation in OPERATIONS:
+        changed = slice(2, 4) if unit == "group" else slice(1, 2)
+
+        def edit(attention, operation=operation, changed=changed):
+            if attention.layer != layer:
+                return None
+            output = attention.output.clone()
+            other = replaced_output(attention, operation, statistics[layer], window=WINDOW, sinks=SINKS)
+            output[:, :, changed] = other[:, :, changed]
+            return output
+
+        loss, gain = scores(edit)
+        assert found.rise[operation][layer].shape == (2, 2 if unit == "group" else 4)
+        assert float(found.rise[operation][layer][text, 1]) == pytest.approx(loss - intact[0], abs=1e-5)
+        assert float(found.lost[operation][layer][text, 1]) == pytest.approx(intact[1] - gain, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "bloom", "gemma2"])
+def test_replaced_outputs_equal_the_dense_formulas(family, texts):
+    subject = TinySubject(family)
+    statistics = statistics_of(subject)
+    i, j = torch.arange(N)[:, None], torch.arange(N)
+
+    def check(attention):
+        if attention.declared_window is not None:  # not part of plans
+            return
+        own = statistics[attention.layer]
+        size = attention.heads // attention.kv_heads
+        value = attention.value[0].double().repeat_interleave(size, 0)
+        a = own.distance[:, (i - j).clamp_min(0)]
+        centred = (attention.k[0].double() - own.key_offset[:, None]).repeat_interleave(size, 0)
+        c = (centred @ own.key_weights[..., None])[..., 0]
+        visible = attention.visible()[0]
+        seen = (i - j < WINDOW) | (j < SINKS)
+        limited = attention.attn_scores()[0].double().masked_fill(~seen, -torch.inf)
+        logits = {"additive": a + c[:, None], "distance": a, "window": limited}
+        for operation, one in logits.items():
+            weights = torch.softmax(one.masked_fill(~visible, -torch.inf), -1)
+            ours = replaced_output(attention, operation, own, window=WINDOW, sinks=SINKS)
+            torch.testing.assert_close(ours[0].double(), (weights @ value).transpose(0, 1), rtol=1e-4, atol=1e-5)
+        assert not replaced_output(attention, "removed", own, window=WINDOW, sinks=SINKS).any()
+
+    subject.run(texts[:1], check)
+
+
+def test_mean_query_of_equal_queries_is_the_layer_itself():
+    subject = TinySubject("llama")
+    ids = torch.full((1, 40), 50)
+    statistics = fit_head_statistics(subject, [ids], sinks=0, axes=False)
+
+    def check(attention):
+        if attention.layer == 0:  # where queries depend on their token only
+            found = replaced_output(attention, "mean_query", statistics[0], window=4, sinks=0)
+            torch.testing.assert_close(found, attention.output, atol=1e-5, rtol=0)
+
+    subject.run(ids, check)
+
+
+def test_key_weights_recover_a_linear_key_term():
+    subject = TinySubject("llama")
+    statistics = statistics_of(subject)
+    for own in statistics.values():
+        assert own.key_weights.isfinite().all()
+        assert own.distance.shape == (4, N)
+        assert own.mean_key.shape == (2, own.mean_query.shape[1])
+
+
+def test_a_text_within_the_window_is_refused(texts):
+    model, proof = proved("llama")
+    with pytest.raises(MeasureError, match="covers the texts of 200 tokens"):
+        measure_head_costs(model, proof, texts, {}, window=198, sinks=4)

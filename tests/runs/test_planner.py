@@ -1,0 +1,128 @@
+"""End to end on tiny models: plans are made, resumed and applied, and wrong requests are refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.capture import tiny, tokens
+from wherewhat.errors import ConfigError, MeasureError, TextError
+from wherewhat.extend.plan import Plan
+from wherewhat.extend.planned import planned
+from wherewhat.measures.head_costs import PlanOutcome
+from wherewhat.runs import planner
+from wherewhat.runs.planner import PlanRequest, make_plan
+
+TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
+SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny("llama")
+
+
+def test_plan_of_a_budget(model, tmp_path, monkeypatch):
+    plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
+    assert plan.share == 0.25
+    assert sum(map(len, plan.full.values())) == 2
+    assert plan.provenance["chosen_on"] == ["ids-1", "ids-2"]
+    assert plan.provenance["evaluated_on"] == ["ids-3", "ids-4", "ids-5"]
+    cells = {(row["selector"], row["share"]) for row in plan.provenance["curve"]}
+    shares = {("ranks", 0.125), ("ranks", 0.25), ("ranks", 0.5)}
+    assert cells == {("all", 1.0), ("none", 0.0), ("mass", 0.25), ("random", 0.25), *shares}
+    assert "not used for choosing" in plan.provenance["sentence"]
+    assert Plan.load(plan.save(tmp_path / "plan.json")).full == plan.full
+    with torch.no_grad(), planned(model, plan):
+        model.generate(tokens(30), max_new_tokens=3, do_sample=False)
+    # Nothing is measured again.
+    monkeypatch.setattr(planner, "measure_plan", None)
+    monkeypatch.setattr(planner, "document_scores", None)
+    again = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
+    assert again.full == plan.full
+    assert again.provenance["curve"] == plan.provenance["curve"]
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(0.0, 0), (1 / 3, 3), (1.0, 8)])
+def test_any_budget(model, tmp_path, budget, kept):
+    plan = make_plan(model, budget=budget, texts=TEXTS, out=tmp_path, compare=(), **SMALL)
+    assert sum(map(len, plan.full.values())) == kept
+    assert plan.provenance["outcome"]["share"] == budget
+
+
+def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
+    measured = []
+    measure = planner.measure_plan
+
+    def interrupted(*args, **options):
+        measured.append(1)
+        if len(measured) == 10:
+            raise KeyboardInterrupt
+        return measure(*args, **options)
+
+    monkeypatch.setattr(planner, "measure_plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_plan(model, budget=0.5, texts=TEXTS, out=tmp_path, **SMALL)
+    make_plan(model, budget=0.5, texts=TEXTS, out=tmp_path, **SMALL)
+    per_document = 2 + 2 + 2  # unchanged, none; two shares of the selector below 1; two others
+    assert len(measured) == 10 + 2 * per_document
+
+
+def test_all_selectors_with_costs_by_head(model, tmp_path):
+    plan = make_plan(
+        model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", costs=True, curves=True, selector="costs", **SMALL
+    )
+    assert plan.unit == "head"
+    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *planner.SELECTORS}
+
+
+def test_goals(model, tmp_path, monkeypatch):
+    plan = make_plan(model, max_rise=5.0, texts=TEXTS, out=tmp_path, **SMALL)
+    assert plan.share == pytest.approx(0.05, abs=0.1)
+    assert "On the documents for choosing the rise was" in plan.provenance["sentence"]
+
+    def poor(*args, **_):
+        return PlanOutcome(3.0, 0.4) if args[3] else PlanOutcome(2.0, 0.8)
+
+    monkeypatch.setattr(planner, "measure_plan", poor)
+    nearest = "the nearest keeps 90%, with a rise of 1.000 nats and 50% of the retrieval"
+    with pytest.raises(MeasureError, match=nearest):
+        make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "rise", **SMALL)
+    with pytest.raises(MeasureError, match=nearest):
+        make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "found", **SMALL)
+
+
+def test_models_without_rotation(tmp_path):
+    plan = make_plan(tiny("bloom"), budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
+    assert plan.share == 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 1.5}, "--budget is 1.5: a share is from 0 to 1"),
+        ({"budget": -0.1}, "--budget is -0.1"),
+        ({"budget": 0.2, "max_rise": 0.1}, "--budget and --max-rise were both given"),
+        ({"max_rise": 0.0}, "--max-rise is 0"),
+        ({"min_found": 2.0}, "--min-found is 2"),
+        ({"window": 600}, "texts of 512 tokens are within the window of 600 keys and 4 first ones"),
+        ({"selector": "symbolc"}, "there is no selector 'symbolc': did you mean 'symbolic'"),
+        ({"selector": "costs"}, "need the costs of single heads: add --costs"),
+        ({"documents": 0}, "--documents is 0"),
+        ({"unit": "layer"}, "choose group or head"),
+    ],
+)
+def test_wrong_requests(options, message):
+    with pytest.raises(ConfigError, match=message):
+        PlanRequest(**options)
+
+
+def test_wrong_inputs(model, tmp_path):
+    with pytest.raises(TextError, match="2 documents for choosing and 3 others for measuring, but there are 4"):
+        make_plan(model, texts=TEXTS[:4], out=tmp_path, **SMALL)
+    with pytest.raises(ConfigError, match="there is no option 'budge' of a plan: did you mean 'budget'"):
+        make_plan(model, texts=TEXTS, out=tmp_path, budge=0.2)
+    with pytest.raises(MeasureError, match="has no layer with full attention: there is nothing to plan"):
+        make_plan(tiny("mistral"), texts=TEXTS, out=tmp_path, **SMALL)
+    with pytest.raises(MeasureError, match="there is no distance curve"):
+        make_plan(tiny("bloom"), texts=TEXTS, out=tmp_path, selector="distance", **SMALL)
