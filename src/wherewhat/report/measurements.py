@@ -11,7 +11,7 @@ from pathlib import Path
 from wherewhat.errors import MeasureError, StoreError
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress
-from wherewhat.report.plan import Planned
+from wherewhat.report.schedule import ScheduledRun
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, duration, run, run_control
 from wherewhat.runs.known import KnownRuns
@@ -105,21 +105,21 @@ class Pace:
     start: float
     token: float
 
-    def seconds(self, planned: Sequence[Planned]) -> list[float]:
+    def seconds(self, scheduled: Sequence[ScheduledRun]) -> list[float]:
         """Return the expected time of each run in sequence; consecutive runs with the same weights load them once."""
         loaded, found = None, []
-        for item in planned:
+        for item in scheduled:
             weights = item.request.model.weights
             found.append(item.cost * self.token + (0.0 if weights == loaded else self.start))
             loaded = weights
         return found
 
 
-def measure(planned: Sequence[Planned], *, out: Path, pace: Pace, progress: Progress, models: LastModel) -> Runs:
-    """Make every run of a plan that is not finished.
+def measure(scheduled: Sequence[ScheduledRun], *, out: Path, pace: Pace, progress: Progress, models: LastModel) -> Runs:
+    """Make every scheduled run that is not finished.
 
     Args:
-        planned: The runs; the first must succeed, others are left out where the model cannot be measured so, and
+        scheduled: The runs; the first must succeed, others are left out where the model cannot be measured so, and
             control models where they cannot be made.
         out: Folder of run directories.
         pace: Expected speed, for the first estimate; later estimates use the time taken so far.
@@ -127,20 +127,20 @@ def measure(planned: Sequence[Planned], *, out: Path, pace: Pace, progress: Prog
         models: Keeps a model from one run to the next.
     """
     runs, earlier = Runs(), KnownRuns(out)
-    known = {number: earlier.find(item.request) for number, item in enumerate(planned)}
+    known = {number: earlier.find(item.request) for number, item in enumerate(scheduled)}
     missing = [number for number, outcome in known.items() if outcome is None]
-    expected = dict(zip(missing, pace.seconds([planned[number] for number in missing]), strict=True))
+    expected = dict(zip(missing, pace.seconds([scheduled[number] for number in missing]), strict=True))
     left = sum(expected.values())
-    progress.say(_beginning(len(planned), len(planned) - len(missing), left))
+    progress.say(_beginning(len(scheduled), len(scheduled) - len(missing), left))
     spent = done = 0.0
-    for number, item in enumerate(planned):
+    for number, item in enumerate(scheduled):
         request, outcome = item.request, known[number]
         if outcome is None:
-            progress.say(f"{number + 1} of {len(planned)}: {request.measurement} ({request.model.weights})")
+            progress.say(f"{number + 1} of {len(scheduled)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
-            outcome = _outcome(request, out, progress, models, first=planned[0].request)
+            outcome = _outcome(request, out, progress, models, first=scheduled[0].request)
             # A control model may succeed the next time, such as with more memory.
-            if isinstance(outcome, str) and request.model == planned[0].request.model:
+            if isinstance(outcome, str) and request.model == scheduled[0].request.model:
                 earlier.keep(request, outcome)
             left -= expected[number]
             spent, done = spent + time.perf_counter() - before, done + expected[number]

@@ -19,7 +19,7 @@ from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.learning import learning_curves
 from wherewhat.report.measurements import Pace, Runs, measure
 from wherewhat.report.page import Profiled, Report, plotly_js
-from wherewhat.report.plan import TOKENS, GivenText, given_text, plan
+from wherewhat.report.schedule import TOKENS, GivenText, given_text, schedule
 from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.execution import LastModel
@@ -111,11 +111,11 @@ def _measured(
         start = time.perf_counter() - started - tokens * len(seen.passages) * seen.seconds
         stored.write(seen)
     given.keep()
-    planned, left_out = plan(
+    scheduled, left_out = schedule(
         model, seen.capacity, text=given.sources, texts=given.texts, documents=len(given.documents), tokens=tokens
     )
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
-    runs = measure(planned, out=out, pace=pace, progress=progress, models=models)
+    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models)
     runs.left_out.extend(left_out)
     return seen, runs
 

@@ -1,4 +1,4 @@
-"""The plan of a report: its texts, and the runs with their number of documents and tokens."""
+"""The schedule of a report: its texts, and the runs with their number of documents and tokens."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def given_text(
 
 
 @dataclass(frozen=True)
-class Planned:
+class ScheduledRun:
     """One run of a report, and its cost in tokens of a plain pass."""
 
     request: Request
     cost: float
 
 
-def plan(
+def schedule(
     model: ModelRequest | MemoryModel,
     capacity: Capacity,
     *,
@@ -114,7 +114,7 @@ def plan(
     texts: tuple[Document, ...] | None = None,
     documents: int = DOCUMENTS,
     tokens: int = TOKENS,
-) -> tuple[list[Planned], list[str]]:
+) -> tuple[list[ScheduledRun], list[str]]:
     """Return the runs of a report, in order, and one line for each measurement that is left out.
 
     The first run is the decomposition of the model.
@@ -127,7 +127,7 @@ def plan(
         documents: Documents of the decomposition; the others use fewer.
         tokens: Tokens of each; the others use fewer, except a length curve beyond the trained length.
     """
-    planned, controls, left_out = [], [], []
+    scheduled, controls, left_out = [], [], []
     for measurement in measurements().values():
         run = measurement.report_run(capacity, tokens=tokens)
         if run is None:
@@ -147,8 +147,8 @@ def plan(
             options=run.options,
         )
         cost = run.passes * (request.documents or 1) * length
-        planned.append(Planned(request, cost))
+        scheduled.append(ScheduledRun(request, cost))
         if model.weights == "trained":
-            controls += [Planned(request.with_weights(weights), cost) for weights in run.controls]
+            controls += [ScheduledRun(request.with_weights(weights), cost) for weights in run.controls]
     # Sorted by weights, because a model is kept only until another one is requested.
-    return planned + sorted(controls, key=lambda control: str(control.request.model.weights)), left_out
+    return scheduled + sorted(controls, key=lambda control: str(control.request.model.weights)), left_out

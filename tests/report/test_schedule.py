@@ -12,20 +12,20 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Capacity
 from wherewhat.progress import Silent
 from wherewhat.report import measurements as measuring
-from wherewhat.report.plan import plan
 from wherewhat.report.report import make_report
+from wherewhat.report.schedule import schedule
 from wherewhat.runs import execution as controls
 from wherewhat.runs.request import ModelRequest
 
 CAPACITY = Capacity(trained=8192, hard_limit=False, planes=32, shortest=2000)
 
 
-def sizes(planned):
-    return [(p.request.measurement, p.request.model.weights, p.request.documents, p.request.tokens) for p in planned]
+def sizes(scheduled):
+    return [(p.request.measurement, p.request.model.weights, p.request.documents, p.request.tokens) for p in scheduled]
 
 
 def test_sizes_by_default():
-    assert sizes(plan(ModelRequest(), CAPACITY)[0]) == [
+    assert sizes(schedule(ModelRequest(), CAPACITY)[0]) == [
         ("axes", "trained", 4, 512),
         ("distance", "trained", 1, 256),
         ("planes", "trained", 1, 256),
@@ -39,13 +39,15 @@ def test_sizes_by_default():
 
 
 def test_fewer_when_there_is_less():
-    planned, _ = plan(ModelRequest(), CAPACITY, documents=2, tokens=TOKENS)
-    assert {(documents, tokens) for _, _, documents, tokens in sizes(planned)} == {(2, TOKENS), (1, TOKENS)}
-    assert sizes(plan(ModelRequest(), CAPACITY, documents=9, tokens=1024)[0])[0] == ("axes", "trained", 9, 1024)
+    scheduled, _ = schedule(ModelRequest(), CAPACITY, documents=2, tokens=TOKENS)
+    assert {(documents, tokens) for _, _, documents, tokens in sizes(scheduled)} == {(2, TOKENS), (1, TOKENS)}
+    assert sizes(schedule(ModelRequest(), CAPACITY, documents=9, tokens=1024)[0])[0] == ("axes", "trained", 9, 1024)
 
 
 def test_a_control_model_has_no_controls():
-    weights = [request_weights for _, request_weights, _, _ in sizes(plan(ModelRequest(weights="random"), CAPACITY)[0])]
+    weights = [
+        request_weights for _, request_weights, _, _ in sizes(schedule(ModelRequest(weights="random"), CAPACITY)[0])
+    ]
     assert set(weights) == {"random"}
 
 
@@ -59,8 +61,8 @@ def test_a_control_model_has_no_controls():
     ids=str,
 )
 def test_lengths_are_beyond_the_trained_one(changes, tokens, methods):
-    planned, left_out = plan(ModelRequest(), replace(CAPACITY, **changes))
-    request = next(p.request for p in planned if p.request.measurement == "extend")
+    scheduled, left_out = schedule(ModelRequest(), replace(CAPACITY, **changes))
+    request = next(p.request for p in scheduled if p.request.measurement == "extend")
     assert (request.tokens, request.beyond, left_out) == (tokens, True, [])
     assert methods is None or list(request.options["methods"]) == methods
 
@@ -75,8 +77,8 @@ def test_lengths_are_beyond_the_trained_one(changes, tokens, methods):
     ids=str,
 )
 def test_a_length_curve_that_would_show_little_is_left_out_with_a_reason(changes, reason):
-    planned, left_out = plan(ModelRequest(), replace(CAPACITY, **changes))
-    assert "extend" not in [item.request.measurement for item in planned]
+    scheduled, left_out = schedule(ModelRequest(), replace(CAPACITY, **changes))
+    assert "extend" not in [item.request.measurement for item in scheduled]
     assert [line.startswith(reason) for line in left_out] == [True]
 
 
@@ -140,7 +142,7 @@ def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monke
 
 def test_models_are_loaded_once_for_each_weights():
     """Runs of the same weights follow each other, so that the last model is the next one's."""
-    weights = [weights for _, weights, _, _ in sizes(plan(ModelRequest(), CAPACITY)[0])]
+    weights = [weights for _, weights, _, _ in sizes(schedule(ModelRequest(), CAPACITY)[0])]
     assert sum(one != other for one, other in itertools.pairwise(weights)) == 2
     pace = measuring.Pace(start=10.0, token=0.0)
-    assert sum(pace.seconds(plan(ModelRequest(), CAPACITY)[0])) == 30
+    assert sum(pace.seconds(schedule(ModelRequest(), CAPACITY)[0])) == 30
