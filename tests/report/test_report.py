@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import AutoTokenizer, GPT2Config
 from helpers.capture import run, tiny, tokens
 from helpers.models import save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
+from wherewhat.extend.plan import LayerHeads, Plan
 from wherewhat.imports import package_version
 from wherewhat.measures.registry import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt
@@ -322,3 +324,45 @@ def test_a_model_without_rotation_has_a_page_too(tmp_path):
     assert data["distance"] is data["bands"] is None
     assert data["lengths"] is None
     assert report.html().startswith("<!doctype html>")
+
+
+def test_the_newest_plan_of_the_same_weights_is_shown(made, hostile_model, tmp_path):
+    """Plans of other weights and files that are no plans are passed over; text of a plan stays text."""
+    out = tmp_path / "runs"
+    shutil.copytree(made.out, out)
+    config = next(run["config"] for run in made.report.data["models"][0]["runs"])
+    number = {"mean": 0.25, "low": 0.0, "high": 0.5, "n": 2}
+    row = {"selector": "ranks", "share": 0.5, "rise": number, "found": number, "part": number}
+    known = {
+        "sentence": "<script>alert(4)</script>",
+        "tokens": 200,
+        "dtype": "float32",
+        "chosen_on": ["a"],
+        "evaluated_on": ["b", "c"],
+        "curve": [row],
+    }
+    for name, weights_hash in (("plan-a.json", config["weights_hash"]), ("plan-b.json", "0" * 64)):
+        plan = Plan(
+            model="tiny",
+            fingerprint="0",
+            window=8,
+            sinks=1,
+            layers={0: LayerHeads(4, 2)},
+            full={0: (0,)},
+            provenance={**known, "weights_hash": weights_hash},
+        )
+        plan.save(out / name)
+    (out / "plan-c.json").write_text("{")
+    damaged = json.loads((out / "plan-a.json").read_text())
+    damaged["provenance"]["curve"] = [{"share": "x"}]
+    (out / "plan-d.json").write_text(json.dumps(damaged))
+    model = ModelRequest(model=hostile_model, device="cpu")
+    report = make_report(model, out=out, text=[str(made.text)], tokens=TOKENS)
+    (shown,) = (other for other in report.data["models"][0]["others"] if other["name"] == "plan")
+    assert shown["summary"] == known["sentence"]
+    assert "scored on 1 document of 200 tokens" in shown["about"]
+    assert [row["title"] for row in shown["rows"]] == [
+        f"{what}, ranks, 50% of the groups" for what in ("rise of the loss", "gain from planted runs")
+    ]
+    assert shown["rows"][0]["value"] == number
+    assert "<script>alert(4)" not in report.html()

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wherewhat.errors import MeasureError, StoreError
+from wherewhat.errors import ConfigError, MeasureError, StoreError
+from wherewhat.extend.plan import Plan
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress
 from wherewhat.report.schedule import ScheduledRun
@@ -51,11 +52,13 @@ class Runs:
         left_out: One line for each measurement that the model does not allow, such as planes without rotation, and
             for each control model that cannot be made.
         others: Finished runs of measurements without their own part of the page.
+        plans: Plans of the model in the folder of run directories, newest first.
     """
 
     finished: list[tuple[Request, StoredRun]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     others: list[OtherRun] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
 
     @property
     def shown(self) -> list[StoredRun]:
@@ -151,6 +154,7 @@ def measure(scheduled: Sequence[ScheduledRun], *, out: Path, pace: Pace, progres
         else:
             runs.finished.append((request, StoredRun(outcome)))
     runs.others.extend(other_runs(runs, earlier))
+    runs.plans.extend(_plans(out, str(runs.first[1].directory.config["weights_hash"])))
     return runs
 
 
@@ -195,6 +199,15 @@ def _newest(paths: Sequence[Path], weights: str) -> dict[str, StoredRun]:
         with suppress(StoreError):
             return {weights: StoredRun(RunDirectory.load(path))}
     return {}
+
+
+def _plans(out: Path, weights_hash: str) -> list[Plan]:
+    """Return the readable plans of a model with these weights in a folder, newest first."""
+    found = []
+    for file in sorted(out.glob("plan-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
+        with suppress(ConfigError):
+            found.append(Plan.load(file))
+    return [plan for plan in found if plan.provenance.get("weights_hash") == weights_hash]
 
 
 def _beginning(count: int, finished: int, seconds: float) -> str:

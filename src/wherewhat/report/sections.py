@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import find_method
+from wherewhat.extend.plan import Plan
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, QuestionMeasurement
@@ -35,7 +37,7 @@ from wherewhat.report.data import (
     terms,
 )
 from wherewhat.report.excerpt import Excerpt
-from wherewhat.report.figures import figure
+from wherewhat.report.figures import figure, pareto_figure
 from wherewhat.report.findings import find
 from wherewhat.report.learning import counted
 from wherewhat.report.measurements import Runs
@@ -315,7 +317,11 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "lengths": lengths(runs),
         "bands": bands(runs),
         "others": [
-            {**numbers_and_figure(other.runs), "more": other.more, "command": other.command} for other in runs.others
+            *(
+                {**numbers_and_figure(other.runs), "more": other.more, "command": other.command}
+                for other in runs.others
+            ),
+            *_newest_plan(runs),
         ],
         "method": [
             {"name": made.name, "summary": made.summary, "limits": made.limits}
@@ -356,6 +362,48 @@ def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
         drawn = None
     made = run.measurement
     return {"name": made.name, "summary": made.summary, "about": _about(run), "rows": rows, "figure": drawn}
+
+
+def _newest_plan(runs: Runs) -> list[dict[str, Any]]:
+    """Return the newest plan of the model that is not damaged, if there is one, in the form of a measurement."""
+    for plan in runs.plans:
+        with suppress(KeyError, TypeError, ValueError):
+            return [_plan(plan)]
+    return []
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    """Return the costs of a plan and its figure."""
+    found = plan.provenance
+    units = f"{{selector}}, {{share:.0%}} of the {plan.unit}s"
+    metrics = {
+        "rise": ("rise of the loss", "Loss beyond the window minus that of the unchanged model."),
+        "found": ("gain from planted runs", "Gain in log-probability of the tokens of planted runs."),
+    }
+    rows = [
+        {
+            "title": f"{title}, {units.format(**row)}",
+            "unit": "nats",
+            "reading": reading,
+            "value": row[metric],
+            "control": None,
+            "control_title": "",
+            "controls": {},
+        }
+        for row in sorted(found["curve"], key=lambda row: (row["share"], row["selector"]))
+        for metric, (title, reading) in metrics.items()
+    ]
+    count = len(found["evaluated_on"])
+    return {
+        "name": "plan",
+        "summary": found["sentence"],
+        "about": f"Heads are scored on {counted(len(found['chosen_on']), 'document')} of {found['tokens']} tokens, and "
+        f"plans measured in {found['dtype']} on {counted(count, 'other document')}; intervals are 95 % over these.",
+        "rows": rows,
+        "figure": json.loads(pareto_figure(plan).to_json()),
+        "more": 0,
+        "command": None,
+    }
 
 
 def _about(run: StoredRun) -> str:
