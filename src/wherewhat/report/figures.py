@@ -49,6 +49,8 @@ def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figu
         yaxis_title=plain(y),
         **layout,
     )
+    figure.update_xaxes(exponentformat="power")
+    figure.update_yaxes(exponentformat="power")
     return figure
 
 
