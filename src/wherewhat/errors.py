@@ -37,6 +37,11 @@ class PluginWarning(UserWarning):
     """An entry point of another package cannot be used and is left out."""
 
 
+def printable(text: str) -> str:
+    """Return a text with every character that a terminal or a browser would act on shown by its code."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def one_line(error: BaseException, *, most: int = 200) -> str:
     """Return the message of an error on one line of at most `most` characters; its class if the message is empty."""
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+from wherewhat.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -59,7 +61,7 @@ class TerminalProgress:
     def say(self, line: str) -> None:
         """Show one line, unless it is empty or nobody would see it."""
         if line and self.shown:
-            self._console.print(line, style="dim", markup=False, highlight=False)
+            self._console.print(printable(line), style="dim", markup=False, highlight=False)
 
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
         """Iterate over ``items`` with a progress bar and the remaining time."""

@@ -90,7 +90,7 @@ def test_reader_finds_a_head(opened, shots):
     scroll_through(opened)
     for chart in CHARTS:
         assert opened.locator(f"#{chart} svg.main-svg").count() > 0, chart
-    opened.screenshot(path=shots / "desktop.png", full_page=True)
+    opened.screenshot(path=shots / "desktop.png")
 
 
 def test_click_on_the_map_opens_the_head(opened):
@@ -132,7 +132,7 @@ def test_dark_and_narrow(opened, shots):
     opened.wait_for_timeout(500)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
     assert opened.locator("#map").bounding_box()["width"] <= 360
-    opened.screenshot(path=shots / "phone-dark.png", full_page=True)
+    opened.screenshot(path=shots / "phone-dark.png")
 
 
 def until(page, condition):
@@ -339,7 +339,7 @@ def test_every_chart_can_be_downloaded(opened):
 def test_documents_of_the_panel(opened):
     """The chosen document changes matrix, text and its own curve; the mean curve stays."""
     opened.locator("#matrix").scroll_into_view_if_needed()
-    assert "the first 28 tokens of <i>0." in opened.text_content("#view-note")
+    assert "the first 28 tokens of \u2068<i>0\u2069." in opened.text_content("#view-note")
     opened.locator("#curve").scroll_into_view_if_needed()
     opened.wait_for_selector("#curve svg.main-svg")
     lines = "document.getElementById('curve').data.filter((line) => line.line.width !== 0).map((line) => line.name)"
@@ -347,7 +347,7 @@ def test_documents_of_the_panel(opened):
     assert "Mean over 2 documents of 28 tokens with its 95 % interval" in opened.text_content("#curve-note")
     before = opened.text_content("#text")
     opened.select_option("#document", label="<i>1")
-    assert "the first 24 tokens of <i>1." in opened.text_content("#view-note")
+    assert "the first 24 tokens of \u2068<i>1\u2069." in opened.text_content("#view-note")
     assert before.startswith(opened.text_content("#text"))
     assert opened.locator("#text span").count() == 24
     until(opened, f"{lines}[0] === '&lt;i&gt;1'")
@@ -569,7 +569,7 @@ def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_
         page.select_option("#model", "0")
         assert page.locator("#band-scores").is_visible()
         scroll_through(page)
-        page.screenshot(path=shots / "side-by-side.png", full_page=True)
+        page.screenshot(path=shots / "side-by-side.png")
 
 
 def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path):

@@ -12,6 +12,7 @@ from rich.markup import escape
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, print_line
+from wherewhat.errors import printable
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -83,11 +84,12 @@ def report(
     console = Console()
     for one in made.models:
         for finding in one.findings:
-            console.print(f"* {finding}" if len(made.models) == 1 else f"* {one.name}: {finding}", markup=False)
+            line = f"* {finding}" if len(made.models) == 1 else f"* {one.name}: {finding}"
+            console.print(printable(line), markup=False)
     console.print(_numbers_table(made.models))
     for one in made.models:
         for line in one.left_out:
-            console.print(f"left out of {one.name}: {line}", markup=False, highlight=False)
+            console.print(printable(f"left out of {one.name}: {line}"), markup=False, highlight=False)
     print_line(console, path)
 
 

@@ -141,6 +141,7 @@ def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: b
             name=plain(titles.get(name, name)),
             legendgroup=name,
             line=line_style(index),
+            meta={"low": [p.low for p in points], "high": [p.high for p in points]},
         )
     return figure
 

@@ -22,6 +22,15 @@ MOST = 6
 
 _UNTRAINED = "random"
 
+_CLEAR_RATIO, _CLEAR_CHANGE = 1.5, 0.05
+"""Smallest ratio of shares, and change of r, that are more than the difference between two untrained models."""
+
+_HIGH = 0.7
+"""Smallest r that is called high."""
+
+_LEAST_COST = 0.01
+"""Smallest cost in nats per token that is worth a sentence."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -60,6 +69,9 @@ def _of_training(metric: str, what: str) -> Rule:
         own, untrained, change = _against_untrained(runs, "axes", metric)
         if own is None or untrained is None or change is None or not _excludes(change, 0.0):
             return None
+        # The interval is over documents: one untrained model differs from another by more than that.
+        if max(own.mean, untrained.mean) < _CLEAR_RATIO * min(own.mean, untrained.mean):
+            return None
         verb = _verb(own.mean, untrained.mean)
         text = (
             f"Training {verb} what only {what} explains: {_percent(own)} of the logits' variance, against "
@@ -76,8 +88,9 @@ def _additivity(runs: Runs) -> Finding | None:
     if own is None or untrained is None or change is None or change.low is None:
         return None
     sizes = f"{_plus_minus(own)} here, {_plus_minus(untrained)} in one untrained model ({_documents(own)})"
-    if not _excludes(change, 0.0):
-        return Finding(f"A high r is no sign of training in this model: {sizes}.", "heads?metric=r", 0.0)
+    if not _excludes(change, 0.0) or abs(change.mean) < _CLEAR_CHANGE:
+        high = "A high r" if own.mean >= _HIGH else "r"
+        return Finding(f"{high} is no sign of training in this model: {sizes}.", "heads?metric=r", 0.0)
     verb = "more" if change.mean > 0 else "less"
     return Finding(f"Training made logits {verb} additive: r is {sizes}.", "heads?metric=r", _strength(change, 0.0))
 
@@ -85,19 +98,20 @@ def _additivity(runs: Runs) -> Finding | None:
 def _pure_heads(runs: Runs) -> Finding | None:
     """Count the heads that follow positions alone or contents alone, if the untrained model has fewer of them."""
     counts, untrained, total = _labels(runs)
-    parts, controls, strength = [], [], 0.0
+    parts, controls, labels, strength = [], [], [], 0.0
     for name, what in (("positional", "positions"), ("symbolic", "contents")):
         count, other = counts.get(name, 0), None if untrained is None else untrained.get(name, 0)
         if not count or (other is not None and not _more(count, other, total)):
             continue
         parts.append(f"{count} {what} alone")
+        labels.append(name)
         controls.append("" if other is None else str(other))
         strength = max(strength, _surprise(count, other or 0, total))
     if not parts:
         return None
     beside = f"one untrained model: {' and '.join(controls)}; " if all(controls) else ""
     text = f"Of {total} heads, {_follow(parts)} ({beside}{_count_documents(runs)})."
-    return Finding(text, "heads?label=positional,symbolic", strength)
+    return Finding(text, f"heads?label={','.join(labels)}", strength)
 
 
 def _follow(parts: Sequence[str]) -> str:
@@ -148,7 +162,7 @@ def _perturbation(runs: Runs) -> Finding | None:
         for rate in sorted(rate for rate in run.config.rates if rate >= 0.05):
             values = run.values(f"rise_{kind}_at_{percent(rate)}")
             cost = interval(values) if values else None
-            if cost is None or not _excludes(cost, 0.0) or cost.mean <= 0:
+            if cost is None or not _excludes(cost, 0.0) or cost.mean < _LEAST_COST:
                 continue
             strength = _strength(cost, 0.0)
             text = (
@@ -221,7 +235,7 @@ def _residual(runs: Runs) -> Finding | None:
     run = runs.other("residual")
     rises = [] if run is None else run.values("loss_strength_0", less="loss")
     cost = interval(rises) if rises else None
-    if cost is None or not _excludes(cost, 0.0) or cost.mean <= 0:
+    if cost is None or not _excludes(cost, 0.0) or cost.mean < _LEAST_COST:
         return None
     text = f"Exactly additive logits in all heads cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
     return Finding(text, "measured-residual", _strength(cost, 0.0))
@@ -305,7 +319,10 @@ def _surprise(count: int, other: int, total: int) -> float:
 
 
 def _excludes(about: Interval, value: float) -> bool:
-    return about.low is not None and about.high is not None and not about.low <= value <= about.high
+    """Return whether an interval with a width excludes a value; equal documents are no evidence."""
+    if about.low is None or about.high is None or about.low == about.high:
+        return False
+    return not about.low <= value <= about.high
 
 
 def _strength(about: Interval, value: float) -> float:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wherewhat.errors import ConfigError, MeasureError, StoreError
+from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError
 from wherewhat.extend.plan import Plan
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress
@@ -228,7 +228,7 @@ def _outcome(
         return run_control(request, out=out, progress=progress, models=models)
     try:
         return run(request, out=out, progress=progress, models=models)
-    except MeasureError as error:
+    except (MeasureError, CaptureError) as error:
         if request == first:
             raise
         return str(error)

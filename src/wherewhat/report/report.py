@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, printable
 from wherewhat.hashes import config_hash, run_folder_name
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
@@ -116,17 +116,19 @@ def _measured(
     )
     pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models)
-    runs.left_out.extend(left_out)
+    shown = {other.name for other in runs.others}
+    runs.left_out.extend(line for line in left_out if line.partition(":")[0] not in shown)
     return seen, runs
 
 
 def _unique_names(models: Sequence[ModelRequest | MemoryModel], seen: Sequence[Excerpt]) -> list[str]:
     """Return a unique name for each model: its own, with its weights, with the name as given, with a number."""
     names = [
-        str(one.facts["name"]) if model.weights == "trained" else f"{one.facts['name']} ({model.weights})"
+        printable(str(one.facts["name"])) + ("" if model.weights == "trained" else f" ({model.weights})")
         for model, one in zip(models, seen, strict=True)
     ]
-    names = [f"{name} [{m.model}]" if names.count(name) > 1 else name for name, m in zip(names, models, strict=True)]
+    given = [printable(str(model.model)) for model in models]
+    names = [f"{name} [{one}]" if names.count(name) > 1 else name for name, one in zip(names, given, strict=True)]
     return [f"{name} #{i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
 
 

@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, printable
 from wherewhat.extend.methods import find_method
 from wherewhat.extend.plan import Plan
 from wherewhat.hashes import canonical_json
@@ -294,7 +295,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "heads": [int(excerpt.logits[layer].shape[0]) for layer in layers],
             "documents": len(first.documents),
             "tokens": request.tokens,
-            "embedded": request.text is None,
+            "embedded": request.text is None and request.texts is None,
         },
         "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
         "numbers": [
@@ -309,7 +310,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "distances": distances,
         "turns": turns_per_token(runs, layers),
         "texts": [
-            {"document": document, "tokens": passage.tokens}
+            {"document": printable(document), "tokens": passage.tokens}
             for document, passage in zip(first.documents, excerpt.passages, strict=False)
         ],
         "distance": controlled_distance(runs, layers),
@@ -409,12 +410,23 @@ def _plan(plan: Plan) -> dict[str, Any]:
 def _about(run: StoredRun) -> str:
     """Return what a run was measured on, in a sentence."""
     config, made = run.directory.config, run.measurement
+    defaults = json.loads(canonical_json(asdict(made.config())))
     count, each = len(run.documents), f" of {config['tokens']} tokens"
     if isinstance(made, QuestionMeasurement | ChoicesMeasurement):
         word, each = "prompt" if isinstance(made, QuestionMeasurement) else "item", ""
     else:
         word = "document"
-    return f"Measured in {config['dtype']} on {counted(count, word)}{each}; intervals are 95 % over {word}s."
+    options = ", ".join(f"{name}={_brief(value)}" for name, value in run.options.items() if value != defaults.get(name))
+    over = f"; intervals are 95 % over {word}s" if count > 1 else ""
+    return (
+        f"Measured in {config['dtype']} on {counted(count, word)}{each}{over}."
+        f"{f' Options other than the defaults: {options}.' if options else ''}"
+    )
+
+
+def _brief(value: Any) -> str:
+    """Return an option's value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> dict[str, Any]:

@@ -87,6 +87,10 @@ def documents_of(given: Any) -> Any:
 
 def _document(given: Any, number: int) -> Document:
     if isinstance(given, Document):
+        if not given.name.isprintable():
+            raise TextError(
+                f"the name {given.name!a} of document {number} has characters that cannot be printed: give another name"
+            )
         return given
     if isinstance(given, str):
         if len(given) < _LONGEST_PATH and "\n" not in given and _is_file(given):

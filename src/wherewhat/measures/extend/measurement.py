@@ -287,13 +287,13 @@ class ExtendMeasurement(TextMeasurement):
         """
         trained, most = capacity.trained, min(2 * tokens, capacity.shortest, _LONGEST)
         if trained is None:
-            return "the model does not state its trained length; state it with wherewhat extend --set trained=N"
+            return "the model does not state its trained length; state it with wherewhat extend MODEL --set trained=N"
         if capacity.hard_limit:
             return f"the model accepts no more than {trained} tokens"
         if most < 2 * trained:
             return (
                 f"texts of {most} tokens are too short to show what happens beyond {trained}; measure longer ones with "
-                f"wherewhat extend --tokens {2 * trained} --beyond --text FILE"
+                f"wherewhat extend MODEL --tokens {2 * trained} --beyond --text FILE"
             )
         methods = tuple(name for name in _REPORTED if capacity.rotates or not find_method(name).rotary)
         options: dict[str, Any] = {"methods": methods, "depths": (0,), "run": 2}

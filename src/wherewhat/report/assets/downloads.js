@@ -4,7 +4,7 @@ const unplain = (text) => String(text).replace(/<br>/g, ", ").replace(/&lt;/g, "
 function csvCell(value) {
   if (value === null || value === undefined || value === "") return "";
   if (typeof value === "number") return Number.isFinite(value) ? String(value) : "";
-  const text = /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : String(value);
+  const text = /^\s*[=+\-@]|^[\t\r\n]/.test(value) ? `'${value}` : String(value);
   return `"${text.replace(/"/g, '""')}"`;
 }
 const csv = (lines) => lines.map((line) => `${line.map(csvCell).join(",")}\r\n`).join("");

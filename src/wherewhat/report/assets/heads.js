@@ -52,8 +52,10 @@ function nearestHeads() {
     .sort((x, y) => x.away - y.away || x.l - y.l || x.h - y.h)
     .slice(0, NEIGHBOURS);
 }
-// One word of the search: L12H3 or 12.3, a layer, or part of a label.
+// One word of the search: L12H3 or 12.3, a layer, a head (H3), or part of a label.
 function matches(word, row) {
+  const head = /^h(\d+)$/i.exec(word);
+  if (head) return row.h === +head[1];
   const place = /^l?(\d+)(?:[h.](\d*))?$/i.exec(word);
   if (place) return row.layer === +place[1] && (!place[2] || row.h === +place[2]);
   return row.label.includes(word.toLowerCase());

@@ -177,7 +177,7 @@ function writeView() {
   fill(by("document"), data.texts.map((text, i) => [i, text.document]));
   by("document").value = chosen.document;
   by("document").disabled = data.texts.length < 2;
-  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first ${decoded().real.length} tokens of ${passage().document}.`;
+  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first ${decoded().real.length} tokens of ${isolated(passage().document)}.`;
 }
 function startMatrix() {
   chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
@@ -189,8 +189,8 @@ function startMatrix() {
     const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
-    const [query, key] = marked[0] === null ? [shown.z.length - 1, 0] : marked;
-    markCell(query - step[0], key + step[1]);
+    if (marked[0] === null || marked[1] === null) return void mark(shown.z.length - 1, 0);
+    markCell(marked[0] - step[0], marked[1] + step[1]);
   });
   by("view").addEventListener("change", (event) => {
     chosen.view = event.target.value;

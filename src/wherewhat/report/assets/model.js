@@ -33,14 +33,14 @@ function writeModel() {
   const m = data.model;
   const others = m.unmeasured.length;
   const names = all.models.map((one) => one.model.name);
-  by("name").textContent = names.join(" and ");
+  by("name").textContent = names.length > 2 ? names.join(", ") : names.join(" and ");
   document.title = `${names.join(", ")}: where and what`;
   const kinds = Object.entries(m.kinds).map(([kind, layers]) => `${plural(layers.length, "layer")}: ${kind}`).join("; ");
   const controls = m.weights === "trained"
     ? "Its control models are the same architecture with newly initialised weights (random), and the model with the entries of its query and key weights permuted (shuffled). Each is one draw: an interval of the random control is over documents, one untrained model. "
     : `These are not trained weights but the ${m.weights} control of a model. `;
   by("about").textContent =
-    `${m.name} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
+    `${isolated(m.name)} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +
     `(${plural(m.kv_heads.length > 1 ? m.kv_heads.join(" or ") : m.kv_heads[0], "key head")})${m.positions ? `, with up to ${m.positions} positions` : ""}. ` +
     `${kinds ? `Its layers are of several kinds (${kinds}). ` : ""}` +
     `It was measured in ${m.dtype} on ${plural(m.documents, "document")} of ${m.tokens} tokens ` +

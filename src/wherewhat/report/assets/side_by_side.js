@@ -70,7 +70,7 @@ function drawRanks() {
   const id = by("shared-metric").value;
   const line = (values, name, i, dash) => {
     const sorted = values.flat().filter(isNumber).sort((x, y) => x - y);
-    const x = sorted.map((_, k) => (sorted.length > 1 ? (100 * k) / (sorted.length - 1) : 50));
+    const x = sorted.map((_, k) => (100 * (k + 1)) / sorted.length);
     return { type: "scatter", mode: "lines", x, y: sorted, name: plain(name), line: { color: colour(i), dash, width: dash === "solid" ? 2.5 : 1.5 }, hovertemplate: "%{x:.0f} % of heads: at most %{y:.4g}<extra>%{fullData.name}</extra>" };
   };
   const traces = all.models.flatMap((one, i) => {

@@ -15,8 +15,10 @@ function sizeOf(measurement) {
   return `${size.documents === 1 ? "one document" : `${size.documents} documents`} of ${size.tokens} tokens${queries}`;
 }
 
+// A name inside a sentence, so that right-to-left text in it does not reorder the sentence.
+const isolated = (name) => `\u2068${name}\u2069`;
 const show = (x) => (x === null || x === undefined ? "undefined" : Math.abs(x) >= 1000 ? x.toFixed(0) : String(x));
-const fixed = (x) => (x === null || x === undefined ? "undefined" : x.toFixed(3));
+const fixed = (x) => (x === null || x === undefined ? "undefined" : x.toFixed(3).replace(/^-(0\.0+)$/, "$1"));
 const interval = (value) => (value.low === null ? "" : ` (${fixed(value.low)} to ${fixed(value.high)})`);
 const withInterval = (value) => (value ? `${fixed(value.mean)}${interval(value)}` : "undefined");
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
