@@ -95,6 +95,8 @@ def test_records_equal_ordinary_runs(tmp_path):
         for metric, layers in stored.head_means.items():
             if metric.endswith(("together", "shared", "pooled", "separate", "low", "high", "label")):
                 continue  # over all documents together
+            if metric in ("swaps_kept", "swap_bound"):
+                continue  # a record has one temperature, and computes fewer swaps
             wanted = [value for heads in layers.values() for value in heads]
             got = found[f"{name}.{metric}"][0].tolist()
             assert got == pytest.approx([float("nan") if v is None else v for v in wanted], rel=1e-6, nan_ok=True)
