@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from llama import random_llama
 from wherewhat.measures.axes.fit import AxesFit, fit_axes, fit_margins
 from wherewhat.measures.axes.solver import Band, Margins
 
@@ -148,23 +149,10 @@ def gpu(options: argparse.Namespace) -> None:
 
 def large_model(options: argparse.Namespace) -> None:
     """Decomposition of the 1,024 heads of a random Llama of 8 billion weights on top of its own forward pass."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from wherewhat.captures.proof import capture, prove
     from wherewhat.measures.axes.layer import fit_layer
 
-    config = LlamaConfig(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        vocab_size=128_256,
-        max_position_embeddings=131_072,
-    )
-    torch.manual_seed(0)
-    with torch.device(options.device):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    model = random_llama("8B", tokens=131_072, device=options.device, dtype="bfloat16")
     proof = prove(model)
     for n, allowed in {1024: 2.5, 4096: 1.4, 8192: 1.2, 32_768: 1.08}.items():
         ids = torch.randint(0, 128_000, (1, n), device=options.device)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from llama import random_llama
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
 
@@ -65,19 +66,7 @@ def _model(options: argparse.Namespace) -> Any:
         from wherewhat.models.loader import load
 
         return load(options.model, device=options.device, dtype=options.dtype).model
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        max_position_embeddings=max(4096, options.tokens),
-    )
-    torch.manual_seed(0)
-    with torch.device(options.device):
-        return LlamaForCausalLM._from_config(config, dtype=getattr(torch, options.dtype)).eval()
+    return random_llama("1.1B", tokens=max(4096, options.tokens), device=options.device, dtype=options.dtype)
 
 
 def _nothing(_: LayerAttention) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from llama import random_llama
 from wherewhat.captures.proof import prove
 from wherewhat.runs.subject import ModelSubject
 
@@ -78,20 +79,7 @@ def _model(options: argparse.Namespace) -> Any:
         import wherewhat
 
         return wherewhat.load("smollm2", device=options.device, dtype=options.dtype).model
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        max_position_embeddings=options.tokens,
-    )
-    with torch.device(options.device):
-        model = LlamaForCausalLM(config)
-    return model.to(getattr(torch, options.dtype)).eval().requires_grad_(False)
+    return random_llama("1.1B", tokens=options.tokens, device=options.device, dtype=options.dtype)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from helpers.capture import proved, shared, tiny, tokens
 from wherewhat.captures.proof import intervene
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
-from wherewhat.extend.planned import LimitedLayer, cache_bytes, planned
+from wherewhat.extend.planned import LimitedLayer, planned
 from wherewhat.measures.attention.weights import attention_output
 
 # MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.
@@ -60,6 +60,17 @@ def in_pieces(model, ids, pieces):
         found.append(output.logits)
     assert start == ids.shape[1]
     return torch.cat(found, 1), cache
+
+
+def cache_bytes(cache):
+    """Memory of a cache of transformers, or of a plan, in bytes."""
+    total = 0
+    for layer in cache.layers:
+        if isinstance(layer, LimitedLayer):
+            total += layer.nbytes
+        else:
+            total += sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
+    return total
 
 
 @pytest.mark.parametrize("family", FAMILIES)

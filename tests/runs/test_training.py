@@ -13,6 +13,7 @@ import wherewhat
 from helpers.capture import tiny, tokens
 from helpers.training import same_weights, train_loop, trainee
 from wherewhat.errors import TextError, WherewhatError
+from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric
 from wherewhat.runs import training
 from wherewhat.runs.execution import run as run_request
@@ -88,15 +89,14 @@ def same_records(one: TrainingRun, other: TrainingRun) -> bool:
 
 def test_records_equal_ordinary_runs(tmp_path):
     model = tiny("llama")
-    watch = recorder(model, measurements=["axes", "heads"], options={"heads": {"queries": 16}})
+    options = {"heads": {"queries": 16, "taus": HeadsConfig().taus}}
+    watch = recorder(model, measurements=["axes", "heads"], options=options)
     found = watch.finish().records
     for name in ("axes", "heads"):
         stored = StoredRun(run_request(Request(name, model=model, texts=IDS), out=tmp_path))
         for metric, layers in stored.head_means.items():
             if metric.endswith(("together", "shared", "pooled", "separate", "low", "high", "label")):
                 continue  # over all documents together
-            if metric in ("swaps_kept", "swap_bound"):
-                continue  # a record has one temperature, and computes fewer swaps
             wanted = [value for heads in layers.values() for value in heads]
             got = found[f"{name}.{metric}"][0].tolist()
             assert got == pytest.approx([float("nan") if v is None else v for v in wanted], rel=1e-6, nan_ok=True)

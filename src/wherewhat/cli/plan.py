@@ -118,18 +118,16 @@ def plan(
 
 def _table(plan: Any) -> Table:
     """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
+    from wherewhat.runs.planner import with_interval
+
     count = len(plan.provenance["evaluated_on"])
     table = Table(title=f"{plan.model}: mean ± 95 % over {count} documents not used for choosing")
     titles = ("rise of the loss, nats", "gain from planted runs, nats", "part of the gain without limits")
     for title in ("selector", f"{plan.unit}s in full", *titles):
         table.add_column(title)
 
-    def shown(x: dict[str, float] | None, form: str = ".3f") -> str:
-        if x is None:
-            return ""
-        return f"{x['mean']:{form}}" if x["high"] is None else f"{x['mean']:{form}} ± {x['high'] - x['mean']:{form}}"
-
     for row in sorted(plan.provenance["curve"], key=lambda row: (row["share"], row["selector"])):
-        numbers = shown(row["rise"]), shown(row["found"]), shown(row["part"], ".0%")
+        part = "" if row["part"] is None else with_interval(row["part"], ".0%")
+        numbers = with_interval(row["rise"]), with_interval(row["found"]), part
         table.add_row(row["selector"], f"{row['share']:.0%}", *numbers)
     return table

@@ -438,17 +438,6 @@ def _with_cache(
     return new
 
 
-def cache_bytes(cache: Any) -> int:
-    """Return the memory of a cache of transformers, or of a plan, in bytes."""
-    total = 0
-    for layer in cache.layers:
-        if isinstance(layer, LimitedLayer):
-            total += layer.nbytes
-        else:
-            total += sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
-    return total
-
-
 _proved: weakref.WeakKeyDictionary[nn.Module, State] = weakref.WeakKeyDictionary()
 
 

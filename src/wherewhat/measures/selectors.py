@@ -17,7 +17,7 @@ from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
 from wherewhat.measures.attention.weights import weight_blocks
 from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.head_costs import DEPTHS, RUN, HeadCosts, HeadStatistics, HeadSums
+from wherewhat.measures.head_costs import DEPTHS, RUN, HeadStatistics, HeadSums
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
@@ -222,11 +222,6 @@ def output_scores(
         layer: (gradient.double() * changes[layer].double()).sum((0, 1, 3)).cpu()
         for layer, gradient in zip(layers, gradients, strict=True)
     }
-
-
-def cost_scores(costs: HeadCosts) -> dict[int, Tensor]:
-    """Return rise of the loss plus lost retrieval of limiting each head alone, nats, ``(heads,)`` by layer."""
-    return {layer: (rise + costs.lost["window"][layer]).mean(0) for layer, rise in costs.rise["window"].items()}
 
 
 def rank_scores(scores: Sequence[HeadScores]) -> dict[int, Tensor]:

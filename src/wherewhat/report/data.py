@@ -152,6 +152,13 @@ def terms(runs: Runs) -> list[dict[str, str]]:
     return list(found.values())
 
 
+def head_labels(run: StoredRun) -> dict[tuple[int, int], int]:
+    """Return the code of each head's label, over all documents together where there are several; none if undefined."""
+    values = run.head_values
+    codes = values.get("label_together") or values.get("label") or {}
+    return {place: int(listed[0]) for place, listed in codes.items() if listed and listed[0] >= 0}
+
+
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     """Return every metric of heads, with its title, its control, and values of the model and its control models."""
     tables = []

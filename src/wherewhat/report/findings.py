@@ -8,12 +8,14 @@ interval.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
+from wherewhat.report.data import head_labels
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
@@ -298,13 +300,8 @@ def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
 
 def _count(run: StoredRun) -> dict[str, int]:
     """Return the number of heads with each label, over all documents together where there are several."""
-    values = run.head_values
-    codes = values["label_together" if "label_together" in values else "label"] if "label" in values else {}
-    counts = dict.fromkeys(LABELS, 0)
-    for listed in codes.values():
-        if listed:
-            counts[LABELS[int(listed[0])]] += 1
-    return counts
+    found = Counter(head_labels(run).values())
+    return {name: found[code] for code, name in enumerate(LABELS)}
 
 
 def _more(count: int, other: int, total: int) -> bool:

@@ -44,6 +44,7 @@ from wherewhat.report.learning import counted
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.profiles import profile_name
+from wherewhat.runs.request import option_text
 from wherewhat.runs.results import StoredRun
 
 
@@ -416,17 +417,13 @@ def _about(run: StoredRun) -> str:
         word, each = "prompt" if isinstance(made, QuestionMeasurement) else "item", ""
     else:
         word = "document"
-    options = ", ".join(f"{name}={_brief(value)}" for name, value in run.options.items() if value != defaults.get(name))
+    changed = {name: value for name, value in run.options.items() if value != defaults.get(name)}
+    options = ", ".join(f"{name}={option_text(value)}" for name, value in changed.items())
     over = f"; intervals are 95 % over {word}s" if count > 1 else ""
     return (
         f"Measured in {config['dtype']} on {counted(count, word)}{each}{over}."
         f"{f' Options other than the defaults: {options}.' if options else ''}"
     )
-
-
-def _brief(value: Any) -> str:
-    """Return an option's value as it is written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> dict[str, Any]:

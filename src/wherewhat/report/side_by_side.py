@@ -10,7 +10,7 @@ import torch
 
 from wherewhat.measures.statistics import Interval, interval, welch
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.data import WANTED, interval_json, rounded
+from wherewhat.report.data import WANTED, head_labels, interval_json, rounded
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import StoredRun
@@ -201,16 +201,10 @@ def _correlation(first: Sequence[float], second: Sequence[float]) -> float | Non
 
 def _label_changes(first: ComparedModel, other: ComparedModel) -> dict[str, Any] | None:
     """Return the number of heads by label before (rows) and after (columns); None if they were not labelled."""
-    before, after = (_labels(one.runs.find("heads")) for one in (first, other))
+    runs = [one.runs.find("heads") for one in (first, other)]
+    before, after = ({} if run is None else head_labels(run) for run in runs)
     counts = [[0] * len(LABELS) for _ in LABELS]
     for place, code in before.items():
         if place in after:
             counts[code][after[place]] += 1
     return {"names": list(LABELS), "counts": counts} if any(map(any, counts)) else None
-
-
-def _labels(run: StoredRun | None) -> dict[tuple[int, int], int]:
-    """Return the label of each head, over all documents together where there are several."""
-    values = {} if run is None else run.head_values
-    codes = values.get("label_together") or values.get("label") or {}
-    return {place: int(listed[0]) for place, listed in codes.items() if listed and listed[0] >= 0}

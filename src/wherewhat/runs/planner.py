@@ -20,8 +20,8 @@ from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.plan import LayerHeads, Plan, Unit, fingerprint, plannable
 from wherewhat.measures.head_costs import (
     OPERATIONS,
-    HeadSums,
     PlanOutcome,
+    fit_head_statistics,
     measure_head_costs,
     measure_plan,
     outcome_curve,
@@ -356,15 +356,15 @@ class _Planner:
         for name in self.choosing:
 
             def compute(source: ScoreSource, name: str = name) -> list[Score]:
-                sums = HeadSums(request.sinks)
-                for other in self.choosing:
-                    if other != name or len(self.choosing) == 1:
-                        self.subject.run(self.ids[other], sums.add)
+                others = [other for other in self.choosing if other != name] or [name]
+                statistics = fit_head_statistics(
+                    self.subject, [self.ids[other] for other in others], sinks=request.sinks
+                )
                 costs = measure_head_costs(
                     self.model,
                     self.proof,
                     self.ids[name],
-                    sums.result(),
+                    statistics,
                     window=request.keys,
                     sinks=request.sinks,
                     operations=operations,
@@ -480,18 +480,19 @@ class _Planner:
         )
 
 
+def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:
+    """Return a mean of a plan's costs, ± half of its interval where it has one."""
+    mean, high = row["mean"], row["high"]
+    assert mean is not None
+    return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
+
+
 def describe_plan(
     request: PlanRequest, share: float, own: Mapping[str, Any], base: Mapping[str, Any], documents: int
 ) -> str:
     """Return in one sentence or two what a plan costs and how sure that is."""
-
-    def shown(x: Mapping[str, float | None], form: str = ".3f") -> str:
-        mean, high = x["mean"], x["high"]
-        assert mean is not None
-        return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
-
     whole = base["found"]["mean"]
-    part = "" if own["part"] is None else f", {shown(own['part'], '.0%')} of the {whole:.3f} without limits"
+    part = "" if own["part"] is None else f", {with_interval(own['part'], '.0%')} of the {whole:.3f} without limits"
     sure = (
         "one document has no interval, so measure more with --documents"
         if documents == 1
@@ -499,6 +500,6 @@ def describe_plan(
     )
     return (
         f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
-        f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {shown(own['rise'])} nats, and "
-        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
+        f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} "
+        f"nats, and planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
     )

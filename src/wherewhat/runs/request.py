@@ -139,6 +139,11 @@ def given_options(request: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]
     return words
 
 
+def option_text(value: Any) -> str:
+    """Return the value of a measurement's option as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def _names(text: Any) -> Any:
     """Return one file, or a list of them, as a tuple of names."""
     listed = (text,) if isinstance(text, str | os.PathLike) else tuple(text) if isinstance(text, list) else text
@@ -225,7 +230,7 @@ class Request:
         words = ["wherewhat", self.measurement, os.fspath(self.model.model)]
         words += given_options(self) + given_options(self.model, leave_out=("model",))
         for name, value in self.options.items():
-            words += ["--set", f"{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"]
+            words += ["--set", f"{name}={option_text(value)}"]
         return shlex.join(words)
 
     def with_weights(self, weights: Weights) -> Request:
