@@ -124,7 +124,10 @@ def test_only_the_window_is_touched():
 
 
 @pytest.mark.parametrize("n", [31, 36, 64])
-@pytest.mark.parametrize("method", [m for m in SMALL if m.name in ("sliding-window", "streaming-llm", "lm-infinite")])
+@pytest.mark.parametrize(
+    "method",
+    [m for m in SMALL if m.name in ("sliding-window", "streaming-llm", "lm-infinite", "rerope", "self-extend")],
+)
 def test_kernels_agree_with_blocks(n, method, monkeypatch):
     layer = run(shared("llama"), tokens(n, batch=2))[0]
     assert layer.mask == Mask(causal=True)

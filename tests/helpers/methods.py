@@ -7,6 +7,7 @@ import pytest
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
 from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import LengthMethod
+from wherewhat.extend.near_far import NearFar
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 
 SMALL: list[LengthMethod] = [
@@ -21,5 +22,6 @@ SMALL: list[LengthMethod] = [
     YaRN(trained=12),
     SelfExtend(window=5, trained=12),
     ReRoPE(window=9),
+    NearFar(sinks=2, window=9, top=3),
 ]
 BY_NAME = pytest.mark.parametrize("method", SMALL, ids=lambda m: m.name)

@@ -108,10 +108,9 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
 def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
     """Return the logits ``(batch, heads, rows, c)`` of a set of keys, -inf where a key is not visible."""
     dtype = score_dtype(attention)
-    q, k = some.q.to(dtype), some.k.to(dtype)
-    batch, heads, count, d = q.shape
-    grouped = q.reshape(batch, k.shape[1], -1, d) @ k.transpose(-1, -2)
-    scores = grouped.view(batch, heads, count, -1) * attention.scale
+    q = some.q.to(dtype)
+    count = q.shape[2]
+    scores = shared_product(q, some.k.to(dtype)) * attention.scale
     if attention.softcap is not None:
         scores = attention.softcap * torch.tanh(scores / attention.softcap)
     mask, columns = _mask_terms(attention, rows, some.keys), scores.shape[-1]
@@ -124,6 +123,12 @@ def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
     if bias is not None:
         scores = scores + bias.to(dtype)
     return scores.masked_fill(~visible, -torch.inf)
+
+
+def shared_product(q: Tensor, k: Tensor) -> Tensor:
+    """Return the products ``(batch, heads, rows, c)`` of queries with keys ``(batch, kv_heads, c, d)`` they share."""
+    batch, heads, count, d = q.shape
+    return (q.reshape(batch, k.shape[1], -1, d) @ k.mT).view(batch, heads, count, -1)
 
 
 def rotated_to(

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.extend.attention import FarKeys, query_blocks
+from wherewhat.extend.attention import FarKeys, query_blocks, rotated_to, shared_product
 from wherewhat.numerics import has_triton
 
-Kernel = Literal["cpu", "flash", "cudnn", "banded"]
+Kernel = Literal["cpu", "flash", "cudnn", "efficient", "banded"]
 """Fused kernel that returns its log-sum-exp; ``banded`` is flash attention with a window, without chunks."""
 
 _MOST_CHUNKS = 65_535
@@ -28,8 +28,8 @@ def kernel_available(attention: LayerAttention, window: int) -> bool:
     if not q.is_cuda:
         return q.device.type == "cpu" and q.dtype == torch.float32
     chunks = q.shape[0] * -(-attention.n // window)
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and chunks <= _MOST_CHUNKS
+    known = q.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return known and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and chunks <= _MOST_CHUNKS
 
 
 def band_attention(
@@ -131,6 +131,10 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: Kernel) -> Ha
         out, lse = ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)[:2]
     elif kernel == "flash":
         out, lse = ops._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
+    elif kernel == "efficient":  # it does not share keys, and its log-sum-exp is padded
+        k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+        out, lse = ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True, scale=scale)[:2]
+        lse = lse[..., :size]
     else:
         out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False, scale=scale)[:2]
     lse = lse.reshape(batch * count, heads, size).float()
@@ -150,6 +154,8 @@ def kernel_for(q: Tensor) -> Kernel:
     """Return the fastest kernel for the device."""
     if not q.is_cuda:
         return "cpu"
+    if q.dtype == torch.float32:
+        return "efficient"
     hopper = torch.cuda.get_device_capability(q.device)[0] >= 9 and q.shape[-1] <= 128
     enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     return "cudnn" if hopper and enabled else "flash"
@@ -179,26 +185,51 @@ _MOST_FAR = 64
 def attend_by_kernels(
     attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
 ) -> Tensor:
-    """Compute the output ``(batch, n, heads, d_v)`` over the last ``window`` keys and a few far ones.
+    """Compute the output ``(batch, n, heads, d_v)`` over the last ``window`` keys and far ones.
 
     Args:
         attention: One layer with a causal mask and nothing else.
         window: Keys at a smaller distance are seen at that distance.
-        far: The keys beyond it; None for none.
+        far: The keys beyond it, a few first ones or all; None for none.
         block_mib: Memory for the queries of one block in float32.
         kernel: Kernel for the window; by default the fastest for the device.
     """
     if attention.n <= window:
         far = None
-    if kernel is None and has_triton(attention.rot_q.device) and (far is None or far.count <= _MOST_FAR):
+    half = attention.rot_q.dtype != torch.float32
+    if kernel is None and half and has_triton(attention.rot_q.device) and (far is None or far.count <= _MOST_FAR):
         return _attend_on_gpu(attention, window, far)
+    output, _ = merged_attention(attention, window, far, block_mib=block_mib, kernel=kernel)
+    return output.transpose(1, 2)
+
+
+def merged_attention(
+    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the same by :func:`merge_attention`.
+
+    Returns:
+        Output ``(batch, heads, n, d_v)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
+    """
     output, lse = band_attention(
         attention.rot_q, attention.rot_k, attention.value, window=window, scale=attention.scale, kernel=kernel
     )
-    if far is None:
-        return output.transpose(1, 2)
+    if far is None or attention.n <= window:
+        return output, lse
+    if far.count >= attention.m:
+        # A query that is ``window`` later than another sees one key more than it: that is a causal triangle.
+        i = torch.arange(window, attention.n, device=output.device)
+        q = rotated_to(attention, attention.rot_q[:, :, window:], i, far.query(i))
+        j = i - window
+        k = rotated_to(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
+        value = attention.value[:, :, : len(j)]
+        tensors = (x.to(value.dtype)[:, None] for x in (q, k, value))
+        beyond, beyond_lse = (x[:, 0] for x in _causal(*tensors, attention.scale, kernel or kernel_for(value)))
+        parts = merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
+        output[:, :, window:], lse[:, :, window:] = parts
+        return output, lse
     rotated = _RotatedScores(attention, far)
-    j = torch.arange(rotated.keys.shape[-1], device=output.device)
+    j = torch.arange(rotated.keys.shape[2], device=output.device)
     value = attention.value[:, :, : len(j)]
     for block in query_blocks(attention, 2 * attention.rot_q.shape[-1], block_mib=block_mib):
         rows = slice(max(block.start, window), block.stop)
@@ -209,8 +240,9 @@ def attend_by_kernels(
         weights = torch.softmax(scores, -1).to(value.dtype)
         batch, heads, count, columns = weights.shape
         beyond = (weights.view(batch, value.shape[1], -1, columns) @ value).view(batch, heads, count, -1)
-        output[:, :, rows] = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))[0]
-    return output.transpose(1, 2)
+        parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))
+        output[:, :, rows], lse[:, :, rows] = parts
+    return output, lse
 
 
 def _attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None) -> Tensor:
@@ -221,7 +253,7 @@ def _attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None) 
     few: FarTensors | None = None
     if far is not None:
         rotated = _RotatedScores(attention, far)
-        keys, turned = rotated.keys.mT.half(), None if rotated.turned is None else rotated.turned.mT.half()
+        keys, turned = rotated.keys.half(), None if rotated.turned is None else rotated.turned.half()
         few = FarTensors(q, rotated.cos, rotated.sin, keys, turned, v[:, :, : keys.shape[2]], window)
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
     for rows, own, back in window_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
@@ -238,7 +270,7 @@ class _RotatedScores:
 
     def __init__(self, attention: LayerAttention, far: FarKeys) -> None:
         keys = far.rotated(attention)
-        self.keys = keys.transpose(-1, -2)
+        self.keys = keys
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
         self.turned: Tensor | None = None
@@ -257,19 +289,14 @@ class _RotatedScores:
         self.cos, self.sin = by_dimension.cos().to(narrow), by_dimension.sin().to(narrow)
         turned = torch.zeros_like(keys)
         turned[..., left], turned[..., right] = keys[..., right], -keys[..., left]
-        self.turned = turned.transpose(-1, -2)
+        self.turned = turned
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
         """Return the logits of some queries, ``(batch, heads, rows, c)`` float32."""
         q, dtype = attention.rot_q[:, :, rows], self.keys.dtype
         if self.cos is None or self.sin is None or self.turned is None:
-            return _times(q.to(dtype), self.keys) * attention.scale
+            return shared_product(q.to(dtype), self.keys) * attention.scale
         cos, sin = (x[..., rows, :] if x.ndim == 2 else x[:, None, rows] for x in (self.cos, self.sin))
-        straight, across = _times(q.to(dtype) * cos, self.keys), _times(q.to(dtype) * sin, self.turned)
+        straight = shared_product(q.to(dtype) * cos, self.keys)
+        across = shared_product(q.to(dtype) * sin, self.turned)
         return (straight + across) * attention.scale
-
-
-def _times(q: Tensor, k: Tensor) -> Tensor:
-    """Multiply queries ``(batch, heads, rows, d)`` by shared keys ``(batch, kv_heads, d, c)``."""
-    batch, heads, count, d = q.shape
-    return (q.reshape(batch, k.shape[1], -1, d) @ k).view(batch, heads, count, -1)

@@ -18,10 +18,14 @@ from wherewhat.extend.attention import (
     attend_sets,
     check_unpadded,
     empty_output,
+    gathered,
+    only_causal,
     query_blocks,
     rotated_to,
     set_scores,
+    shared_product,
 )
+from wherewhat.extend.kernels import kernel_available, merge_attention, merged_attention
 from wherewhat.extend.limits import HeadSet, index_tensor, with_heads
 from wherewhat.extend.method import LengthMethod, check_positive, required
 from wherewhat.extend.plan import Plan
@@ -134,16 +138,37 @@ class _NearFar:
 
     def _attend_far(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
         """Return the output of heads that all look far."""
-        first_keys, keys = self.near.first_keys(attention), _Contents(self.method, attention)
+        window, contents = self.near.window, _Contents(self.method, attention)
+        if self.method.margin is None and only_causal(attention) and kernel_available(attention, window):
+            return self._attend_by_kernels(attention, contents, block_mib=block_mib)
+        first_keys = self.near.first_keys(attention)
         output = empty_output(attention)
-        for rows in query_blocks(attention, 3 * attention.m, block_mib=block_mib, most=self.near.window):
+        for rows in query_blocks(attention, 3 * attention.m, block_mib=block_mib, most=window):
             sets = self.near.sets(attention, rows, first_keys)
-            output[:, rows] = attend_sets(attention, rows, sets, self._chosen(attention, rows, sets, keys))
+            output[:, rows] = attend_sets(attention, rows, sets, self._chosen(attention, rows, sets, contents))
         return output
 
-    def _chosen(self, attention: LayerAttention, rows: slice, sets: list[KeySet], keys: _Contents) -> ChosenKeys | None:
+    def _attend_by_kernels(self, attention: LayerAttention, contents: _Contents, *, block_mib: int) -> Tensor:
+        """Return the same for a layer with a causal mask only: far keys are added by log-sum-exp."""
+        window = self.near.window
+        output, lse = merged_attention(attention, window, self.near.far, block_mib=block_mib)
+        for block in query_blocks(attention, attention.m, block_mib=_selection_mib(attention, block_mib)):
+            rows = slice(max(block.start, window), block.stop)
+            found = contents.chosen(rows, only_causal=True) if rows.start < rows.stop else None
+            if found is not None:
+                value = gathered(attention.value, found.keys)
+                # The first queries have fewer far keys than they could choose, or none.
+                weights = torch.softmax(found.scores, -1).nan_to_num(0.0).to(value.dtype)
+                beyond = (weights[..., None, :] @ value)[..., 0, :]
+                parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
+                output[:, :, rows] = parts[0]
+        return output.transpose(1, 2)
+
+    def _chosen(
+        self, attention: LayerAttention, rows: slice, sets: list[KeySet], contents: _Contents
+    ) -> ChosenKeys | None:
         """Return the far keys of some queries; None if there are none."""
-        found = keys.chosen(rows)
+        found = contents.chosen(rows)
         if found is None or self.method.margin is None:
             return found
         best = torch.stack([set_scores(attention, rows, some).amax(-1) for some in sets]).amax(0)
@@ -171,22 +196,38 @@ class _Contents:
         j = torch.arange(attention.m, device=attention.rot_k.device)
         self._keys = rotated_to(attention, attention.rot_k, j, torch.zeros_like(j))
 
-    def chosen(self, rows: slice) -> ChosenKeys | None:
-        """Return the far keys that some queries choose, with the logits at which they see them."""
+    def chosen(self, rows: slice, *, only_causal: bool = False) -> ChosenKeys | None:
+        """Return the far keys that some queries choose, with the logits at which they see them; None for none.
+
+        Args:
+            rows: The queries.
+            only_causal: Whether the layer has a causal mask and nothing else; then only chosen keys are read again.
+        """
         attention, method = self._attention, self._method
         first = attention.m - attention.n
         i = torch.arange(first + rows.start, first + rows.stop, device=self._keys.device)
         stop = first + rows.stop - self._window
         if stop <= method.sinks:
             return None
-        far = slice(method.sinks, stop)
+        far, count = slice(method.sinks, stop), min(method.top, stop - method.sinks)
         allowed = i[:, None] - torch.arange(far.start, far.stop, device=i.device) >= self._window
-        scores = {
-            kind: set_scores(attention, rows, KeySet(self._queries(kind, rows, i), self._keys[:, :, far], far, allowed))
-            for kind in {method.chosen, method.seen}
-        }
-        best = scores[method.chosen].topk(min(method.top, stop - far.start), dim=-1).indices
-        return ChosenKeys(scores[method.seen].gather(-1, best), best + far.start)
+
+        def judged(kind: Judged) -> Tensor:
+            q = self._queries(kind, rows, i)
+            return set_scores(attention, rows, KeySet(q, self._keys[:, :, far], far, allowed))
+
+        if not only_causal:
+            best = judged(method.chosen).topk(count, dim=-1).indices
+            return ChosenKeys(judged(method.seen).gather(-1, best), best + far.start)
+        scores = shared_product(self._queries(method.chosen, rows, i), self._keys[:, :, far])
+        # The last query of the block sees all of these keys, and each one before it one less.
+        part = max(0, stop - far.start - len(i))
+        scores[..., part:].masked_fill_(~allowed[:, part:], -torch.inf)
+        found, best = largest(scores, count)
+        if method.seen != method.chosen:
+            q, k = self._queries(method.seen, rows, i), gathered(self._keys, best + far.start)
+            found = (k @ q[..., None])[..., 0].masked_fill(found == -torch.inf, -torch.inf)
+        return ChosenKeys(found * attention.scale, best + far.start)
 
     def _queries(self, kind: Judged, rows: slice, i: Tensor) -> Tensor:
         """Return queries whose products with the keys are averaged logits, or those at distance L."""
@@ -196,6 +237,33 @@ class _Contents:
             return rotated_to(attention, q, i, torch.full_like(i, self._method.distance or self._window))
         q = rotated_to(attention, q, i, torch.zeros_like(i))
         return q if attention.rotation is None else averaged_over_distances(q, attention.rotation, self._window)
+
+
+_BLOCK = 32
+"""Number of keys of which the largest logit is compared first."""
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest of the last dimension and their indices, in any order.
+
+    They are in the ``count`` blocks with the largest maxima, so only these are searched.
+    """
+    whole = scores.shape[-1] // _BLOCK
+    if whole <= 2 * count:
+        return torch.topk(scores, count, dim=-1, sorted=False)
+    rest = scores[..., whole * _BLOCK :]
+    blocks = torch.unflatten(scores[..., : whole * _BLOCK], -1, (whole, _BLOCK))
+    best = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
+    some = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
+    index = (best[..., None] * _BLOCK + torch.arange(_BLOCK, device=scores.device)).flatten(-2)
+    last = torch.arange(whole * _BLOCK, scores.shape[-1], device=scores.device).expand(*index.shape[:-1], -1)
+    values, places = torch.topk(torch.cat([some, rest], -1), count, dim=-1, sorted=False)
+    return values, torch.cat([index, last], -1).gather(-1, places)
+
+
+def _selection_mib(attention: LayerAttention, block_mib: int) -> int:
+    """Return the memory for one block of logits from which keys are chosen: a GPU needs large ones."""
+    return max(block_mib, 1024) if attention.rot_q.is_cuda else block_mib
 
 
 def averaged_over_distances(q: Tensor, rotation: Rotation, window: int) -> Tensor:

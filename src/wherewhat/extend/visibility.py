@@ -61,8 +61,8 @@ class Windowed:
         """
         check_unpadded(attention)
         far = self.far
-        few = far is None or (far.choose is None and far.count <= _FEW)
-        if fast and few and only_causal(attention) and kernel_available(attention, self.window):
+        simple = far is None or (far.choose is None and not _FEW < far.count < attention.m)
+        if fast and simple and only_causal(attention) and kernel_available(attention, self.window):
             return attend_by_kernels(attention, self.window, far, block_mib=block_mib)
         far_keys = self.first_keys(attention)
         output = empty_output(attention)
