@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from wherewhat.runs.request import ModelRequest, Request
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
+    from wherewhat.runs.triattention import save_triattention
     from wherewhat.text.documents import Document, embedded_documents
     from wherewhat.text.files import read_documents
 
@@ -86,6 +87,7 @@ _HOMES = {
     "read_documents": "wherewhat.text.files",
     "register": "wherewhat.measures.registry",
     "run": "wherewhat.report.result",
+    "save_triattention": "wherewhat.runs.triattention",
     "supported_models": "wherewhat.models.catalog",
     "swaps": "wherewhat.measures.layers",
 }
@@ -132,6 +134,7 @@ __all__ = [
     "read_documents",
     "register",
     "run",
+    "save_triattention",
     "supported_models",
     "swaps",
 ]

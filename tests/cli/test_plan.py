@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from helpers.models import save_model
 from wherewhat.errors import ConfigError
@@ -39,13 +40,18 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
         "--out",
         tmp_path / "runs",
     )
-    outcome = cli("plan", folder, *options, "--file", tmp_path / "my.json", "--pattern", tmp_path / "pattern")
+    files = ("--file", tmp_path / "my.json", "--pattern", tmp_path / "pattern", "--triattention", tmp_path / "my.pt")
+    outcome = cli("plan", folder, *options, *files)
     assert outcome.code == 0, outcome.err
     plan = Plan.load(tmp_path / "my.json")
     assert plan.share == 0.5
     assert "see the whole text, the others the last 20 and the first 4 keys" in " ".join(outcome.out.split())
     assert (tmp_path / "my.html").stat().st_size > 10_000
     assert (tmp_path / "pattern" / "full_attention_heads.tsv").is_file()
+    assert "my.pt" in outcome.out
+    statistics = torch.load(tmp_path / "my.pt", weights_only=True)  # noqa: TID251 - the format of TriAttention
+    assert statistics["metadata"]["num_traces"] == 2  # the documents for choosing
+    assert "layer01_head03" in statistics["stats"]
     figure = pareto_figure(plan)
     assert {trace.name for trace in figure.data} == {"ranks", "mass", "random"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from transformers import DynamicCache
 
 from helpers.capture import proved, shared, tiny, tokens
 from wherewhat.captures.proof import intervene
-from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.errors import ConfigError, LoadError, MeasureError
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.extend.planned import LimitedLayer, planned
 from wherewhat.measures.attention.weights import attention_output
@@ -162,7 +163,7 @@ def test_plan_file(tmp_path):
 
 
 def test_pattern_of_duo_attention(tmp_path):
-    """The rules by which DuoAttention and kvpress read the numbers give the plan."""
+    """The rules by which DuoAttention (at commit fe93c31) and kvpress (0.5.5) read the numbers give the plan."""
     plan = plan_of("llama")
     plan = dataclasses.replace(plan, scores=dict.fromkeys(plan.layers, (0.1, 0.2)))
     folder = plan.save_pattern(tmp_path / "pattern")
@@ -171,16 +172,29 @@ def test_pattern_of_duo_attention(tmp_path):
     assert pattern.min() >= 0
     assert pattern.max() <= 1
     sparsity = 1 - plan.share
-    by_quantile = pattern >= np.quantile(pattern, sparsity)  # DuoAttention
-    by_order = np.ones(8, dtype=bool)  # kvpress
+    # duo_attn/utils.py, sparsify_attention_heads: a quantile after adding noise
+    noisy = pattern + np.random.default_rng(0).uniform(0, 1e-6, pattern.shape)
+    by_quantile = noisy >= np.quantile(noisy, sparsity)
+    # duo_attn/patch/llama.py, enable_llama_duo_attention_eval: numbers in the dtype of the model, above 0.5
+    by_threshold = (torch.tensor(pattern, dtype=torch.bfloat16) > 0.5).numpy()
+    by_order = np.ones(8, dtype=bool)  # kvpress/presses/duo_attention_press.py, post_init_from_model
     by_order[np.argsort(pattern, axis=None)[: round(8 * sparsity)]] = False
-    for full in (by_quantile, by_order.reshape(4, 2)):
+    for full in (by_quantile, by_threshold, by_order.reshape(4, 2)):
         assert {layer: tuple(np.flatnonzero(row)) for layer, row in enumerate(full)} == plan.full
+    full = np.array([plan.full_heads(layer)[::2] for layer in plan.layers])  # two query heads per key head
+    order = [*sorted(zip(full.ravel(), np.tile((0.1, 0.2), 4), range(8), strict=True))]
+    assert np.argsort(pattern, axis=None).tolist() == [unit for _, _, unit in order]
     assert json.loads((folder / "config.json").read_text()) == {"sink_size": 2, "recent_size": 5}
     with pytest.raises(ConfigError, match="this plan lists query heads"):
         plan_of("llama", unit="head").save_pattern(tmp_path)
     with pytest.raises(ConfigError, match="layers with a window"):
         plan_of("gemma3_text").save_pattern(tmp_path)
+
+
+def test_missing_kvpress_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kvpress", None)
+    with pytest.raises(LoadError, match="needs the package 'kvpress', which is not installed: pip install --no-deps"):
+        plan_of("llama").to_kvpress()
 
 
 def test_fingerprint_depends_on_weights_only():

@@ -54,6 +54,12 @@ _File = Annotated[
 _Pattern = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Also write the plan as a pattern of DuoAttention to this folder.")
 ]
+_TriAttention = Annotated[
+    Path | None,
+    typer.Option(
+        "--triattention", metavar="FILE", help="Also write statistics of queries to this file, for TriAttention."
+    ),
+]
 
 
 @with_fields(ModelRequest)
@@ -74,6 +80,7 @@ def plan(
     beyond: _Beyond = False,
     file: _File = None,
     pattern: _Pattern = None,
+    triattention: _TriAttention = None,
     out: options.Out = options.DEFAULT_OUT,
     **given: Any,
 ) -> None:
@@ -103,6 +110,7 @@ def plan(
         costs=costs,
         beyond=beyond,
         out=out,
+        triattention=triattention,
         progress=TerminalProgress(),
     )
     path = made.save(file or out / f"plan-{made.model}.json")
@@ -112,6 +120,8 @@ def plan(
     console.print(made.provenance["sentence"], markup=False, highlight=False)
     if pattern is not None:
         print_line(console, made.save_pattern(pattern))
+    if triattention is not None:
+        print_line(console, triattention)
     print_line(console, path)
     print_line(console, picture)
 

@@ -15,6 +15,7 @@ from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.files import explain, make_folder, write_file
 from wherewhat.hashes import parse_object, readable_json
+from wherewhat.imports import require
 
 Unit = Literal["group", "head"]
 """What a plan chooses: whole key-value groups, whose cache can be dropped, or single query heads."""
@@ -166,9 +167,47 @@ class Plan:
     def save_pattern(self, folder: str | Path) -> Path:
         """Write the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), also used by kvpress.
 
-        ``full_attention_heads.tsv`` has one row per layer and one column per key head, from 0 to 1: the rank of its
-        score, so that a sparsity of one minus :attr:`share` gives this plan. ``config.json`` has the numbers of first
-        and of last keys.
+        ``full_attention_heads.tsv`` has one row per layer and one column per key head: above 0.5 where it sees the
+        whole text, in the order of the scores. So both the threshold 0.5 of DuoAttention and a sparsity of one minus
+        :attr:`share` give this plan. ``config.json`` has the numbers of first and of last keys.
+        """
+        lines = ["\t".join(f"{x:.6f}" for x in row) for row in self._pattern()]
+        folder = Path(folder)
+        make_folder(folder)
+        write_file(folder / "full_attention_heads.tsv", ("\n".join(lines) + "\n").encode())
+        write_file(folder / "config.json", readable_json({"sink_size": self.sinks, "recent_size": self.window}))
+        return folder
+
+    def to_kvpress(self) -> Any:
+        """Return a ``DuoAttentionPress`` of kvpress (tested: 0.5.5) that keeps the groups of this plan in full.
+
+        Prefill and generate inside ``with plan.to_kvpress()(model):``. Unlike :func:`~wherewhat.planned`, kvpress
+        computes the prompt without limits, then masks keys before its last ``window`` in the cache without removing
+        them, and keeps all generated keys.
+        """
+        kvpress: Any = require(
+            "kvpress", why="a press from a plan", install="--no-deps kvpress 'cachetools<6' fire termcolor"
+        )
+        scores = torch.tensor(self._pattern(), dtype=torch.float64).numpy()
+        press = kvpress.DuoAttentionPress(head_compression_ratio=1 - self.share)
+        # The method downloads patterns of a few models.
+        press.load_attention_pattern = lambda model: (self.sinks, self.window, scores)
+        hook = press.forward_hook
+
+        def forward_hook(module: Any, inputs: Any, kwargs: dict[str, Any], output: Any) -> Any:
+            # kvpress reads the positions of the queries here, which transformers passes in versions before 5.3 only.
+            if "cache_position" not in kwargs:
+                stop = kwargs["past_key_values"].get_seq_length(module.layer_idx)
+                kwargs = kwargs | {"cache_position": torch.arange(stop - kwargs["hidden_states"].shape[1], stop)}
+            return hook(module, inputs, kwargs, output)
+
+        press.forward_hook = forward_hook
+        return press
+
+    def _pattern(self) -> list[list[float]]:
+        """Return numbers from 0 to 1 by layer and key head, at least 0.6 for those in full and at most 0.4 for others.
+
+        DuoAttention compares them with 0.5 in the dtype of the model, in which numbers nearer to 0.5 could equal it.
         """
         if self.unit != "group":
             raise ConfigError(
@@ -179,23 +218,17 @@ class Plan:
                 f"a pattern of DuoAttention lists all layers, and {self.model} has layers with a window or with other "
                 "numbers of key heads"
             )
-        units = [(layer, group) for layer, count in sorted(self.layers.items()) for group in range(count.groups)]
-
-        def order(unit: tuple[int, int]) -> tuple[bool, float]:
-            layer, group = unit
-            scores = self.scores.get(layer, ())
-            return group in self.full.get(layer, ()), scores[group] if scores else 0.0
-
-        rank = {unit: (place + 1) / len(units) for place, unit in enumerate(sorted(units, key=order))}
-        lines = [
-            "\t".join(f"{rank[layer, group]:.6f}" for group in range(count.groups))
-            for layer, count in sorted(self.layers.items())
-        ]
-        folder = Path(folder)
-        make_folder(folder)
-        write_file(folder / "full_attention_heads.tsv", ("\n".join(lines) + "\n").encode())
-        write_file(folder / "config.json", readable_json({"sink_size": self.sinks, "recent_size": self.window}))
-        return folder
+        found = [[0.0] * count.groups for _, count in sorted(self.layers.items())]
+        for full, lowest in ((False, 0.0), (True, 0.6)):
+            units = [
+                (self.scores[layer][group] if self.scores.get(layer) else 0.0, layer, group)
+                for layer, count in sorted(self.layers.items())
+                for group in range(count.groups)
+                if (group in self.full.get(layer, ())) == full
+            ]
+            for place, (_, layer, group) in enumerate(sorted(units), 1):
+                found[layer][group] = lowest + 0.4 * place / len(units)
+        return found
 
     def check(self, model: nn.Module, proof: Proof, *, other_weights: bool = False) -> None:
         """Refuse a model with other heads or, unless ``other_weights`` is True, with other weights."""

@@ -53,6 +53,7 @@ from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Score, ScoreSource
 from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.triattention import write_triattention
 from wherewhat.text.documents import Document, documents_of, text_hash
 from wherewhat.text.files import read_documents
 
@@ -167,6 +168,7 @@ def make_plan(
     text: tuple[str, ...] | None = None,
     texts: tuple[Document, ...] | None = None,
     out: str | os.PathLike[str] = "runs",
+    triattention: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Plan:
@@ -181,6 +183,8 @@ def make_plan(
         text: Text files; by default the embedded prose.
         texts: Texts in place of files: strings, documents or token ids.
         out: Folder of run directories.
+        triattention: Also write statistics of the documents for choosing to this file, see
+            :func:`wherewhat.save_triattention`.
         progress: Progress callback; silent by default.
         options: Fields of :class:`PlanRequest`.
     """
@@ -201,7 +205,10 @@ def make_plan(
     progress.say(f"loading {model.model}")
     loaded = load_model(model, say=progress.say)
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
-        return _Planner(loaded, request, found[:needed], Path(out), progress).plan()
+        planner = _Planner(loaded, request, found[:needed], Path(out), progress)
+        if triattention is not None:
+            write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
+        return planner.plan()
 
 
 class _Planner:
