@@ -223,8 +223,8 @@ def merged_attention(
         j = i - window
         k = rotated_to(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
         value = attention.value[:, :, : len(j)]
-        tensors = (x.to(value.dtype)[:, None] for x in (q, k, value))
-        beyond, beyond_lse = (x[:, 0] for x in _causal(*tensors, attention.scale, kernel or kernel_for(value)))
+        q, k, value = (x.to(value.dtype)[:, None] for x in (q, k, value))
+        beyond, beyond_lse = (x[:, 0] for x in _causal(q, k, value, attention.scale, kernel or kernel_for(value)))
         parts = merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
         output[:, :, window:], lse[:, :, window:] = parts
         return output, lse

@@ -58,7 +58,7 @@ class NearFar(LengthMethod):
     sinks: int = 4
     window: int | None = None
     distance: int | None = None
-    top: int = 16
+    top: int = 4
     chosen: Judged = "averaged"
     seen: Judged = "capped"
     margin: float | None = None
