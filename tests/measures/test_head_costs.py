@@ -12,6 +12,7 @@ from wherewhat.measures.head_costs import (
     DEPTHS,
     OPERATIONS,
     RUN,
+    batch_mib,
     fit_head_statistics,
     measure_head_costs,
     replaced_output,
@@ -123,3 +124,12 @@ def test_a_text_within_the_window_is_refused(texts):
     model, proof = proved("llama")
     with pytest.raises(MeasureError, match="covers the texts of 200 tokens"):
         measure_head_costs(model, proof, texts, {}, window=198, sinks=4)
+
+
+@pytest.mark.parametrize(("free", "expected"), [(80, 10 * 1024), (139, 16 * 1024), (4, 512)])
+def test_memory_of_a_batch_depends_on_the_device(monkeypatch, free, expected):
+    for name, gib in (("mem_get_info", (free - 2, 140)), ("memory_reserved", 3), ("memory_allocated", 1)):
+        found = tuple(x * 2**30 for x in gib) if isinstance(gib, tuple) else gib * 2**30
+        monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
+    assert batch_mib(torch.device("cuda", 0)) == expected
+    assert batch_mib(torch.device("cpu")) == 1024

@@ -22,7 +22,7 @@ from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.extend.probes import Planting, plant
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.tensors import per_query_head
+from wherewhat.measures.tensors import next_token_loss, per_query_head, token_losses
 from wherewhat.options import short_repr
 from wherewhat.progress import Progress, Silent
 
@@ -189,7 +189,7 @@ def measure_head_costs(
     sinks: int,
     operations: Sequence[Operation] = OPERATIONS,
     unit: Unit = "head",
-    memory_mib: int = 1024,
+    memory_mib: int | None = None,
     progress: Progress | None = None,
 ) -> HeadCosts:
     """Replace the attention of one head or group at a time and measure loss and retrieval of planted runs.
@@ -205,7 +205,8 @@ def measure_head_costs(
         sinks: Number of first keys that it sees.
         operations: What replaces the attention.
         unit: Whether single heads are replaced, or all heads that share keys together.
-        memory_mib: Memory for logits of one batch, in MiB; without effect on the result but rounding.
+        memory_mib: Memory for logits of one batch, in MiB; by default that of :func:`batch_mib`. It changes the result
+            by rounding only.
         progress: Progress callback; silent by default.
     """
     if ids.shape[1] <= window + sinks:
@@ -223,9 +224,10 @@ def measure_head_costs(
     found = _recalled(planted.logits, plantings) - before
     rise: dict[Operation, dict[int, Tensor]] = {operation: {} for operation in operations}
     lost: dict[Operation, dict[int, Tensor]] = {operation: {} for operation in operations}
-    width = control.logits.shape[-1]
+    # As much again as the logits take is left for the hidden states of the batch.
+    each = 2 * control.logits[0].nbytes
+    most = max(1, (memory_mib or batch_mib(control.logits.device)) * 2**20 // each)
     control.logits = planted.logits = control.logits[:0]
-    most = max(1, memory_mib * 2**20 // (8 * ids.shape[1] * width))
     for layer in (progress or Silent()).track(sorted(layers), "costs of heads"):
         heads, units = layers[layer].heads, layers[layer].units(unit)
         variants = [(operation, one) for operation in operations for one in range(units)]
@@ -277,6 +279,19 @@ class _Variants:
         return outputs
 
 
+def batch_mib(device: torch.device) -> int:
+    """Return the memory for the logits of one batch in MiB: an eighth of a GPU's free memory, 1,024 elsewhere.
+
+    At most 16 GiB, since larger batches are not faster.
+    """
+    if device.type != "cuda":
+        return 1024
+    # Memory that torch has reserved and does not use is free, too.
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    return max(1, min(16 * 1024, free // 8 // 2**20))
+
+
 def _chunks(count: int, most: int) -> list[slice]:
     return [slice(start, min(count, start + most)) for start in range(0, count, most)]
 
@@ -295,10 +310,8 @@ def _check_unchanged(prefix: SharedPrefix, layer: int) -> None:
 
 def _losses(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the mean loss of each text ``(texts,)`` float64, from logits ``(texts, n, vocabulary)``."""
-    rows = [
-        cross_entropy(one[:-1].float(), own[1:].to(one.device)).double() for one, own in zip(logits, ids, strict=True)
-    ]
-    return torch.stack(rows).cpu()
+    losses = [next_token_loss(one[None], own[None]) for one, own in zip(logits, ids, strict=True)]
+    return torch.tensor(losses, dtype=torch.float64)
 
 
 def _recalled(logits: Tensor, plantings: Sequence[Planting]) -> Tensor:
@@ -355,9 +368,8 @@ def measure_plan(
 
     with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
         logits = model(input_ids=both, use_cache=False).logits
-    losses = cross_entropy(logits[0, window:-1].float(), both[0, window + 1 :])
     before, after = _recalled(logits, [planting, planting]).tolist()
-    return PlanOutcome(float(losses), after - before)
+    return PlanOutcome(float(token_losses(logits[:1], both[:1])[window:].mean()), after - before)
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float | None]:
