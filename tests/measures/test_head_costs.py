@@ -7,17 +7,18 @@ import torch
 
 from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
+from wherewhat.extend.plan import plannable
 from wherewhat.measures.extend.probes import plant, planted_gain
 from wherewhat.measures.head_costs import (
-    DEPTHS,
     OPERATIONS,
-    RUN,
-    batch_mib,
     fit_head_statistics,
+    measure_additions,
     measure_head_costs,
+    measure_plan,
     replaced_output,
 )
 from wherewhat.measures.tensors import next_token_loss
+from wherewhat.measures.variants import DEPTHS, RUN, batch_mib
 
 N, WINDOW, SINKS = 200, 20, 3
 
@@ -124,6 +125,27 @@ def test_a_text_within_the_window_is_refused(texts):
     model, proof = proved("llama")
     with pytest.raises(MeasureError, match="covers the texts of 200 tokens"):
         measure_head_costs(model, proof, texts, {}, window=198, sinks=4)
+
+
+@pytest.mark.parametrize(
+    ("family", "unit", "memory_mib"), [("llama", "group", None), ("llama", "head", 1), ("gpt_oss", "group", None)]
+)
+def test_additions_to_a_plan_equal_whole_passes(family, unit, memory_mib, texts):
+    model, proof = proved(family)
+    options = {"window": WINDOW, "sinks": SINKS}
+    layers = plannable(proof)
+    size = 2 if unit == "group" else 1
+    # Some layers have a unit that sees everything, others none.
+    full = {layer: tuple(layer % 3 == 0 and head < size for head in range(x.heads)) for layer, x in layers.items()}
+    found = measure_additions(model, proof, texts[:1], full, unit=unit, memory_mib=memory_mib, **options)
+    before = measure_plan(model, proof, texts[:1], full, **options)
+    for layer, x in layers.items():
+        for start in range(0, x.heads, size):
+            own = tuple(seen or start <= head < start + size for head, seen in enumerate(full[layer]))
+            after = measure_plan(model, proof, texts[:1], full | {layer: own}, **options)
+            expected = [before.loss - after.loss, after.found - before.found]
+            assert found[layer][:, start].tolist() == pytest.approx(expected, abs=1e-5)
+            assert torch.equal(found[layer][:, start], found[layer][:, start + size - 1])
 
 
 @pytest.mark.parametrize(("free", "expected"), [(80, 10 * 1024), (139, 16 * 1024), (4, 512)])

@@ -42,11 +42,14 @@ _Selector = Annotated[
     str,
     typer.Option(
         help="How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also "
-        "costs and combined."
+        "costs and combined, with --greedy also greedy."
     ),
 ]
 _Curves = Annotated[bool, typer.Option("--curves", help="Measure all selectors at several shares (slow).")]
 _Costs = Annotated[bool, typer.Option("--costs", help="Measure the costs of single heads (slow; use a GPU).")]
+_Greedy = Annotated[
+    bool, typer.Option("--greedy", help="Choose step by step, by the measured cost of each choice (slow; use a GPU).")
+]
 _Beyond = Annotated[bool, typer.Option("--beyond", help="Allow texts longer than the model's trained length.")]
 _File = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The plan's file (default: plan-MODEL.json in --out).")
@@ -71,6 +74,7 @@ def plan(
     selector: _Selector = "ranks",
     curves: _Curves = False,
     costs: _Costs = False,
+    greedy: _Greedy = False,
     beyond: _Beyond = False,
     file: _File = None,
     pattern: _Pattern = None,
@@ -101,6 +105,7 @@ def plan(
         selector=selector,
         curves=curves,
         costs=costs,
+        greedy=greedy,
         beyond=beyond,
         out=out,
         progress=TerminalProgress(),

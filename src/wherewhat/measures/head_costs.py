@@ -8,21 +8,21 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, intervene
-from wherewhat.errors import CaptureError, MeasureError
-from wherewhat.extend.edits import SharedPrefix
+from wherewhat.captures.session import Editor
+from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import full_attention, limited_attention
-from wherewhat.extend.plan import Unit, plannable
+from wherewhat.extend.plan import LayerHeads, Unit, plannable
 from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.extend.probes import Planting, plant
+from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.tensors import next_token_loss, per_query_head, token_losses
+from wherewhat.measures.tensors import per_query_head, token_losses
+from wherewhat.measures.variants import DEPTHS, RUN, VariantRuns, recalled
 from wherewhat.options import short_repr
 from wherewhat.progress import Progress, Silent
 
@@ -35,17 +35,8 @@ an output of zero."""
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
-DEPTHS = (0, 25, 50, 75)
-"""Depths of planted runs, in percent of the text; deeper ones could be inside the window."""
-
-RUN = 16
-"""Tokens of a planted run."""
-
 _RIDGE = 1e-3
 """Ridge penalty of key weights, relative to the mean variance of keys."""
-
-_SAME = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
-"""Largest change of the logits by a variant that changes nothing, relative to the largest."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +196,7 @@ def measure_head_costs(
         sinks: Number of first keys that it sees.
         operations: What replaces the attention.
         unit: Whether single heads are replaced, or all heads that share keys together.
-        memory_mib: Memory for logits of one batch, in MiB; by default that of :func:`batch_mib`. It changes the result
-            by rounding only.
+        memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
         progress: Progress callback; silent by default.
     """
     if ids.shape[1] <= window + sinks:
@@ -214,115 +204,28 @@ def measure_head_costs(
             f"a window of {window} keys with {sinks} first ones covers the texts of {ids.shape[1]} tokens: give longer "
             "texts or a smaller window"
         )
-    plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids]
-    tail = len(DEPTHS) * RUN + 1
-    control = SharedPrefix(model, proof, ids)
-    planted = SharedPrefix(model, proof, torch.cat([one.planted for one in plantings]), keep=tail)
+    runs = VariantRuns(model, proof, ids, memory_mib=memory_mib)
     layers = plannable(proof)
-    _check_unchanged(control, sorted(layers)[len(layers) // 2])
-    loss, before = _losses(control.logits, ids), _recalled(control.logits, plantings)
-    found = _recalled(planted.logits, plantings) - before
     rise: dict[Operation, dict[int, Tensor]] = {operation: {} for operation in operations}
     lost: dict[Operation, dict[int, Tensor]] = {operation: {} for operation in operations}
-    # As much again as the logits take is left for the hidden states of the batch.
-    each = 2 * control.logits[0].nbytes
-    most = max(1, (memory_mib or batch_mib(control.logits.device)) * 2**20 // each)
-    control.logits = planted.logits = control.logits[:0]
+
+    def output(attention: LayerAttention, operation: Operation) -> Tensor:
+        return replaced_output(attention, operation, statistics[attention.layer], window=window, sinks=sinks)
+
     for layer in (progress or Silent()).track(sorted(layers), "costs of heads"):
-        heads, units = layers[layer].heads, layers[layer].units(unit)
-        variants = [(operation, one) for operation in operations for one in range(units)]
-        values = torch.zeros(2, len(ids), len(variants), dtype=torch.float64)
-        for texts in _chunks(len(ids), max(1, most // len(variants))):
-            for some in _chunks(len(variants), most):
-                editor = _Variants(variants[some], statistics[layer], window=window, sinks=sinks, size=heads // units)
-                count = some.stop - some.start
-                logits = control.run(layer, count, editor, texts=texts)
-                recalled = planted.run(layer, count, editor, texts=texts)
-                for row, text in enumerate(range(texts.start, texts.stop)):
-                    own, own_ids = [plantings[text]] * count, ids[text].expand(count, -1)
-                    gain = _recalled(recalled[row], own) - _recalled(logits[row], own)
-                    values[0, text, some] = _losses(logits[row], own_ids) - loss[text]
-                    values[1, text, some] = found[text] - gain
-                del logits, recalled
+        units = _unit_heads(layers[layer], unit)
+        loss, gain = runs.run(layer, [(operation, heads) for operation in operations for heads in units], output)
         for index, operation in enumerate(operations):
-            part = slice(index * units, (index + 1) * units)
-            rise[operation][layer], lost[operation][layer] = values[0, :, part], values[1, :, part]
-    return HeadCosts(loss, found, rise, lost)
+            part = slice(index * len(units), (index + 1) * len(units))
+            rise[operation][layer] = loss[:, part] - runs.loss[:, None]
+            lost[operation][layer] = runs.found[:, None] - gain[:, part]
+    return HeadCosts(runs.loss, runs.found, rise, lost)
 
 
-class _Variants:
-    """Outputs of a layer in which one head or group after the other is replaced."""
-
-    def __init__(
-        self,
-        variants: Sequence[tuple[Operation, int]],
-        statistics: HeadStatistics,
-        *,
-        window: int,
-        sinks: int,
-        size: int,
-    ) -> None:
-        self._variants, self._statistics, self._size = variants, statistics, size
-        self._window, self._sinks = window, sinks
-
-    def __call__(self, attention: LayerAttention) -> Tensor:
-        """Return outputs ``(texts, variants, n, heads, d_v)``."""
-        outputs = full_attention(attention)[:, None].repeat(1, len(self._variants), 1, 1, 1)
-        for operation in dict.fromkeys(operation for operation, _ in self._variants):
-            replaced = replaced_output(
-                attention, operation, self._statistics, window=self._window, sinks=self._sinks
-            ).to(outputs.dtype)
-            for row, (own, unit) in enumerate(self._variants):
-                if own == operation:
-                    heads = slice(unit * self._size, (unit + 1) * self._size)
-                    outputs[:, row, :, heads] = replaced[:, :, heads]
-        return outputs
-
-
-def batch_mib(device: torch.device) -> int:
-    """Return the memory for the logits of one batch in MiB: an eighth of a GPU's free memory, 1,024 elsewhere.
-
-    At most 16 GiB, since larger batches are not faster.
-    """
-    if device.type != "cuda":
-        return 1024
-    # Memory that torch has reserved and does not use is free, too.
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
-    return max(1, min(16 * 1024, free // 8 // 2**20))
-
-
-def _chunks(count: int, most: int) -> list[slice]:
-    return [slice(start, min(count, start + most)) for start in range(0, count, most)]
-
-
-def _check_unchanged(prefix: SharedPrefix, layer: int) -> None:
-    """Refuse a model in which a pass that starts at a layer is not the rest of the whole pass."""
-    again = prefix.run(layer, 1, lambda attention: full_attention(attention)[:, None], texts=slice(0, 1))[:, 0]
-    expected = prefix.logits[:1]
-    change = float((again - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    if not change <= _SAME.get(expected.dtype, 1e-1):
-        raise CaptureError(
-            f"a pass that starts at layer {layer} differs from the whole pass by {change:.2g}: its blocks read more "
-            "than the hidden states before them, so heads cannot be replaced one by one"
-        )
-
-
-def _losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the mean loss of each text ``(texts,)`` float64, from logits ``(texts, n, vocabulary)``."""
-    losses = [next_token_loss(one[None], own[None]) for one, own in zip(logits, ids, strict=True)]
-    return torch.tensor(losses, dtype=torch.float64)
-
-
-def _recalled(logits: Tensor, plantings: Sequence[Planting]) -> Tensor:
-    """Return the mean log-probability of the runs at the end of each text after their cues, ``(texts,)`` float64."""
-    found = []
-    for one, planting in zip(logits, plantings, strict=True):
-        count = planting.control.shape[1] - planting.body
-        targets = planting.control[0, planting.body :].to(one.device)
-        losses = cross_entropy(one[-count - 1 : -1].float(), targets, reduction="none").view(-1, planting.run)
-        found.append(-losses[:, max(1, planting.run // 4) :].double().mean())
-    return torch.stack(found).cpu()
+def _unit_heads(count: LayerHeads, unit: Unit) -> list[slice]:
+    """Return the heads of each head or group of a layer."""
+    size = count.heads // count.units(unit)
+    return [slice(start, start + size) for start in range(0, count.heads, size)]
 
 
 @dataclass(frozen=True)
@@ -361,15 +264,63 @@ def measure_plan(
     """
     planting = plant(ids, depths, run=RUN)
     both = torch.cat([planting.control, planting.planted]).to(input_device(model))
+    edit = _limits(full, window=window, sinks=sinks)
+    with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
+        logits = model(input_ids=both, use_cache=False).logits
+    before, after = recalled(logits, planting).tolist()
+    return PlanOutcome(float(token_losses(logits[:1], both[:1])[window:].mean()), after - before)
+
+
+def _limits(full: Mapping[int, Sequence[bool]], *, window: int, sinks: int) -> Editor:
+    """Return an editor that limits heads: ``full`` holds for each head of a layer whether it sees everything."""
 
     def edit(attention: LayerAttention) -> Tensor | None:
         own = full.get(attention.layer)
         return None if own is None else limited_attention(attention, own, window=window, sinks=sinks)
 
-    with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
-        logits = model(input_ids=both, use_cache=False).logits
-    before, after = _recalled(logits, [planting, planting]).tolist()
-    return PlanOutcome(float(token_losses(logits[:1], both[:1])[window:].mean()), after - before)
+    return edit
+
+
+def measure_additions(
+    model: Any,
+    proof: Proof,
+    ids: Tensor,
+    full: Mapping[int, Sequence[bool]],
+    *,
+    unit: Unit,
+    window: int,
+    sinks: int,
+    memory_mib: int | None = None,
+) -> dict[int, Tensor]:
+    """Let one more head or group at a time see the whole text and measure loss and retrieval.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        proof: Its proof.
+        ids: The text ``(1, n)``.
+        full: For each query head whether it sees everything already, for all layers that a plan can limit.
+        unit: Whether single heads are added, or all heads that share keys together.
+        window: Number of last keys that the other heads see.
+        sinks: Number of first keys that they see.
+        memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
+
+    Returns:
+        Decrease of the loss beyond the window and increase of the gain from planted runs, as in :func:`measure_plan`,
+        ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see everything already.
+    """
+    runs = VariantRuns(
+        model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window, memory_mib=memory_mib
+    )
+    found = {}
+    for layer, count in plannable(proof).items():
+        found[layer] = torch.zeros(2, count.heads, dtype=torch.float64)
+        left = [heads for heads in _unit_heads(count, unit) if not full[layer][heads.start]]
+        if left:
+            variants = [("whole", heads) for heads in left]
+            loss, gain = runs.run(layer, variants, lambda attention, _: full_attention(attention))
+            for heads, change in zip(left, torch.cat([runs.loss - loss, gain - runs.found]).T, strict=True):
+                found[layer][:, heads] = change[:, None]
+    return found
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float | None]:

@@ -22,6 +22,7 @@ from wherewhat.measures.head_costs import (
     OPERATIONS,
     PlanOutcome,
     fit_head_statistics,
+    measure_additions,
     measure_head_costs,
     measure_plan,
     outcome_curve,
@@ -35,6 +36,8 @@ from wherewhat.measures.selectors import (
     chosen,
     combined_scores,
     document_scores,
+    greedy_counts,
+    greedy_scores,
     random_scores,
     rank_scores,
     unit_scores,
@@ -79,6 +82,7 @@ class PlanRequest:
         compare: Other selectors to measure at the same share.
         curves: Measure all selectors at all shares, and five random choices instead of one.
         costs: Also measure the costs of single heads, for the selectors ``costs`` and ``combined``.
+        greedy: Also choose units one after the other by their measured costs, for the selector ``greedy``.
         tokens: Tokens of each document.
         window: Last keys that limited heads see; by default a sixteenth of the tokens, at least 64.
         sinks: First keys that they see.
@@ -96,6 +100,7 @@ class PlanRequest:
     compare: tuple[Selector, ...] = ("mass", "random")
     curves: bool = False
     costs: bool = False
+    greedy: bool = False
     tokens: int = 512
     window: int | None = None
     sinks: int = 4
@@ -131,6 +136,8 @@ class PlanRequest:
             )
         if {"costs", "combined"} & set(self.selectors) and not self.costs:
             raise ConfigError("the selectors costs and combined need the costs of single heads: add --costs")
+        if "greedy" in self.selectors and not self.greedy:
+            raise ConfigError("the selector greedy needs measured costs of each choice: add --greedy")
 
     @property
     def keys(self) -> int:
@@ -146,8 +153,10 @@ class PlanRequest:
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """All selectors to evaluate, the default one first."""
-        known = [name for name in SELECTORS if self.costs or name not in ("costs", "combined")]
-        return tuple(dict.fromkeys((self.selector, *(known if self.curves else self.compare))))
+        slow = {"costs": self.costs, "combined": self.costs, "greedy": self.greedy}
+        known = [name for name in SELECTORS if slow.get(name, True)]
+        asked = [name for name in ("greedy",) if self.greedy]
+        return tuple(dict.fromkeys((self.selector, *(known if self.curves else [*self.compare, *asked]))))
 
     def shares(self, share: float) -> dict[Selector, list[float]]:
         """Return the shares to evaluate by selector, without 0 and 1, if ``share`` is to be kept."""
@@ -238,7 +247,8 @@ class _Planner:
             "tokens": request.tokens,
             "options": {name: getattr(request, name) for name in ("unit", "selector", "costs", "curves")}
             | {"compare": list(request.compare), "share": request.share}
-            | {"max_rise": request.max_rise, "min_found": request.min_found},
+            | {"max_rise": request.max_rise, "min_found": request.min_found}
+            | ({"greedy": True} if request.greedy else {}),
             "documents": [{"name": one.name, "sha256": one.sha256} for one in documents],
             "choosing": len(self.choosing),
         }
@@ -338,15 +348,52 @@ class _Planner:
                 found.setdefault(selector, []).append({x.layer: x.heads[f"score_{selector}"] for x in stored.layers})
         if request.costs:
             found["costs"] = self._costs()
-        means = {
-            selector: {layer: torch.stack([one[layer].double() for one in each]).mean(0) for layer in self.layers}
-            for selector, each in found.items()
-        }
+        means = {selector: _mean(each) for selector, each in found.items()}
         if request.costs:
             means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
         if "ranks" in request.selectors:
             means["ranks"] = rank_scores([means[name] for name in ranked])
+        if request.selector == "random":
+            means["random"] = random_scores(self.layers, 0)
+        if request.greedy:
+            counts = self.progress.track(greedy_counts(self.layers, request.unit), "greedy rounds")
+            means["greedy"] = greedy_scores(self.layers, request.unit, counts, self._additions)
         return means
+
+    def _additions(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, Tensor]:
+        """Return how much the cost falls if a unit is added to a choice, mean over the documents for choosing."""
+        request = self.request
+        count = sum(map(len, full.values()))
+        found = []
+        for name in self.choosing:
+
+            def compute(source: ScoreSource, name: str = name) -> list[Score]:
+                started = time.perf_counter()
+                falls = measure_additions(
+                    self.model,
+                    self.proof,
+                    self.ids[name],
+                    self._full_heads(full),
+                    unit=request.unit,
+                    window=request.keys,
+                    sinks=request.sinks,
+                )
+                if count == 0 and name == self.choosing[0]:
+                    counts = greedy_counts(self.layers, request.unit)
+                    total = sum(x.units(request.unit) for x in self.layers.values())
+                    rounds = sum(1 - before / total for before in (0, *counts[:-1])) * len(self.choosing)
+                    what = f"{len(counts)} greedy rounds on {len(self.choosing)} documents"
+                    self.progress.say(f"{what}: about {duration((time.perf_counter() - started) * rounds)}")
+                return [
+                    row
+                    for layer, x in falls.items()
+                    for metric, values in zip(("fall", "gained"), x, strict=True)
+                    for row in source.heads(f"{metric}_{count}", values, layer=layer, unit="nats")
+                ]
+
+            stored = self._part(f"greedy:{count}:{name}", name, compute)
+            found.append({x.layer: x.heads[f"fall_{count}"] + x.heads[f"gained_{count}"] for x in stored.layers})
+        return _mean(found)
 
     def _costs(self) -> list[dict[int, Tensor]]:
         """Return the measured cost of limiting each head, by document for choosing; others give the statistics."""
@@ -424,14 +471,15 @@ class _Planner:
         rise, part = known[share]
         return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
 
-    def _measured(self, name: str, full: Mapping[int, Sequence[int]] | None) -> PlanOutcome:
+    def _full_heads(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[bool, ...]]:
+        """Return for each query head whether it sees everything, by layer, from a choice of units."""
+        plan = Plan("", "", self.request.keys, self.request.sinks, self.layers, full, self.request.unit)
+        return {layer: plan.full_heads(layer) for layer in self.layers}
+
+    def _measured(self, name: str, full: Mapping[int, tuple[int, ...]] | None) -> PlanOutcome:
         """Return loss and retrieval of a document with a choice of units; None for the unchanged model."""
         request = self.request
-        heads: dict[int, tuple[bool, ...]] = {}
-        if full is not None:
-            units = {layer: tuple(some) for layer, some in full.items()}
-            plan = Plan("", "", request.keys, request.sinks, self.layers, units, request.unit)
-            heads = {layer: plan.full_heads(layer) for layer in self.layers}
+        heads = {} if full is None else self._full_heads(full)
         return measure_plan(self.model, self.proof, self.ids[name], heads, window=request.keys, sinks=request.sinks)
 
     def _outcomes(self, units: Mapping[Selector, Mapping[int, Tensor]], share: float) -> list[dict[str, float]]:
@@ -478,6 +526,11 @@ class _Planner:
             device=loaded.device,
             seed=loaded.seed,
         )
+
+
+def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+    """Return the mean over documents of scores of heads, by layer."""
+    return {layer: torch.stack([one[layer].double() for one in scores]).mean(0) for layer in scores[0]}
 
 
 def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:
