@@ -74,6 +74,9 @@ def test_all_selectors_with_costs_by_head(model, tmp_path):
     plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", selector="costs", **measured, **SMALL)
     assert plan.unit == "head"
     assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *planner.SELECTORS}
+    assert {row["selector"] for row in plan.provenance["areas"]["rows"]} == set(planner.SELECTORS)
+    assert plan.provenance["areas"]["reference"] == "greedy"
+    assert plan.provenance["areas"]["shares"] == [0.1, 0.125, 0.25, 0.5]
 
 
 def test_a_random_plan(model, tmp_path):

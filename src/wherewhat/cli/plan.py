@@ -114,6 +114,8 @@ def plan(
     picture = save_figure(pareto_figure(made), path.with_suffix(".html"))
     console = Console()
     console.print(_table(made))
+    if curves:
+        console.print(_areas(made))
     console.print(made.provenance["sentence"], markup=False, highlight=False)
     if pattern is not None:
         print_line(console, made.save_pattern(pattern))
@@ -135,4 +137,22 @@ def _table(plan: Any) -> Table:
         part = "" if row["part"] is None else with_interval(row["part"], ".0%")
         numbers = with_interval(row["rise"]), with_interval(row["found"]), part
         table.add_row(row["selector"], f"{row['share']:.0%}", *numbers)
+    return table
+
+
+def _areas(plan: Any) -> Table:
+    """Return the areas under the curves of a :class:`~wherewhat.Plan` by selector."""
+    from wherewhat.runs.planner import with_interval
+
+    areas = plan.provenance["areas"]
+    table = Table(title="areas under the curves: means over all shares")
+    names = {"rise": "rise of the loss, nats", "part": "part of the gain"}
+    if areas["reference"]:
+        names |= {f"more_{name}": f"{title}, minus {areas['reference']}" for name, title in names.items()}
+    for title in ("selector", *names.values()):
+        table.add_column(title)
+    for row in areas["rows"]:
+        forms = {name: ".4f" if name.endswith("rise") else ".0%" for name in names}
+        shown = ("" if row[name] is None else with_interval(row[name], form) for name, form in forms.items())
+        table.add_row(row["selector"], *shown)
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -356,6 +356,53 @@ def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[st
         row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
     base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
     return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
+
+
+def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return the areas under the curves of rise and found part against the share, with intervals over documents.
+
+    The curves are straight lines between the shares at which all selectors with more than one share were measured, and
+    the two ends, where all selectors agree: no unit and all units see the whole text. Since shares go from 0 to 1, an
+    area is a mean over shares.
+
+    Args:
+        outcomes: As for :func:`outcome_curve`.
+
+    Returns:
+        ``shares`` between the ends, ``reference`` (``greedy``, else ``costs``, else None), and ``rows`` by area of the
+        rise, with ``selector``, ``rise`` in nats, ``part`` (None if a document has hardly any gain), and ``more_rise``
+        and ``more_part``: the area minus that of the reference on the same document.
+    """
+    known: dict[str, set[float]] = {}
+    for metric in outcomes[0]:
+        if metric.startswith("loss_"):
+            selector, share = metric.removeprefix("loss_").rsplit("_", 1)
+            known.setdefault(selector, set()).add(float(share))
+    curves = {selector: shares for selector, shares in known.items() if len(shares) > 1}
+    shares = sorted(set.intersection(*curves.values())) if curves else []
+    reference = next((name for name in ("greedy", "costs") if name in curves), None)
+    values: dict[str, Callable[[Mapping[str, float], str], float]] = {
+        "rise": lambda one, cell: one[f"loss{cell}"] - one["loss"]
+    }
+    if min(one["found"] for one in outcomes) > _RETRIEVES:
+        values["part"] = lambda one, cell: one[f"found{cell}"] / one["found"]
+    x = torch.tensor([0.0, *shares, 1.0], dtype=torch.float64)
+    areas: dict[tuple[str, str], Tensor] = {}
+    for selector in curves if shares else ():
+        cells = ["_none_0", *(f"_{selector}_{share!r}" for share in shares), ""]
+        for name, value in values.items():
+            y = torch.tensor([[value(one, cell) for cell in cells] for one in outcomes], dtype=torch.float64)
+            areas[selector, name] = torch.trapezoid(y, x)
+    rows = []
+    for selector in {selector for selector, _ in areas}:
+        row: dict[str, Any] = {"selector": selector} | dict.fromkeys(("rise", "part", "more_rise", "more_part"))
+        for name in values:
+            row[name] = _bounds(areas[selector, name].tolist())
+            if reference is not None and selector != reference:
+                row[f"more_{name}"] = _bounds((areas[selector, name] - areas[reference, name]).tolist())
+        rows.append(row)
+    rows.sort(key=lambda row: (row["rise"]["mean"], row["selector"]))
+    return {"shares": shares, "reference": reference, "rows": rows}
 
 
 def fit_head_statistics(

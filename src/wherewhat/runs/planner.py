@@ -25,6 +25,7 @@ from wherewhat.measures.head_costs import (
     measure_additions,
     measure_head_costs,
     measure_plan,
+    outcome_areas,
     outcome_curve,
 )
 from wherewhat.measures.selectors import (
@@ -295,6 +296,7 @@ class _Planner:
                 "full_model": base,
                 "outcome": own,
                 "curve": rows,
+                "areas": outcome_areas(outcomes),
                 "run": self.directory.path.name,
                 "seconds": round(time.perf_counter() - started, 1),
                 "versions": collect_versions(),
