@@ -11,8 +11,10 @@ from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.plan import Plan
 from wherewhat.extend.planned import planned
 from wherewhat.measures.head_costs import PlanOutcome, measure_plan
+from wherewhat.measures.selectors import SELECTORS
 from wherewhat.runs import planner
-from wherewhat.runs.planner import PlanRequest, make_plan
+from wherewhat.runs.plan_request import PlanRequest
+from wherewhat.runs.planner import make_plan
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}
@@ -73,8 +75,8 @@ def test_all_selectors_with_costs_by_head(model, tmp_path):
     measured = {"costs": True, "greedy": True, "curves": True}
     plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", selector="costs", **measured, **SMALL)
     assert plan.unit == "head"
-    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *planner.SELECTORS}
-    assert {row["selector"] for row in plan.provenance["areas"]["rows"]} == set(planner.SELECTORS)
+    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *SELECTORS}
+    assert {row["selector"] for row in plan.provenance["areas"]["rows"]} == set(SELECTORS)
     assert plan.provenance["areas"]["reference"] == "greedy"
     assert plan.provenance["areas"]["shares"] == [0.1, 0.125, 0.25, 0.5]
 
