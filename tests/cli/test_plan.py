@@ -56,6 +56,15 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     assert {trace.name for trace in figure.data} == {"ranks", "mass", "random"}
 
 
+def test_curves_print_areas(cli, folder, words, tmp_path):
+    options = ("--tokens", 200, "--window", 20, "--budget", 0.5, "--choose", 1, "--documents", 2)
+    outcome = cli("plan", folder, "--text", words, *options, "--beyond", "--curves", "--greedy", "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "areas under the curves: means over all shares" in " ".join(outcome.out.split())
+    areas = Plan.load(next(tmp_path.glob("*.json"))).provenance["areas"]
+    assert "greedy" in {row["selector"] for row in areas["rows"]}
+
+
 def test_wrong_input_is_one_line(cli, folder, words):
     for arguments, message in (
         (("--budget", 2), "--budget is 2: a share is from 0 to 1, such as 0.25"),

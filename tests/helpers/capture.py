@@ -14,6 +14,7 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.measures.swaps.logits import QueryLogits
+from wherewhat.measures.variants import VariantRuns
 
 
 def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -102,6 +103,9 @@ class TinySubject:
 
     def blocks(self, ids):
         return blocks(self.model, ids, self.proof)
+
+    def variants(self, ids):
+        return VariantRuns(self.model, self.proof, ids, planted=False)
 
 
 def swapped_logits(query: QueryLogits) -> torch.Tensor:

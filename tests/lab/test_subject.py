@@ -123,6 +123,11 @@ def test_scores_of_all_swaps_are_those_of_layers_run_again(encoding):
             torch.testing.assert_close(fast.s_sym, s_sym, atol=1e-5, rtol=1e-5)
 
 
+def test_variants_of_single_heads_are_refused():
+    with pytest.raises(ConfigError, match="measure it without heads=true"):
+        measure_residual(subject(), tokens(), ResidualConfig(strengths=(0.0,), heads=True))
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_measurements_of_language_models_run(encoding):
     it, ids = subject(encoding, dtype=torch.float32), tokens()

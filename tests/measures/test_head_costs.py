@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
+from wherewhat.extend.plan import plannable
 from wherewhat.measures.extend.probes import plant, planted_gain
 from wherewhat.measures.head_costs import (
-    DEPTHS,
     OPERATIONS,
-    RUN,
     fit_head_statistics,
+    measure_additions,
     measure_head_costs,
+    measure_plan,
+    outcome_areas,
     replaced_output,
 )
 from wherewhat.measures.tensors import next_token_loss
+from wherewhat.measures.variants import DEPTHS, RUN, batch_mib
 
 N, WINDOW, SINKS = 200, 20, 3
 
@@ -123,3 +127,58 @@ def test_a_text_within_the_window_is_refused(texts):
     model, proof = proved("llama")
     with pytest.raises(MeasureError, match="covers the texts of 200 tokens"):
         measure_head_costs(model, proof, texts, {}, window=198, sinks=4)
+
+
+@pytest.mark.parametrize(
+    ("family", "unit", "memory_mib"), [("llama", "group", None), ("llama", "head", 1), ("gpt_oss", "group", None)]
+)
+def test_additions_to_a_plan_equal_whole_passes(family, unit, memory_mib, texts):
+    model, proof = proved(family)
+    options = {"window": WINDOW, "sinks": SINKS}
+    layers = plannable(proof)
+    size = 2 if unit == "group" else 1
+    # Some layers have a unit that sees everything, others none.
+    full = {layer: tuple(layer % 3 == 0 and head < size for head in range(x.heads)) for layer, x in layers.items()}
+    found = measure_additions(model, proof, texts[:1], full, unit=unit, memory_mib=memory_mib, **options)
+    before = measure_plan(model, proof, texts[:1], full, **options)
+    for layer, x in layers.items():
+        for start in range(0, x.heads, size):
+            own = tuple(seen or start <= head < start + size for head, seen in enumerate(full[layer]))
+            after = measure_plan(model, proof, texts[:1], full | {layer: own}, **options)
+            expected = [before.loss - after.loss, after.found - before.found]
+            assert found[layer][:, start].tolist() == pytest.approx(expected, abs=1e-5)
+            assert torch.equal(found[layer][:, start], found[layer][:, start + size - 1])
+
+
+def test_areas_are_integrals_of_the_curves_paired_by_document():
+    cells = {"ranks": {0.25: (0.3, 0.5), 0.5: (0.1, 0.8), 0.75: (0.0, 0.9)}, "costs": {0.25: (0.1, 0.9), 0.5: (0.1, 1)}}
+    outcomes = []
+    for document in (1, 2, 3):
+        one = {"loss": 2.0, "found": 4.0, "loss_none_0": 2.0 + document, "found_none_0": 0.0, "loss_mass_0.25": 9.0}
+        for selector, curve in cells.items():
+            for share, (rise, part) in curve.items():
+                one[f"loss_{selector}_{share!r}"] = 2.0 + rise * document
+                one[f"found_{selector}_{share!r}"] = 4.0 * part
+        outcomes.append(one)
+    found = outcome_areas(outcomes)
+    assert (found["shares"], found["reference"]) == ([0.25, 0.5], "costs")
+    best, other = found["rows"]
+    assert (best["selector"], other["selector"]) == ("costs", "ranks")
+    assert best["more_rise"] is best["more_part"] is None
+    x, rise, part = [0, 0.25, 0.5, 1], [1, 0.3, 0.1, 0], [0, 0.5, 0.8, 1]
+    assert other["rise"]["mean"] == pytest.approx(2 * np.trapezoid(rise, x))
+    assert other["part"]["mean"] == pytest.approx(np.trapezoid(part, x))
+    # The difference is 0.05 times the number of the document: mean 0.1, standard error 0.05 / sqrt(3).
+    assert other["more_rise"]["mean"] == pytest.approx(0.1)
+    assert other["more_rise"]["high"] == pytest.approx(0.1 + 4.30265 * 0.05 / 3**0.5, abs=1e-5)
+    assert outcome_areas([one | {"found": 0.0} for one in outcomes])["rows"][0]["part"] is None
+    assert outcome_areas([{"loss": 1.0, "found": 1.0, "loss_none_0": 2.0, "loss_ranks_0.25": 1.0}])["rows"] == []
+
+
+@pytest.mark.parametrize(("free", "expected"), [(80, 10 * 1024), (139, 16 * 1024), (4, 512)])
+def test_memory_of_a_batch_depends_on_the_device(monkeypatch, free, expected):
+    for name, gib in (("mem_get_info", (free - 2, 140)), ("memory_reserved", 3), ("memory_allocated", 1)):
+        found = tuple(x * 2**30 for x in gib) if isinstance(gib, tuple) else gib * 2**30
+        monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
+    assert batch_mib(torch.device("cuda", 0)) == expected
+    assert batch_mib(torch.device("cpu")) == 1024

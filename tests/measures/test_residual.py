@@ -114,6 +114,34 @@ def test_every_layer_by_itself():
     assert {"cost_without_a", "cost_without_c", "additive_cost"} <= found.whole.keys()
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2"])
+def test_heads_in_batches_equal_one_head_at_a_time(name):
+    subject, ids = TinySubject(name), tokens(40)
+    found = measure_residual(subject, ids, ResidualConfig(strengths=(0.0,), layers=False, axes=False, heads=True))
+
+    def loss(chosen):
+        def edit(attention):
+            heads = torch.tensor([(attention.layer, head) in chosen for head in range(attention.heads)])
+            return mixed_attention(attention, fit_layer(attention), strength=0.0, heads=heads)
+
+        return next_token_loss(subject.edited(ids, edit), ids)
+
+    costs = {
+        (layer.layer, head): cost
+        for layer in found.layers
+        for head, cost in enumerate(layer.heads["additive_cost_of_head"].tolist())
+    }
+    assert len(found.layers) == subject.model.config.num_hidden_layers
+    for head in [(0, 0), (1, 1), (1, 3), (max(costs)[0], 2)]:
+        assert costs[head] == pytest.approx(loss([head]) - found.whole["loss"], abs=1e-5)
+    cheapest = sorted(costs, key=costs.get)
+    shares, losses = found.curves["loss_by_share"].values.T.tolist()
+    assert shares == pytest.approx([0, 0.1, 0.3, 0.5, 1])
+    assert losses[0] == pytest.approx(found.whole["loss"])
+    assert losses[2] == pytest.approx(loss(cheapest[: round(0.3 * len(cheapest))]), abs=1e-5)
+    assert losses[4] == pytest.approx(found.whole["loss_strength_0"], abs=1e-5)
+
+
 def test_loss_is_the_models_own():
     model = tiny("llama")
     ids = tokens(30)

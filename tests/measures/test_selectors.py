@@ -9,7 +9,7 @@ from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
 from wherewhat.extend.plan import LayerHeads, plannable
 from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.head_costs import DEPTHS, RUN, HeadSums, replaced_output
+from wherewhat.measures.head_costs import HeadSums, replaced_output
 from wherewhat.measures.selectors import (
     SCORED,
     chosen,
@@ -23,6 +23,7 @@ from wherewhat.measures.selectors import (
     rank_scores,
     unit_scores,
 )
+from wherewhat.measures.variants import DEPTHS, RUN
 
 N, WINDOW, SINKS = 200, 20, 3
 

@@ -340,6 +340,7 @@ def test_the_newest_plan_of_the_same_weights_is_shown(made, hostile_model, tmp_p
         "chosen_on": ["a"],
         "evaluated_on": ["b", "c"],
         "curve": [row],
+        "areas": {"rows": [{"selector": name, "rise": number, "part": None} for name in ("ranks", "mass")]},
     }
     for name, weights_hash in (("plan-a.json", config["weights_hash"]), ("plan-b.json", "0" * 64)):
         plan = Plan(
@@ -362,7 +363,10 @@ def test_the_newest_plan_of_the_same_weights_is_shown(made, hostile_model, tmp_p
     assert shown["summary"] == known["sentence"]
     assert "scored on 1 document of 200 tokens" in shown["about"]
     assert [row["title"] for row in shown["rows"]] == [
-        f"{what}, ranks, 50% of the groups" for what in ("rise of the loss", "gain from planted runs")
+        "rise of the loss, ranks, 50% of the groups",
+        "gain from planted runs, ranks, 50% of the groups",
+        "rise of the loss, ranks, mean over all shares",
+        "rise of the loss, mass, mean over all shares",
     ]
     assert shown["rows"][0]["value"] == number
     assert "<script>alert(4)" not in report.html()

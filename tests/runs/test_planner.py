@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from helpers.capture import tiny, tokens
+from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.plan import Plan
 from wherewhat.extend.planned import planned
-from wherewhat.measures.head_costs import PlanOutcome
+from wherewhat.measures.head_costs import PlanOutcome, measure_plan
+from wherewhat.measures.selectors import SELECTORS
 from wherewhat.runs import planner
-from wherewhat.runs.planner import PlanRequest, make_plan
+from wherewhat.runs.plan_request import PlanRequest
+from wherewhat.runs.planner import make_plan
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}
@@ -69,11 +72,52 @@ def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
 
 
 def test_all_selectors_with_costs_by_head(model, tmp_path):
-    plan = make_plan(
-        model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", costs=True, curves=True, selector="costs", **SMALL
-    )
+    measured = {"costs": True, "greedy": True, "curves": True}
+    plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", selector="costs", **measured, **SMALL)
     assert plan.unit == "head"
-    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *planner.SELECTORS}
+    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *SELECTORS}
+    assert {row["selector"] for row in plan.provenance["areas"]["rows"]} == set(SELECTORS)
+    assert plan.provenance["areas"]["reference"] == "greedy"
+    assert plan.provenance["areas"]["shares"] == [0.1, 0.125, 0.25, 0.5]
+
+
+def test_a_random_plan(model, tmp_path):
+    plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, selector="random", **SMALL)
+    assert plan.share == 0.25
+
+
+def test_greedy_choices_are_resumed_and_equal_whole_passes(model, tmp_path, monkeypatch):
+    """A slow loop that runs the whole plan for each candidate chooses the same units."""
+    measured = []
+    measure = planner.measure_additions
+
+    def interrupted(*args, **options):
+        measured.append(1)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        return measure(*args, **options)
+
+    monkeypatch.setattr(planner, "measure_additions", interrupted)
+    options = {"texts": TEXTS, "out": tmp_path, "selector": "greedy", "greedy": True, "compare": (), **SMALL}
+    with pytest.raises(KeyboardInterrupt):
+        make_plan(model, budget=0.5, **options)
+    plan = make_plan(model, budget=0.5, **options)
+    rounds = (1, 2, 3, 4, 6)  # groups after which is measured again, of 8
+    assert len(measured) == 1 + 2 * len(rounds)
+    proof, groups = prove(model), [(layer, group) for layer in plan.layers for group in (0, 1)]
+
+    def cost(chosen):
+        full = {layer: tuple((layer, head // 2) in chosen for head in range(4)) for layer in plan.layers}
+        found = [measure_plan(model, proof, torch.tensor([text]), full, window=20, sinks=3) for text in TEXTS[:2]]
+        return sum(x.loss - x.found for x in found)
+
+    order = []
+    for count in rounds:
+        costs = {group: cost([*order, group]) for group in groups if group not in order}
+        order += sorted(costs, key=costs.get)[: count - len(order)]
+    order += [group for group in sorted(costs, key=costs.get) if group not in order]
+    assert plan.full == {layer: tuple(x for x in (0, 1) if (layer, x) in order[:4]) for layer in plan.layers}
+    assert plan.scores == {layer: tuple(8 - order.index((layer, x)) for x in (0, 1)) for layer in plan.layers}
 
 
 def test_goals(model, tmp_path, monkeypatch):
@@ -108,6 +152,7 @@ def test_models_without_rotation(tmp_path):
         ({"window": 600}, "texts of 512 tokens are within the window of 600 keys and 4 first ones"),
         ({"selector": "symbolc"}, "there is no selector 'symbolc': did you mean 'symbolic'"),
         ({"selector": "costs"}, "need the costs of single heads: add --costs"),
+        ({"selector": "greedy"}, "needs measured costs of each choice: add --greedy"),
         ({"documents": 0}, "--documents is 0"),
         ({"unit": "layer"}, "choose group or head"),
     ],

@@ -42,11 +42,14 @@ _Selector = Annotated[
     str,
     typer.Option(
         help="How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also "
-        "costs and combined."
+        "costs and combined, with --greedy also greedy."
     ),
 ]
 _Curves = Annotated[bool, typer.Option("--curves", help="Measure all selectors at several shares (slow).")]
 _Costs = Annotated[bool, typer.Option("--costs", help="Measure the costs of single heads (slow; use a GPU).")]
+_Greedy = Annotated[
+    bool, typer.Option("--greedy", help="Choose step by step, by the measured cost of each choice (slow; use a GPU).")
+]
 _Beyond = Annotated[bool, typer.Option("--beyond", help="Allow texts longer than the model's trained length.")]
 _File = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The plan's file (default: plan-MODEL.json in --out).")
@@ -77,6 +80,7 @@ def plan(
     selector: _Selector = "ranks",
     curves: _Curves = False,
     costs: _Costs = False,
+    greedy: _Greedy = False,
     beyond: _Beyond = False,
     file: _File = None,
     pattern: _Pattern = None,
@@ -108,6 +112,7 @@ def plan(
         selector=selector,
         curves=curves,
         costs=costs,
+        greedy=greedy,
         beyond=beyond,
         out=out,
         triattention=triattention,
@@ -117,6 +122,8 @@ def plan(
     picture = save_figure(pareto_figure(made), path.with_suffix(".html"))
     console = Console()
     console.print(_table(made))
+    if curves:
+        console.print(_areas(made))
     console.print(made.provenance["sentence"], markup=False, highlight=False)
     if pattern is not None:
         print_line(console, made.save_pattern(pattern))
@@ -140,4 +147,22 @@ def _table(plan: Any) -> Table:
         part = "" if row["part"] is None else with_interval(row["part"], ".0%")
         numbers = with_interval(row["rise"]), with_interval(row["found"]), part
         table.add_row(row["selector"], f"{row['share']:.0%}", *numbers)
+    return table
+
+
+def _areas(plan: Any) -> Table:
+    """Return the areas under the curves of a :class:`~wherewhat.Plan` by selector."""
+    from wherewhat.runs.planner import with_interval
+
+    areas = plan.provenance["areas"]
+    table = Table(title="areas under the curves: means over all shares")
+    names = {"rise": "rise of the loss, nats", "part": "part of the gain"}
+    if areas["reference"]:
+        names |= {f"more_{name}": f"{title}, minus {areas['reference']}" for name, title in names.items()}
+    for title in ("selector", *names.values()):
+        table.add_column(title)
+    for row in areas["rows"]:
+        forms = {name: ".4f" if name.endswith("rise") else ".0%" for name in names}
+        shown = ("" if row[name] is None else with_interval(row[name], form) for name, form in forms.items())
+        table.add_row(row["selector"], *shown)
     return table

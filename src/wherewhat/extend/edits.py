@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from wherewhat.captures.calls import AttentionCall, Observer, Repetition, Target
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.plan import CapturePlan, LayerPlan
 from wherewhat.captures.proof import Proof
-from wherewhat.captures.session import describe, observing
+from wherewhat.captures.session import Editor, describe, observing
 from wherewhat.captures.watch import ModelWatch
 from wherewhat.captures.wrappers import uncompiled
 from wherewhat.errors import CaptureError
@@ -78,17 +78,21 @@ class SharedPrefix:
 
     The hidden states that enter every block are computed once and kept. A variant then starts at its block: lower
     blocks are skipped. This is exact where a block reads nothing but the hidden states before it; compare an unchanged
-    variant with :attr:`logits` to make sure.
+    variant with :attr:`logits` to make sure. An edit that all variants have in common applies below the changed layer
+    and above it.
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
         proof: Its proof.
         ids: Texts ``(texts, n)``.
         keep: Number of last tokens whose logits are returned; None for all.
+        edit: The edit of layers that all variants have in common; None for the unchanged model.
     """
 
-    def __init__(self, model: Any, proof: Proof, ids: Tensor, *, keep: int | None = None) -> None:
-        self._model, self._proof = model, proof
+    def __init__(
+        self, model: Any, proof: Proof, ids: Tensor, *, keep: int | None = None, edit: Editor | None = None
+    ) -> None:
+        self._model, self._proof, self._edit = model, proof, edit
         self._ids = ids.to(input_device(model))
         short = keep is not None and "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self._given: dict[str, Any] = {"use_cache": False} | ({"logits_to_keep": keep} if short else {})
@@ -100,9 +104,12 @@ class SharedPrefix:
             for index, block in enumerate(self._blocks):
                 stack.callback(block.register_forward_pre_hook(self._enter(index), with_kwargs=True).remove)
                 stack.callback(block.register_forward_hook(self._leave(index)).remove)
+            if edit is not None:
+                stack.enter_context(uncompiled())
+                stack.enter_context(self._observed(lambda plan, call: edit(edited_layer(plan, call))))
             with torch.no_grad():
                 self.logits = self._logits(model(input_ids=self._ids, **self._given))
-        """Logits ``(texts, kept tokens, vocabulary)`` of the unchanged model."""
+        """Logits ``(texts, kept tokens, vocabulary)`` without a changed layer."""
 
     def _enter(self, index: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -115,6 +122,10 @@ class SharedPrefix:
             self._tuple[index] = len(output) if isinstance(output, tuple) else None
 
         return hook
+
+    def _observed(self, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]) -> AbstractContextManager[None]:
+        watch = ModelWatch(self._model)
+        return observing(watch, LayerEdits(watch, self._proof.plan, editor), route=self._proof.plan.route)
 
     def _logits(self, output: Any) -> Tensor:
         logits: Tensor = output.logits
@@ -136,11 +147,9 @@ class SharedPrefix:
         entering = self._entering[at][texts].repeat_interleave(rows, 0)
 
         def edit(plan: LayerPlan, call: AttentionCall) -> Tensor | None:
-            if plan.layer != layer:
-                return None
-            attention = edited_layer(plan, call)
-            outputs = editor(_every(attention, rows))
-            return outputs.flatten(0, 1)
+            if plan.layer == layer:
+                return editor(_every(edited_layer(plan, call), rows)).flatten(0, 1)
+            return None if self._edit is None else self._edit(edited_layer(plan, call))
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             before = _hidden(args, kwargs)
@@ -149,12 +158,10 @@ class SharedPrefix:
                 {name: entering if x is before else x for name, x in kwargs.items()},
             )
 
-        watch = ModelWatch(self._model)
-        observer = LayerEdits(watch, self._proof.plan, edit)
         with torch.no_grad(), uncompiled(), _skipped(self._blocks[:at], self._tuple):
             handle = self._blocks[at].register_forward_pre_hook(enter, with_kwargs=True)
             try:
-                with observing(watch, observer, route=self._proof.plan.route):
+                with self._observed(edit):
                     output = self._model(input_ids=ids.repeat_interleave(rows, 0), **self._given)
             finally:
                 handle.remove()

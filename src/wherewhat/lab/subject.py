@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -77,6 +78,10 @@ class LabSubject:
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
         """Return the layers of a pass over ``ids`` ``(1, n)``, which can be run again on changed inputs."""
         return _blocks(self, ids)
+
+    def variants(self, ids: Tensor) -> NoReturn:
+        """Refuse variants of single heads, which start in the middle of a language model of transformers."""
+        raise ConfigError("a laboratory model has no batched variants of single heads: measure it without heads=true")
 
     @torch.no_grad()
     def _forward(

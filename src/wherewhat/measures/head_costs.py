@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, intervene
-from wherewhat.errors import CaptureError, MeasureError
-from wherewhat.extend.edits import SharedPrefix
+from wherewhat.captures.session import Editor
+from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import full_attention, limited_attention
-from wherewhat.extend.plan import Unit, plannable
+from wherewhat.extend.plan import LayerHeads, Unit, plannable
 from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.extend.probes import Planting, plant
+from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.tensors import per_query_head
+from wherewhat.measures.tensors import per_query_head, token_losses
+from wherewhat.measures.variants import DEPTHS, RUN, VariantRuns, recalled
 from wherewhat.options import short_repr
 from wherewhat.progress import Progress, Silent
 
@@ -35,17 +35,8 @@ an output of zero."""
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
-DEPTHS = (0, 25, 50, 75)
-"""Depths of planted runs, in percent of the text; deeper ones could be inside the window."""
-
-RUN = 16
-"""Tokens of a planted run."""
-
 _RIDGE = 1e-3
 """Ridge penalty of key weights, relative to the mean variance of keys."""
-
-_SAME = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
-"""Largest change of the logits by a variant that changes nothing, relative to the largest."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +180,7 @@ def measure_head_costs(
     sinks: int,
     operations: Sequence[Operation] = OPERATIONS,
     unit: Unit = "head",
-    memory_mib: int = 1024,
+    memory_mib: int | None = None,
     progress: Progress | None = None,
 ) -> HeadCosts:
     """Replace the attention of one head or group at a time and measure loss and retrieval of planted runs.
@@ -205,7 +196,7 @@ def measure_head_costs(
         sinks: Number of first keys that it sees.
         operations: What replaces the attention.
         unit: Whether single heads are replaced, or all heads that share keys together.
-        memory_mib: Memory for logits of one batch, in MiB; without effect on the result but rounding.
+        memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
         progress: Progress callback; silent by default.
     """
     if ids.shape[1] <= window + sinks:
@@ -213,103 +204,28 @@ def measure_head_costs(
             f"a window of {window} keys with {sinks} first ones covers the texts of {ids.shape[1]} tokens: give longer "
             "texts or a smaller window"
         )
-    plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids]
-    tail = len(DEPTHS) * RUN + 1
-    control = SharedPrefix(model, proof, ids)
-    planted = SharedPrefix(model, proof, torch.cat([one.planted for one in plantings]), keep=tail)
+    runs = VariantRuns(model, proof, ids, memory_mib=memory_mib)
     layers = plannable(proof)
-    _check_unchanged(control, sorted(layers)[len(layers) // 2])
-    loss, before = _losses(control.logits, ids), _recalled(control.logits, plantings)
-    found = _recalled(planted.logits, plantings) - before
     rise: dict[Operation, dict[int, Tensor]] = {operation: {} for operation in operations}
     lost: dict[Operation, dict[int, Tensor]] = {operation: {} for operation in operations}
-    width = control.logits.shape[-1]
-    control.logits = planted.logits = control.logits[:0]
-    most = max(1, memory_mib * 2**20 // (8 * ids.shape[1] * width))
+
+    def output(attention: LayerAttention, operation: Operation) -> Tensor:
+        return replaced_output(attention, operation, statistics[attention.layer], window=window, sinks=sinks)
+
     for layer in (progress or Silent()).track(sorted(layers), "costs of heads"):
-        heads, units = layers[layer].heads, layers[layer].units(unit)
-        variants = [(operation, one) for operation in operations for one in range(units)]
-        values = torch.zeros(2, len(ids), len(variants), dtype=torch.float64)
-        for texts in _chunks(len(ids), max(1, most // len(variants))):
-            for some in _chunks(len(variants), most):
-                editor = _Variants(variants[some], statistics[layer], window=window, sinks=sinks, size=heads // units)
-                count = some.stop - some.start
-                logits = control.run(layer, count, editor, texts=texts)
-                recalled = planted.run(layer, count, editor, texts=texts)
-                for row, text in enumerate(range(texts.start, texts.stop)):
-                    own, own_ids = [plantings[text]] * count, ids[text].expand(count, -1)
-                    gain = _recalled(recalled[row], own) - _recalled(logits[row], own)
-                    values[0, text, some] = _losses(logits[row], own_ids) - loss[text]
-                    values[1, text, some] = found[text] - gain
-                del logits, recalled
+        units = _unit_heads(layers[layer], unit)
+        loss, gain = runs.run(layer, [(operation, heads) for operation in operations for heads in units], output)
         for index, operation in enumerate(operations):
-            part = slice(index * units, (index + 1) * units)
-            rise[operation][layer], lost[operation][layer] = values[0, :, part], values[1, :, part]
-    return HeadCosts(loss, found, rise, lost)
+            part = slice(index * len(units), (index + 1) * len(units))
+            rise[operation][layer] = loss[:, part] - runs.loss[:, None]
+            lost[operation][layer] = runs.found[:, None] - gain[:, part]
+    return HeadCosts(runs.loss, runs.found, rise, lost)
 
 
-class _Variants:
-    """Outputs of a layer in which one head or group after the other is replaced."""
-
-    def __init__(
-        self,
-        variants: Sequence[tuple[Operation, int]],
-        statistics: HeadStatistics,
-        *,
-        window: int,
-        sinks: int,
-        size: int,
-    ) -> None:
-        self._variants, self._statistics, self._size = variants, statistics, size
-        self._window, self._sinks = window, sinks
-
-    def __call__(self, attention: LayerAttention) -> Tensor:
-        """Return outputs ``(texts, variants, n, heads, d_v)``."""
-        outputs = full_attention(attention)[:, None].repeat(1, len(self._variants), 1, 1, 1)
-        for operation in dict.fromkeys(operation for operation, _ in self._variants):
-            replaced = replaced_output(
-                attention, operation, self._statistics, window=self._window, sinks=self._sinks
-            ).to(outputs.dtype)
-            for row, (own, unit) in enumerate(self._variants):
-                if own == operation:
-                    heads = slice(unit * self._size, (unit + 1) * self._size)
-                    outputs[:, row, :, heads] = replaced[:, :, heads]
-        return outputs
-
-
-def _chunks(count: int, most: int) -> list[slice]:
-    return [slice(start, min(count, start + most)) for start in range(0, count, most)]
-
-
-def _check_unchanged(prefix: SharedPrefix, layer: int) -> None:
-    """Refuse a model in which a pass that starts at a layer is not the rest of the whole pass."""
-    again = prefix.run(layer, 1, lambda attention: full_attention(attention)[:, None], texts=slice(0, 1))[:, 0]
-    expected = prefix.logits[:1]
-    change = float((again - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    if not change <= _SAME.get(expected.dtype, 1e-1):
-        raise CaptureError(
-            f"a pass that starts at layer {layer} differs from the whole pass by {change:.2g}: its blocks read more "
-            "than the hidden states before them, so heads cannot be replaced one by one"
-        )
-
-
-def _losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the mean loss of each text ``(texts,)`` float64, from logits ``(texts, n, vocabulary)``."""
-    rows = [
-        cross_entropy(one[:-1].float(), own[1:].to(one.device)).double() for one, own in zip(logits, ids, strict=True)
-    ]
-    return torch.stack(rows).cpu()
-
-
-def _recalled(logits: Tensor, plantings: Sequence[Planting]) -> Tensor:
-    """Return the mean log-probability of the runs at the end of each text after their cues, ``(texts,)`` float64."""
-    found = []
-    for one, planting in zip(logits, plantings, strict=True):
-        count = planting.control.shape[1] - planting.body
-        targets = planting.control[0, planting.body :].to(one.device)
-        losses = cross_entropy(one[-count - 1 : -1].float(), targets, reduction="none").view(-1, planting.run)
-        found.append(-losses[:, max(1, planting.run // 4) :].double().mean())
-    return torch.stack(found).cpu()
+def _unit_heads(count: LayerHeads, unit: Unit) -> list[slice]:
+    """Return the heads of each head or group of a layer."""
+    size = count.heads // count.units(unit)
+    return [slice(start, start + size) for start in range(0, count.heads, size)]
 
 
 @dataclass(frozen=True)
@@ -348,16 +264,63 @@ def measure_plan(
     """
     planting = plant(ids, depths, run=RUN)
     both = torch.cat([planting.control, planting.planted]).to(input_device(model))
+    edit = _limits(full, window=window, sinks=sinks)
+    with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
+        logits = model(input_ids=both, use_cache=False).logits
+    before, after = recalled(logits, planting).tolist()
+    return PlanOutcome(float(token_losses(logits[:1], both[:1])[window:].mean()), after - before)
+
+
+def _limits(full: Mapping[int, Sequence[bool]], *, window: int, sinks: int) -> Editor:
+    """Return an editor that limits heads: ``full`` holds for each head of a layer whether it sees everything."""
 
     def edit(attention: LayerAttention) -> Tensor | None:
         own = full.get(attention.layer)
         return None if own is None else limited_attention(attention, own, window=window, sinks=sinks)
 
-    with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
-        logits = model(input_ids=both, use_cache=False).logits
-    losses = cross_entropy(logits[0, window:-1].float(), both[0, window + 1 :])
-    before, after = _recalled(logits, [planting, planting]).tolist()
-    return PlanOutcome(float(losses), after - before)
+    return edit
+
+
+def measure_additions(
+    model: Any,
+    proof: Proof,
+    ids: Tensor,
+    full: Mapping[int, Sequence[bool]],
+    *,
+    unit: Unit,
+    window: int,
+    sinks: int,
+    memory_mib: int | None = None,
+) -> dict[int, Tensor]:
+    """Let one more head or group at a time see the whole text and measure loss and retrieval.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        proof: Its proof.
+        ids: The text ``(1, n)``.
+        full: For each query head whether it sees everything already, for all layers that a plan can limit.
+        unit: Whether single heads are added, or all heads that share keys together.
+        window: Number of last keys that the other heads see.
+        sinks: Number of first keys that they see.
+        memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
+
+    Returns:
+        Decrease of the loss beyond the window and increase of the gain from planted runs, as in :func:`measure_plan`,
+        ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see everything already.
+    """
+    runs = VariantRuns(
+        model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window, memory_mib=memory_mib
+    )
+    found = {}
+    for layer, count in plannable(proof).items():
+        found[layer] = torch.zeros(2, count.heads, dtype=torch.float64)
+        left = [heads for heads in _unit_heads(count, unit) if not full[layer][heads.start]]
+        if left:
+            variants = [("whole", heads) for heads in left]
+            loss, gain = runs.run(layer, variants, lambda attention, _: full_attention(attention))
+            for heads, change in zip(left, torch.cat([runs.loss - loss, gain - runs.found]).T, strict=True):
+                found[layer][:, heads] = change[:, None]
+    return found
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float | None]:
@@ -393,6 +356,53 @@ def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[st
         row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
     base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
     return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
+
+
+def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return the areas under the curves of rise and found part against the share, with intervals over documents.
+
+    The curves are straight lines between the shares at which all selectors with more than one share were measured, and
+    the two ends, where all selectors agree: no unit and all units see the whole text. Since shares go from 0 to 1, an
+    area is a mean over shares.
+
+    Args:
+        outcomes: As for :func:`outcome_curve`.
+
+    Returns:
+        ``shares`` between the ends, ``reference`` (``greedy``, else ``costs``, else None), and ``rows`` by area of the
+        rise, with ``selector``, ``rise`` in nats, ``part`` (None if a document has hardly any gain), and ``more_rise``
+        and ``more_part``: the area minus that of the reference on the same document.
+    """
+    known: dict[str, set[float]] = {}
+    for metric in outcomes[0]:
+        if metric.startswith("loss_"):
+            selector, share = metric.removeprefix("loss_").rsplit("_", 1)
+            known.setdefault(selector, set()).add(float(share))
+    curves = {selector: shares for selector, shares in known.items() if len(shares) > 1}
+    shares = sorted(set.intersection(*curves.values())) if curves else []
+    reference = next((name for name in ("greedy", "costs") if name in curves), None)
+    values: dict[str, Callable[[Mapping[str, float], str], float]] = {
+        "rise": lambda one, cell: one[f"loss{cell}"] - one["loss"]
+    }
+    if min(one["found"] for one in outcomes) > _RETRIEVES:
+        values["part"] = lambda one, cell: one[f"found{cell}"] / one["found"]
+    x = torch.tensor([0.0, *shares, 1.0], dtype=torch.float64)
+    areas: dict[tuple[str, str], Tensor] = {}
+    for selector in curves if shares else ():
+        cells = ["_none_0", *(f"_{selector}_{share!r}" for share in shares), ""]
+        for name, value in values.items():
+            y = torch.tensor([[value(one, cell) for cell in cells] for one in outcomes], dtype=torch.float64)
+            areas[selector, name] = torch.trapezoid(y, x)
+    rows = []
+    for selector in {selector for selector, _ in areas}:
+        row: dict[str, Any] = {"selector": selector} | dict.fromkeys(("rise", "part", "more_rise", "more_part"))
+        for name in values:
+            row[name] = _bounds(areas[selector, name].tolist())
+            if reference is not None and selector != reference:
+                row[f"more_{name}"] = _bounds((areas[selector, name] - areas[reference, name]).tolist())
+        rows.append(row)
+    rows.sort(key=lambda row: (row["rise"]["mean"], row["selector"]))
+    return {"shares": shares, "reference": reference, "rows": rows}
 
 
 def fit_head_statistics(

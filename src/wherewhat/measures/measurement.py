@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wherewhat.captures.blocks import Blocks
     from wherewhat.measures.choices.answers import Choices
     from wherewhat.measures.statistics import Interval
+    from wherewhat.measures.variants import VariantRuns
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ class Subject(Protocol):
 
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
         """Return the attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
+
+    def variants(self, ids: Tensor) -> VariantRuns:
+        """Return runs of variants of the model that differ in one layer, over ``ids`` ``(batch, n)`` as they are."""
 
 
 KEYS_MIX = 0.05

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,14 +17,17 @@ from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
 from wherewhat.measures.attention.weights import weight_blocks
 from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.head_costs import DEPTHS, RUN, HeadStatistics, HeadSums
+from wherewhat.measures.head_costs import HeadStatistics, HeadSums
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries
 from wherewhat.measures.tensors import centred_ranks, per_query_head, rotates
+from wherewhat.measures.variants import DEPTHS, RUN
 
-Selector = Literal["ranks", "symbolic", "distance", "output", "induction", "mass", "combined", "costs", "random"]
+Selector = Literal[
+    "ranks", "symbolic", "distance", "output", "induction", "mass", "combined", "costs", "greedy", "random"
+]
 """How heads are ranked.
 
 ``ranks``: sum of the ranks by ``symbolic`` and ``distance``. ``symbolic``: symbolic minus positional score.
@@ -32,7 +35,8 @@ Selector = Literal["ranks", "symbolic", "distance", "output", "induction", "mass
 what limiting the head costs: the gradient of the loss with respect to its output, times the change of the output.
 ``induction``: attention to tokens after earlier occurrences of the query's token. ``mass``: attention beyond the
 window. ``combined``: regression of the measured costs on the ranks of the others. ``costs``: measured cost of limiting
-the head alone. ``random``: random numbers."""
+the head alone. ``greedy``: order in which heads or groups are added, those first that lower the measured cost of the
+plan most. ``random``: random numbers."""
 
 SELECTORS: tuple[Selector, ...] = get_args(Selector)
 
@@ -41,6 +45,9 @@ SCORED: tuple[Selector, ...] = ("symbolic", "distance", "output", "induction", "
 
 RANKED: tuple[Selector, ...] = ("symbolic", "distance")
 """Selectors whose ranks are summed."""
+
+ROUNDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75)
+"""Shares after which the greedy selector measures again."""
 
 DRAWS = 5
 """Number of random choices."""
@@ -249,6 +256,46 @@ def _ranks(scores: HeadScores) -> Tensor:
 def _by_layer(values: Tensor, like: HeadScores) -> dict[int, Tensor]:
     layers = sorted(like)
     return dict(zip(layers, torch.split(values, [len(like[layer]) for layer in layers]), strict=True))
+
+
+def greedy_counts(layers: Mapping[int, LayerHeads], unit: Unit) -> list[int]:
+    """Return the numbers of heads or groups after which the greedy selector measures again, ascending."""
+    total = sum(count.units(unit) for count in layers.values())
+    return sorted({round(share * total) for share in ROUNDS} - {0})
+
+
+def greedy_scores(
+    layers: Mapping[int, LayerHeads],
+    unit: Unit,
+    counts: Iterable[int],
+    measure: Callable[[Mapping[int, tuple[int, ...]]], HeadScores],
+) -> dict[int, Tensor]:
+    """Return scores ``(heads,)`` by layer: the earlier a head or group is chosen, the larger.
+
+    Each round measures, for each unit that is not chosen, how much the cost of the plan falls if it is added to those
+    chosen so far, and chooses the best ones. Those that are not chosen in the last round follow in its order.
+
+    Args:
+        layers: Numbers of heads.
+        unit: What is chosen.
+        counts: Number of chosen units after each round, see :func:`greedy_counts`.
+        measure: Returns the fall of the cost if the unit of each head is added to the units chosen so far.
+    """
+    order: list[tuple[int, int]] = []
+    ranked: list[tuple[int, int]] = []
+    for count in counts:
+        full = {layer: tuple(sorted(one for own, one in order if own == layer)) for layer in layers}
+        falls = unit_scores(measure(full), layers, unit, summed=False)
+        known = [(-value, layer, one) for layer, x in falls.items() for one, value in enumerate(x.tolist())]
+        ranked = [(layer, one) for _, layer, one in sorted(known) if (layer, one) not in order]
+        order, ranked = order + ranked[: count - len(order)], ranked[count - len(order) :]
+    place = {one: index for index, one in enumerate(order + ranked)}
+    scores = {}
+    for layer, heads in layers.items():
+        units = heads.units(unit)
+        own = torch.tensor([len(place) - place[layer, one] for one in range(units)], dtype=torch.float64)
+        scores[layer] = own.repeat_interleave(heads.heads // units)
+    return scores
 
 
 def random_scores(layers: Mapping[int, LayerHeads], seed: int) -> dict[int, Tensor]:

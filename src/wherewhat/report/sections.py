@@ -377,23 +377,27 @@ def _newest_plan(runs: Runs) -> list[dict[str, Any]]:
 def _plan(plan: Plan) -> dict[str, Any]:
     """Return the costs of a plan and its figure."""
     found = plan.provenance
-    units = f"{{selector}}, {{share:.0%}} of the {plan.unit}s"
     metrics = {
-        "rise": ("rise of the loss", "Loss beyond the window minus that of the unchanged model."),
-        "found": ("gain from planted runs", "Gain in log-probability of the tokens of planted runs."),
+        "rise": ("rise of the loss", "nats", "Loss beyond the window minus that of the unchanged model."),
+        "found": ("gain from planted runs", "nats", "Gain in log-probability of the tokens of planted runs."),
+        "part": ("part of the gain", "", "Gain from planted runs relative to that of the unchanged model."),
     }
+    curve = sorted(found["curve"], key=lambda row: (row["share"], row["selector"]))
+    areas = found.get("areas", {}).get("rows", [])
+    shown = [(row, metric, f"{row['share']:.0%} of the {plan.unit}s") for row in curve for metric in ("rise", "found")]
+    if len(areas) > 1:
+        shown += [(row, metric, "mean over all shares") for row in areas for metric in ("rise", "part") if row[metric]]
     rows = [
         {
-            "title": f"{title}, {units.format(**row)}",
-            "unit": "nats",
-            "reading": reading,
+            "title": f"{metrics[metric][0]}, {row['selector']}, {where}",
+            "unit": metrics[metric][1],
+            "reading": metrics[metric][2],
             "value": row[metric],
             "control": None,
             "control_title": "",
             "controls": {},
         }
-        for row in sorted(found["curve"], key=lambda row: (row["share"], row["selector"]))
-        for metric, (title, reading) in metrics.items()
+        for row, metric, where in shown
     ]
     count = len(found["evaluated_on"])
     return {

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,27 @@ from torch import Tensor
 
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
-from wherewhat.extend.plan import LayerHeads, Plan, Unit, fingerprint, plannable
+from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.measures.head_costs import (
     OPERATIONS,
     PlanOutcome,
     fit_head_statistics,
+    measure_additions,
     measure_head_costs,
     measure_plan,
+    outcome_areas,
     outcome_curve,
 )
 from wherewhat.measures.selectors import (
     DRAWS,
     RANKED,
     SCORED,
-    SELECTORS,
     Selector,
     chosen,
     combined_scores,
     document_scores,
+    greedy_counts,
+    greedy_scores,
     random_scores,
     rank_scores,
     unit_scores,
@@ -48,6 +50,7 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import duration, load_model
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.layout import PartResult
+from wherewhat.runs.plan_request import PlanRequest
 from wherewhat.runs.provenance import Provenance, collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.results import stored_document
@@ -65,99 +68,6 @@ _GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 
 _SUMMED: tuple[Selector, ...] = ("output", "costs")
 """Selectors whose scores are costs, which add up over the heads of a group."""
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What a plan has to reach, and how it is made.
-
-    Attributes:
-        budget: Share of the groups (or heads) that see the whole text; 0.25 if there are no goals.
-        max_rise: Goal in place of a budget: the smallest share whose rise of the loss, in nats, is at most this.
-        min_found: Goal: the smallest share with at least this part of the model's gain from planted runs.
-        unit: ``group`` (heads that share keys, whose cache can be dropped) or ``head`` (for analysis).
-        selector: How heads are ranked.
-        compare: Other selectors to measure at the same share.
-        curves: Measure all selectors at all shares, and five random choices instead of one.
-        costs: Also measure the costs of single heads, for the selectors ``costs`` and ``combined``.
-        tokens: Tokens of each document.
-        window: Last keys that limited heads see; by default a sixteenth of the tokens, at least 64.
-        sinks: First keys that they see.
-        choose: Number of documents on which heads are scored.
-        documents: Number of other documents on which the plan is evaluated.
-        beyond: Allow texts longer than the model's trained length.
-    """
-
-    budget: float | None = None
-    _: KW_ONLY
-    max_rise: float | None = None
-    min_found: float | None = None
-    unit: Unit = "group"
-    selector: Selector = "ranks"
-    compare: tuple[Selector, ...] = ("mass", "random")
-    curves: bool = False
-    costs: bool = False
-    tokens: int = 512
-    window: int | None = None
-    sinks: int = 4
-    choose: int = 2
-    documents: int = 3
-    beyond: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        goals = [name for name in ("budget", "max_rise", "min_found") if getattr(self, name) is not None]
-        if "budget" in goals and len(goals) > 1:
-            raise ConfigError(f"--budget and --{goals[1].replace('_', '-')} were both given: give a share or a goal")
-        if self.budget is not None and not 0 <= self.budget <= 1:
-            raise ConfigError(f"--budget is {self.budget:g}: a share is from 0 to 1, such as 0.25")
-        if self.max_rise is not None and not self.max_rise > 0:
-            raise ConfigError(f"--max-rise is {self.max_rise:g}: give a rise of the loss above 0 nats, such as 0.02")
-        if self.min_found is not None and not 0 < self.min_found <= 1:
-            raise ConfigError(f"--min-found is {self.min_found:g}: give a part above 0 and up to 1, such as 0.95")
-        for selector in (self.selector, *self.compare):
-            if selector not in SELECTORS:
-                raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
-        for name, least in (("choose", 1), ("documents", 1), ("sinks", 0), ("tokens", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
-        if self.unit not in ("group", "head"):
-            raise ConfigError(f"--unit is {self.unit!r}: choose group or head")
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"--window is {self.window}: at least 1 is needed")
-        if self.tokens <= self.keys + self.sinks:
-            raise ConfigError(
-                f"texts of {self.tokens} tokens are within the window of {self.keys} keys and {self.sinks} first ones: "
-                "give more --tokens or a smaller --window"
-            )
-        if {"costs", "combined"} & set(self.selectors) and not self.costs:
-            raise ConfigError("the selectors costs and combined need the costs of single heads: add --costs")
-
-    @property
-    def keys(self) -> int:
-        """The window in tokens."""
-        return max(64, self.tokens // 16) if self.window is None else self.window
-
-    @property
-    def share(self) -> float | None:
-        """The share to keep; None if goals determine it."""
-        goals = self.max_rise is not None or self.min_found is not None
-        return None if goals else 0.25 if self.budget is None else self.budget
-
-    @property
-    def selectors(self) -> tuple[Selector, ...]:
-        """All selectors to evaluate, the default one first."""
-        known = [name for name in SELECTORS if self.costs or name not in ("costs", "combined")]
-        return tuple(dict.fromkeys((self.selector, *(known if self.curves else self.compare))))
-
-    def shares(self, share: float) -> dict[Selector, list[float]]:
-        """Return the shares to evaluate by selector, without 0 and 1, if ``share`` is to be kept."""
-        around = {share / 2, share, min(1.0, 2 * share)}
-        every = sorted(x for x in around | ({0.1, 0.25, 0.5} if self.curves else set()) if 0 < x < 1)
-        return {
-            name: every if self.curves or name == self.selector else [x for x in (share,) if 0 < x < 1]
-            for name in self.selectors
-        }
 
 
 @checked(model=model_request, texts=documents_of)
@@ -245,7 +155,8 @@ class _Planner:
             "tokens": request.tokens,
             "options": {name: getattr(request, name) for name in ("unit", "selector", "costs", "curves")}
             | {"compare": list(request.compare), "share": request.share}
-            | {"max_rise": request.max_rise, "min_found": request.min_found},
+            | {"max_rise": request.max_rise, "min_found": request.min_found}
+            | ({"greedy": True} if request.greedy else {}),
             "documents": [{"name": one.name, "sha256": one.sha256} for one in documents],
             "choosing": len(self.choosing),
         }
@@ -292,6 +203,7 @@ class _Planner:
                 "full_model": base,
                 "outcome": own,
                 "curve": rows,
+                "areas": outcome_areas(outcomes),
                 "run": self.directory.path.name,
                 "seconds": round(time.perf_counter() - started, 1),
                 "versions": collect_versions(),
@@ -333,27 +245,58 @@ class _Planner:
                     window=request.keys,
                     sinks=request.sinks,
                 )
-                return [
-                    row
-                    for selector, by_layer in scores.items()
-                    for layer, values in by_layer.items()
-                    for row in source.heads(f"score_{selector}", values, layer=layer)
-                ]
+                return _rows(source, {f"score_{selector}": x for selector, x in scores.items()})
 
             stored = self._part(f"choose:{name}", name, compute)
             for selector in wanted:
                 found.setdefault(selector, []).append({x.layer: x.heads[f"score_{selector}"] for x in stored.layers})
         if request.costs:
             found["costs"] = self._costs()
-        means = {
-            selector: {layer: torch.stack([one[layer].double() for one in each]).mean(0) for layer in self.layers}
-            for selector, each in found.items()
-        }
+        means = {selector: _mean(each) for selector, each in found.items()}
         if request.costs:
             means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
         if "ranks" in request.selectors:
             means["ranks"] = rank_scores([means[name] for name in ranked])
+        if request.selector == "random":
+            means["random"] = random_scores(self.layers, 0)
+        if request.greedy:
+            counts = self.progress.track(greedy_counts(self.layers, request.unit), "greedy rounds")
+            means["greedy"] = greedy_scores(self.layers, request.unit, counts, self._additions)
         return means
+
+    def _additions(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, Tensor]:
+        """Return how much the cost falls if a unit is added to a choice, mean over the documents for choosing."""
+        request = self.request
+        count = sum(map(len, full.values()))
+        found = []
+        for name in self.choosing:
+
+            def compute(source: ScoreSource, name: str = name) -> list[Score]:
+                started = time.perf_counter()
+                falls = measure_additions(
+                    self.model,
+                    self.proof,
+                    self.ids[name],
+                    self._full_heads(full),
+                    unit=request.unit,
+                    window=request.keys,
+                    sinks=request.sinks,
+                )
+                if count == 0 and name == self.choosing[0]:
+                    counts = greedy_counts(self.layers, request.unit)
+                    total = sum(x.units(request.unit) for x in self.layers.values())
+                    rounds = sum(1 - before / total for before in (0, *counts[:-1])) * len(self.choosing)
+                    what = f"{len(counts)} greedy rounds on {len(self.choosing)} documents"
+                    self.progress.say(f"{what}: about {duration((time.perf_counter() - started) * rounds)}")
+                metrics = {
+                    f"{metric}_{count}": {layer: x[index] for layer, x in falls.items()}
+                    for index, metric in enumerate(("fall", "gained"))
+                }
+                return _rows(source, metrics, unit="nats")
+
+            stored = self._part(f"greedy:{count}:{name}", name, compute)
+            found.append({x.layer: x.heads[f"fall_{count}"] + x.heads[f"gained_{count}"] for x in stored.layers})
+        return _mean(found)
 
     def _costs(self) -> list[dict[int, Tensor]]:
         """Return the measured cost of limiting each head, by document for choosing; others give the statistics."""
@@ -377,13 +320,12 @@ class _Planner:
                     operations=operations,
                     progress=self.progress,
                 )
-                return [
-                    row
+                metrics = {
+                    f"{what}_{operation}": {layer: x[0] for layer, x in by_layer.items()}
                     for what, values in (("rise", costs.rise), ("lost", costs.lost))
                     for operation, by_layer in values.items()
-                    for layer, x in by_layer.items()
-                    for row in source.heads(f"{what}_{operation}", x[0], layer=layer, unit="nats")
-                ]
+                }
+                return _rows(source, metrics, unit="nats")
 
             stored = self._part(f"costs:{name}", name, compute)
             found.append({x.layer: x.heads["rise_window"] + x.heads["lost_window"] for x in stored.layers})
@@ -431,14 +373,15 @@ class _Planner:
         rise, part = known[share]
         return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
 
-    def _measured(self, name: str, full: Mapping[int, Sequence[int]] | None) -> PlanOutcome:
+    def _full_heads(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[bool, ...]]:
+        """Return for each query head whether it sees everything, by layer, from a choice of units."""
+        plan = Plan("", "", self.request.keys, self.request.sinks, self.layers, full, self.request.unit)
+        return {layer: plan.full_heads(layer) for layer in self.layers}
+
+    def _measured(self, name: str, full: Mapping[int, tuple[int, ...]] | None) -> PlanOutcome:
         """Return loss and retrieval of a document with a choice of units; None for the unchanged model."""
         request = self.request
-        heads: dict[int, tuple[bool, ...]] = {}
-        if full is not None:
-            units = {layer: tuple(some) for layer, some in full.items()}
-            plan = Plan("", "", request.keys, request.sinks, self.layers, units, request.unit)
-            heads = {layer: plan.full_heads(layer) for layer in self.layers}
+        heads = {} if full is None else self._full_heads(full)
         return measure_plan(self.model, self.proof, self.ids[name], heads, window=request.keys, sinks=request.sinks)
 
     def _outcomes(self, units: Mapping[Selector, Mapping[int, Tensor]], share: float) -> list[dict[str, float]]:
@@ -485,6 +428,21 @@ class _Planner:
             device=loaded.device,
             seed=loaded.seed,
         )
+
+
+def _rows(source: ScoreSource, values: Mapping[str, Mapping[int, Tensor]], *, unit: str | None = None) -> list[Score]:
+    """Return the rows of scores of heads by metric and layer."""
+    return [
+        row
+        for metric, by_layer in values.items()
+        for layer, x in by_layer.items()
+        for row in source.heads(metric, x, layer=layer, unit=unit)
+    ]
+
+
+def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+    """Return the mean over documents of scores of heads, by layer."""
+    return {layer: torch.stack([one[layer].double() for one in scores]).mean(0) for layer in scores[0]}
 
 
 def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:

@@ -16,6 +16,7 @@ from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.errors import CaptureError
+from wherewhat.measures.variants import VariantRuns
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import max_positions, trained_length
 from wherewhat.runs.continuation import continued
@@ -153,6 +154,10 @@ class ModelSubject:
         """Return the attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
         model = self.loaded.model
         return blocks(model, ids.to(input_device(model)), self.proof)
+
+    def variants(self, ids: Tensor) -> VariantRuns:
+        """Return runs of variants of the model that differ in one layer, over ``ids`` ``(batch, n)`` as they are."""
+        return VariantRuns(self.loaded.model, self.proof, ids, planted=False)
 
     def edited(
         self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None], *, positions: Tensor | None = None

@@ -23,6 +23,7 @@ class ResidualConfig:
 
     strengths: tuple[float, ...] = option((0.0, 0.25, 0.5, 0.75, 1.0), "values of λ, in all heads at once")
     layers: bool = option(True, "also make each layer alone additive")
+    heads: bool = option(False, "also make each head alone additive, and the cheapest heads together")
     axes: bool = option(True, "also subtract each axis from all heads' logits")
     block_mib: int = option(64, "memory for one block of logits, in MiB")
 
@@ -91,6 +92,12 @@ class ResidualMeasurement(TextMeasurement):
             "additive_cost_of_layer",
             "cost of one layer",
             "Increase of the loss with one layer alone made additive, mean over layers.",
+            unit="nats",
+        ),
+        Metric(
+            "additive_cost_of_head",
+            "cost of one head",
+            "Increase of the loss with one head alone made additive.",
             unit="nats",
         ),
     )

@@ -6,7 +6,7 @@ fit of the same pass, or an axis is subtracted from them. λ = 1 is the model it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.residual.measurement import ResidualConfig
 from wherewhat.measures.tensors import check_faithful, next_token_loss
+
+_SHARES = (0.1, 0.3, 0.5, 1.0)
+"""Shares of heads, the cheapest ones first, that are made additive together."""
 
 _FAITHFUL = 1e-3
 """Largest relative change of the loss at λ = 1."""
@@ -78,35 +81,79 @@ def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor]
 
 
 def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
-    """Return the loss of a text ``(1, n)`` at each λ, without each axis, and with single layers made additive."""
-    found: dict[int, torch.dtype] = {}
-    plain = subject.run(ids, lambda attention: found.update({attention.layer: attention.rot_q.dtype}), logits=True)
+    """Return the loss of a text ``(1, n)`` at each λ, without each axis, and with layers or heads made additive."""
+    dtypes: dict[int, torch.dtype] = {}
+    heads: dict[int, int] = {}
+
+    def note(attention: LayerAttention) -> None:
+        dtypes[attention.layer], heads[attention.layer] = attention.rot_q.dtype, attention.heads
+
+    plain = subject.run(ids, note, logits=True)
     assert plain is not None
     intact = next_token_loss(plain, ids)
     del plain
 
-    def loss(strength: float = 1.0, without: str = "", only: int | None = None) -> float:
+    def loss(strength: float = 1.0, without: str = "", only: Mapping[int, Tensor] | None = None) -> float:
         def edit(attention: LayerAttention) -> Tensor | None:
-            if only is not None and attention.layer != only:
+            if only is not None and attention.layer not in only:
                 return None
-            fit = fit_layer(attention)
-            return mixed_attention(attention, fit, strength=strength, without=without, block_mib=config.block_mib)
+            return mixed_attention(
+                attention,
+                fit_layer(attention),
+                strength=strength,
+                without=without,
+                heads=None if only is None else only[attention.layer],
+                block_mib=config.block_mib,
+            )
 
         return next_token_loss(subject.edited(ids, edit), ids)
 
     by_strength = {strength: loss(strength) for strength in config.strengths}
     if 1.0 in by_strength:
-        check_faithful("λ = 1", by_strength[1.0], intact, dtypes=found.values(), precision=_FAITHFUL)
+        check_faithful("λ = 1", by_strength[1.0], intact, dtypes=dtypes.values(), precision=_FAITHFUL)
     whole = {"loss": intact} | {f"loss_strength_{s:g}": x for s, x in by_strength.items()}
     if 0.0 in by_strength:
         whole["loss_additive"] = by_strength[0.0]
         whole["additive_cost"] = by_strength[0.0] - intact
     if config.axes:
         whole |= {f"cost_without_{axis}": loss(without=axis) - intact for axis in "ac"}
-    layers = (
-        [LayerScores(layer, {}, {"additive_cost_of_layer": loss(0.0, only=layer) - intact}) for layer in found]
-        if config.layers
-        else []
-    )
-    curve = Curve(torch.tensor([[s, x] for s, x in sorted(by_strength.items())]), ("strength", "strength and loss"))
-    return DocumentScores(layers, whole, {"loss_by_strength": curve})
+    curves = {"loss_by_strength": _curve(by_strength, "strength")}
+    of_layers: dict[int, dict[str, float]] = {}
+    if config.layers:
+        for layer, count in heads.items():
+            cost = loss(0.0, only={layer: torch.ones(count, dtype=torch.bool)}) - intact
+            of_layers[layer] = {"additive_cost_of_layer": cost}
+    of_heads: dict[int, dict[str, Tensor]] = {}
+    if config.heads:
+        costs = _costs_of_heads(subject, ids, heads, block_mib=config.block_mib)
+        of_heads = {layer: {"additive_cost_of_head": x} for layer, x in costs.items()}
+        by_share = {share: loss(0.0, only=_cheapest(costs, share)) for share in _SHARES}
+        curves["loss_by_share"] = _curve({0.0: intact} | by_share, "share")
+    layers = [LayerScores(layer, of_heads.get(layer, {}), of_layers.get(layer, {})) for layer in of_layers or of_heads]
+    return DocumentScores(layers, whole, curves)
+
+
+def _costs_of_heads(subject: Subject, ids: Tensor, heads: Mapping[int, int], *, block_mib: int) -> dict[int, Tensor]:
+    """Return the rise of the loss with one head alone made additive, ``(heads,)`` by layer."""
+    runs = subject.variants(ids)
+
+    def additive(attention: LayerAttention, strength: float) -> Tensor:
+        return mixed_attention(attention, fit_layer(attention), strength=strength, block_mib=block_mib)
+
+    return {
+        layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], additive)[0][0] - runs.loss
+        for layer, count in heads.items()
+    }
+
+
+def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
+    """Return True for the heads with the smallest costs over all layers, ``(heads,)`` by layer that has any."""
+    listed = sorted((value, layer, head) for layer, x in costs.items() for head, value in enumerate(x.tolist()))
+    found: dict[int, Tensor] = {}
+    for _, layer, head in listed[: round(share * len(listed))]:
+        found.setdefault(layer, torch.zeros(len(costs[layer]), dtype=torch.bool))[head] = True
+    return found
+
+
+def _curve(losses: Mapping[float, float], axis: str) -> Curve:
+    return Curve(torch.tensor([[x, loss] for x, loss in sorted(losses.items())]), (axis, f"{axis} and loss"))

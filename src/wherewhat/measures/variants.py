@@ -1,0 +1,165 @@
+"""Loss and retrieval of planted runs in variants of a model that differ in one layer, run in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.proof import Proof
+from wherewhat.captures.session import Editor
+from wherewhat.errors import CaptureError
+from wherewhat.extend.edits import SharedPrefix
+from wherewhat.extend.limits import full_attention
+from wherewhat.measures.extend.probes import Planting, plant
+from wherewhat.measures.tensors import token_losses
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+DEPTHS = (0, 25, 50, 75)
+"""Depths of planted runs, in percent of the text; deeper ones could be inside the window."""
+
+RUN = 16
+"""Tokens of a planted run."""
+
+_SAME = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
+"""Largest change of the logits by a variant that changes nothing, relative to the largest."""
+
+
+class VariantRuns:
+    """Runs variants of a model that differ in one layer, in batches that start at this layer.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        proof: Its proof.
+        ids: Texts ``(documents, n)``.
+        base: Edit of all layers that the variants have in common; None for the unchanged model.
+        start: Index of the first token from which a next one is predicted that counts in the loss.
+        planted: Whether to run the texts with planted runs, too; without them retrieval is NaN.
+        memory_mib: Memory for logits of one batch, in MiB; by default that of :func:`batch_mib`. It changes the result
+            by rounding only.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        proof: Proof,
+        ids: Tensor,
+        *,
+        base: Editor | None = None,
+        start: int = 0,
+        planted: bool = True,
+        memory_mib: int | None = None,
+    ) -> None:
+        self._ids, self._base, self._start = ids, base, start
+        control = SharedPrefix(model, proof, ids, edit=base)
+        self._prefixes = [control]
+        self._plantings: list[Planting] = []
+        if planted:
+            self._plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids]
+            texts = torch.cat([one.planted for one in self._plantings])
+            self._prefixes.append(SharedPrefix(model, proof, texts, keep=len(DEPTHS) * RUN + 1, edit=base))
+        self._check_unchanged(control, sorted(layer.layer for layer in proof.plan.layers)[len(proof.plan.layers) // 2])
+        self.loss, self.found = torch.stack(
+            [
+                self._outcome(text, [prefix.logits[text : text + 1] for prefix in self._prefixes])[:, 0]
+                for text in range(len(ids))
+            ],
+            1,
+        )
+        """Loss, and gain from planted runs, of the base, ``(documents,)`` each, nats."""
+        # As much again as the logits take is left for the hidden states of the batch.
+        each = 2 * control.logits[0].nbytes
+        self._most = max(1, (memory_mib or batch_mib(control.logits.device)) * 2**20 // each)
+        for prefix in self._prefixes:
+            prefix.logits = prefix.logits[:0]
+
+    def run(
+        self, layer: int, variants: Sequence[tuple[Kind, slice]], output: Callable[[LayerAttention, Kind], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return loss and gain of variants of a layer, ``(documents, variants)`` float64 each.
+
+        Args:
+            layer: The layer that they change.
+            variants: How each variant is changed, and the heads that it changes.
+            output: Called with the layer's attention on some texts and a kind of change; returns the output
+                ``(texts, n, heads, d_v)`` with all heads changed.
+        """
+        found = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
+        for texts in _chunks(len(self._ids), max(1, self._most // len(variants))):
+            for some in _chunks(len(variants), self._most):
+
+                def edit(attention: LayerAttention, own: Sequence[tuple[Kind, slice]] = variants[some]) -> Tensor:
+                    outputs = self._unchanged(attention)[:, None].repeat(1, len(own), 1, 1, 1)
+                    changed = {kind: output(attention, kind) for kind in dict.fromkeys(kind for kind, _ in own)}
+                    for row, (kind, heads) in enumerate(own):
+                        outputs[:, row, :, heads] = changed[kind][:, :, heads].to(outputs.dtype)
+                    return outputs
+
+                rows = some.stop - some.start
+                logits = [prefix.run(layer, rows, edit, texts=texts) for prefix in self._prefixes]
+                for row, text in enumerate(range(texts.start, texts.stop)):
+                    found[:, text, some] = self._outcome(text, [one[row] for one in logits])
+                del logits
+        return found[0], found[1]
+
+    def _unchanged(self, attention: LayerAttention) -> Tensor:
+        """Return the output ``(texts, n, heads, d_v)`` of a layer of the base."""
+        output = None if self._base is None else self._base(attention)
+        return full_attention(attention) if output is None else output
+
+    def _outcome(self, text: int, logits: Sequence[Tensor]) -> Tensor:
+        """Return loss and gain ``(2, variants)`` from the logits ``(variants, n, vocabulary)`` of a text's passes."""
+        ids = self._ids[text : text + 1]
+        losses = [token_losses(one[None], ids)[self._start :].mean() for one in logits[0]]
+        gains = torch.full((len(losses),), torch.nan, dtype=torch.float64)
+        if self._plantings:
+            before, after = (recalled(one, self._plantings[text]) for one in logits)
+            gains = after - before
+        return torch.stack([torch.stack(losses), gains])
+
+    def _check_unchanged(self, prefix: SharedPrefix, layer: int) -> None:
+        """Refuse a model in which a pass that starts at a layer is not the rest of the whole pass."""
+        again = prefix.run(layer, 1, lambda attention: self._unchanged(attention)[:, None], texts=slice(0, 1))[:, 0]
+        expected = prefix.logits[:1]
+        change = float((again - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        if not change <= _SAME.get(expected.dtype, 1e-1):
+            raise CaptureError(
+                f"a pass that starts at layer {layer} differs from the whole pass by {change:.2g}: its blocks read "
+                "more than the hidden states before them, so heads cannot be replaced one by one"
+            )
+
+
+def batch_mib(device: torch.device) -> int:
+    """Return the memory for the logits of one batch in MiB: an eighth of a GPU's free memory, 1,024 elsewhere.
+
+    At most 16 GiB, since larger batches are not faster.
+    """
+    if device.type != "cuda":
+        return 1024
+    # Memory that torch has reserved and does not use is free, too.
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    return max(1, min(16 * 1024, free // 8 // 2**20))
+
+
+def recalled(logits: Tensor, planting: Planting) -> Tensor:
+    """Return the mean log-probability of the runs at the end of a text after their cues, ``(variants,)`` float64.
+
+    Args:
+        logits: Logits of the text's last tokens at least, ``(variants, n, vocabulary)``.
+        planting: The text with and without planted runs.
+    """
+    count = planting.control.shape[1] - planting.body
+    targets = planting.control[0, planting.body :].to(logits.device).expand(len(logits), -1)
+    losses = cross_entropy(logits[:, -count - 1 : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
+    runs = losses.view(len(logits), -1, planting.run)
+    return -runs[..., max(1, planting.run // 4) :].double().mean((1, 2)).cpu()
+
+
+def _chunks(count: int, most: int) -> list[slice]:
+    return [slice(start, min(count, start + most)) for start in range(0, count, most)]
