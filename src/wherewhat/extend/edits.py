@@ -65,7 +65,7 @@ class LayerEdits(Observer):
         if layer is None:
             raise CaptureError(f"attention of {name} was not part of the proof: the model took another path")
         output = self._editor(layer, call)
-        return None if output is None else output.to(call.query.dtype)
+        return output if output is None or output.dtype == call.query.dtype else output.to(call.query.dtype)
 
 
 def edited_layer(layer: LayerPlan, call: AttentionCall) -> LayerAttention:

@@ -27,6 +27,7 @@ from wherewhat.extend.edits import LayerEdits, edited_layer
 from wherewhat.extend.limits import HeadSet, full_attention, index_tensor, limited_attention, mask_of
 from wherewhat.extend.method import BLOCK_MIB
 from wherewhat.extend.plan import LayerHeads, Plan, plannable
+from wherewhat.numerics import has_triton
 
 _SPARE = 256
 """Keys for which memory is reserved when a cache grows: all keys are copied once per so many tokens."""
@@ -113,6 +114,44 @@ class _Buffer:
         self.tensors = [change(x) for x in self.tensors]
 
 
+class _Pass:
+    """State that the layers of a pass share.
+
+    Attributes:
+        layer: The layer that has new keys, until its attention is computed.
+    """
+
+    def __init__(self) -> None:
+        self._scratch: Tensor | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Forget the previous pass, which may have failed."""
+        self.layer: LimitedLayer | None = None
+        self._shape: tuple[Any, ...] = ()
+        self._placeholder: Tensor | None = None
+
+    def placeholder(self, new: Tensor, count: int) -> Tensor:
+        """Return a tensor of the shape of ``count`` keys like ``new``, without memory for them.
+
+        Its values are not used. Layers share it: one view takes as long to make as a small kernel to start.
+        """
+        shape = (*new.shape[:2], count, new.shape[3], new.dtype, new.device)
+        if self._placeholder is None or self._shape != shape:
+            self._shape, self._placeholder = shape, new.new_zeros(1).expand(shape[:4])
+        return self._placeholder
+
+    def scratch(self, size: int, device: torch.device) -> Tensor:
+        """Return memory for at least ``size`` float32 numbers, which layers use one after the other."""
+        if self._scratch is None or self._scratch.numel() < size or self._scratch.device != device:
+            self._scratch = torch.empty(size, dtype=torch.float32, device=device)
+        return self._scratch
+
+    def __deepcopy__(self, _: Any) -> _Pass:
+        """Return the same object: a copied cache is used in the same context."""
+        return self
+
+
 class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
     """Cache of one layer: all keys of some key heads, of the others the last ``window`` and the first ``sinks``.
 
@@ -120,12 +159,14 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
     tensors of the shape that the model expects, without memory for keys that are not stored as one tensor.
     """
 
-    def __init__(self, limits: _Limits, announce: Callable[[LimitedLayer], None]) -> None:
+    def __init__(self, limits: _Limits, running: _Pass) -> None:
         super().__init__()
-        self._limits, self._announce = limits, announce
+        self._limits, self._running = limits, running
         self._all = _Buffer(limits.stored)
         self._ring = _Buffer(limits.ring, limits.window + limits.sinks)
         self._new: tuple[Tensor, Tensor] | None = None
+        self._fused = False
+        self._decoder: Any = None
         self.count = 0
         """Number of tokens so far."""
 
@@ -141,6 +182,8 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Remember dtype and device."""
         self.dtype, self.device = key_states.dtype, key_states.device
+        heads = len(self._limits.full)
+        self._fused = self._limits.grouped and value_states is not None and _decodes(key_states, value_states, heads)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -149,11 +192,12 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
             self.lazy_initialization(key_states, value_states)
         self._new = key_states, value_states
         self.count += key_states.shape[2]
-        self._announce(self)
+        self._running.layer = self
         if key_states.shape[2] == self.count:
             return key_states, value_states
-        shape = (-1, -1, self.count, -1)
-        return key_states[:, :, :1].expand(shape), value_states[:, :, :1].expand(shape)
+        keys = self._running.placeholder(key_states, self.count)
+        same = value_states.shape == key_states.shape
+        return keys, keys if same else self._running.placeholder(value_states, self.count)
 
     def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
         """Return the output ``(batch, n, heads, d_v)`` of the new tokens' queries, and store their keys."""
@@ -168,6 +212,8 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
         mask = call.mask
         plain = call.softcap is None and call.sinks is None
         if n == 1 and plain and not (mask.added or mask.hidden or mask.visible_only):
+            if self._fused and self._can_decode(call.query):
+                return self._decode(call, *new)
             if limits.grouped:
                 return self._attend_grouped(call, *new)
             self._store(new)
@@ -175,6 +221,33 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
         found = [self._attend_part(layer, call, part, new) for part in limits.parts]
         self._store(new)
         return self._joined(found, 2)
+
+    def _can_decode(self, q: Tensor) -> bool:
+        """Return whether the kernel for single tokens can be used in this pass; it has no gradient."""
+        here = torch.cuda.current_device() == q.device.index
+        return here and q.dtype == self.dtype and not torch.is_grad_enabled()
+
+    def _decode(self, call: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
+        """Store the keys of one token per text and return the output of its query, in one kernel."""
+        q, limits = call.query, self._limits
+        if self._decoder is None or self._decoder.batch != q.shape[0]:
+            from wherewhat.extend.cuda import Decoder
+
+            self._decoder = Decoder(limits.stored, limits.ring, q)
+        if limits.stored:
+            self._all.reserve((k, v), self.count, self.count - 1)
+        output: Tensor = self._decoder(
+            q,
+            k,
+            v,
+            self._all.tensors,
+            self._ring.tensors,
+            self._running.scratch(self._decoder.scratch, q.device),
+            count=self.count,
+            slot=self._slot(self.count - 1),
+            scale=call.scale,
+        )
+        return output
 
     def _attend_one(self, call: AttentionCall) -> Tensor:
         """Return the output of one query per text, which sees all keys of its part."""
@@ -206,25 +279,20 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
         for buffer, chosen in ((self._all, limits.stored), (self._ring, limits.ring)):
             if not chosen:
                 continue
-            last = first + len(chosen)
             if buffer is self._all:
                 slot, count = self.count - 1, self.count
                 buffer.reserve((k, v), count, slot)
             else:
                 slot, count = self._slot(self.count - 1), min(self.count, limits.window + limits.sinks)
-            keys, values = buffer.tensors
-            keys[:, :, slot] = k[:, first:last, 0]
-            values[:, :, slot] = v[:, first:last, 0]
-            found.append(
-                scaled_dot_product_attention(
-                    q[:, first:last], keys[:, :, :count], values[:, :, :count], scale=call.scale
-                )
-            )
-            first = last
-        output = (torch.cat(found, 1) if mixed else found[0]).reshape(batch, heads, 1, -1)
-        if mixed:
-            output = output.index_select(1, index_tensor(limits.inverse, output.device))
-        return output.transpose(1, 2)
+            # Not by indexing, which makes a view for every dimension.
+            for x, fresh in zip(buffer.tensors, (k, v), strict=True):
+                x.narrow(2, slot, 1).copy_(fresh.narrow(1, first, len(chosen)) if mixed else fresh)
+            keys, values = (x.narrow(2, 0, count) for x in buffer.tensors)
+            rows = q.narrow(1, first, len(chosen)) if mixed else q
+            found.append(scaled_dot_product_attention(rows, keys, values, scale=call.scale))
+            first += len(chosen)
+        output = (torch.cat(found, 1) if mixed else found[0]).reshape(batch, 1, heads, -1)
+        return output.index_select(2, index_tensor(limits.inverse, output.device)) if mixed else output
 
     def _seen(self, part: _Part) -> tuple[Tensor, Tensor]:
         """Return the keys and values that the last query of a part sees."""
@@ -321,11 +389,18 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
 
     def reset(self) -> None:
         """Forget all keys."""
-        self.__init__(self._limits, self._announce)  # type: ignore[misc]
+        self.__init__(self._limits, self._running)  # type: ignore[misc]
 
     def crop(self, *_: Any, **__: Any) -> None:
         """Refuse to remove last tokens: the keys that they have replaced are not stored."""
         raise MeasureError("the cache of a plan cannot be cropped: use a method of generation that only adds tokens")
+
+
+def _decodes(k: Tensor, v: Tensor, heads: int) -> bool:
+    """Return whether the kernel for single tokens supports keys and values ``(batch, kv_heads, n, d)``."""
+    half = k.dtype in (torch.float16, torch.bfloat16)
+    small = k.shape == v.shape and 16 <= k.shape[3] <= 256 and heads // k.shape[1] <= 64
+    return half and small and has_triton(k.device)
 
 
 @contextmanager
@@ -367,11 +442,11 @@ def _limited(model: nn.Module, proof: Proof, plan: Plan, *, small_cache: bool) -
         for layer, count in plan.layers.items()
         if not all(full := plan.full_heads(layer))
     }
-    open_layers: list[LimitedLayer] = []
+    running = _Pass()
     cached = {index: limits[layer] for layer, index in _cache_indices(model, proof).items() if layer in limits}
 
     def edit(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
-        stored = open_layers.pop() if open_layers else None
+        stored, running.layer = running.layer, None
         if stored is not None:
             return stored.attend(layer, call)
         own = limits.get(layer.layer)
@@ -379,12 +454,9 @@ def _limited(model: nn.Module, proof: Proof, plan: Plan, *, small_cache: bool) -
             return None
         return limited_attention(edited_layer(layer, call), own.full, window=own.window, sinks=own.sinks)
 
-    def announce(layer: LimitedLayer) -> None:
-        open_layers[:] = [layer]
-
     def place(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        open_layers.clear()
-        return args, kwargs | _with_cache(model, watch.structure.parameters, args, kwargs, cached, announce)
+        running.start()
+        return args, kwargs | _with_cache(model, watch.structure.parameters, args, kwargs, cached, running)
 
     watch = ModelWatch(model)
     handle = model.register_forward_pre_hook(place, with_kwargs=True) if small_cache and cached else None
@@ -408,7 +480,7 @@ def _with_cache(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     limits: dict[int, _Limits],
-    announce: Callable[[LimitedLayer], None],
+    running: _Pass,
 ) -> dict[str, Any]:
     """Limit the layers of a pass's cache; return the argument with a new one if it has none and uses one."""
     given = dict(zip(parameters, args, strict=False)) | kwargs
@@ -431,7 +503,7 @@ def _with_cache(
         )
     made = DynamicCache(config=model.config).layers
     cache.layers = [
-        LimitedLayer(limits[index], announce) if index in limits and type(layer) is DynamicLayer else layer
+        LimitedLayer(limits[index], running) if index in limits and type(layer) is DynamicLayer else layer
         for index, layer in enumerate(made)
     ]
     cache.layer_class_to_replicate = None
