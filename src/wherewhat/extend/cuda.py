@@ -193,8 +193,6 @@ _SHORTEST = 256
 _COLUMNS = 128
 """Largest number of keys that it reads at a time."""
 
-_compiled: dict[tuple[torch.device, torch.dtype, int, int], Any] = {}
-
 
 # Values that change from token to token must not select another version of the kernel.
 @triton.jit(
@@ -301,12 +299,16 @@ class Decoder:
         width = triton.next_power_of_2(d)
         rows = max(16, triton.next_power_of_2(size))
         self._sizes = (size, rows, _SPLITS, min(_COLUMNS, 8192 // width), d, width)
-        self._key = (q.device, q.dtype, size, d)
+        self._compiled: Any = None
         self.scratch = self.batch * heads * _SPLITS * (d + 1)
         """Size of the scratch memory."""
         # Where the keys of each group are, and counters of its finished programs.
         places = [order.index(group) for group in range(len(order))] + [0] * (self.batch * len(order))
         self._places = torch.tensor(places, dtype=torch.int32, device=q.device)
+
+    def __deepcopy__(self, _: Any) -> Decoder:
+        """Return the same object, for copies of a cache: it holds no keys, and a compiled kernel cannot be copied."""
+        return self
 
     def __call__(
         self,
@@ -336,18 +338,17 @@ class Decoder:
         """
         batch, heads, _, d = q.shape
         whole, ring = whole or ring, ring or whole
-        ring_slots = ring[0].shape[2]
+        ring_slots = ring[0].size(2)
         ring_count = min(count, ring_slots)
         longest = count if self._stored else ring_count
         chunk = max(_SHORTEST, -(-longest // (_SPLITS * _COLUMNS)) * _COLUMNS)
         splits = -(-longest // chunk)
-        out = torch.empty((batch, 1, heads, d), dtype=q.dtype, device=q.device)
+        out = q.new_empty((batch, 1, heads, d))
         tensors = (q.contiguous(), k.contiguous(), v.contiguous(), *whole, *ring, self._places, scratch, out)
-        numbers = (scale, self._stored, whole[0].shape[2], count, ring_slots, ring_count, slot, chunk)
+        numbers = (scale, self._stored, whole[0].size(2), count, ring_slots, ring_count, slot, chunk)
         grid = (splits, self._groups, batch)
-        kernel = _compiled.get(self._key)
-        if kernel is None:
-            _compiled[self._key] = _decode[grid](*tensors, *numbers, *self._sizes, num_warps=4, num_stages=2)
+        if self._compiled is None:
+            self._compiled = _decode[grid](*tensors, *numbers, *self._sizes, num_warps=4, num_stages=2)
         else:  # without the search for a compiled kernel, which takes longer than its launch
-            kernel[grid](*tensors, *numbers, *self._sizes)
+            self._compiled[grid](*tensors, *numbers, *self._sizes)
         return out

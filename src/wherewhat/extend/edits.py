@@ -33,6 +33,7 @@ class LayerEdits(Observer):
     """
 
     blind = True
+    rotations = False
 
     def __init__(
         self, watch: ModelWatch, plan: CapturePlan, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]

@@ -21,7 +21,7 @@ from wherewhat.extend.plan import LayerHeads
 from wherewhat.numerics import has_triton
 
 _SPARE = 256
-"""Keys for which memory is reserved when a cache grows: all keys are copied once per so many tokens."""
+"""Keys for which memory is reserved when a cache grows: all keys are copied once per that number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,10 @@ class RunningPass:
 
         Its values are not used. Layers share it: one view takes as long to make as a small kernel to start.
         """
-        shape = (*new.shape[:2], count, new.shape[3], new.dtype, new.device)
+        shape = (new.shape, count, new.dtype, new.device)
         if self._placeholder is None or self._shape != shape:
-            self._shape, self._placeholder = shape, new.new_zeros(1).expand(shape[:4])
+            batch, heads, _, d = new.shape
+            self._shape, self._placeholder = shape, new.new_zeros(1).expand(batch, heads, count, d)
         return self._placeholder
 
     def scratch(self, size: int, device: torch.device) -> Tensor:
