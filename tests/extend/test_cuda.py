@@ -1,4 +1,4 @@
-"""Brute force: the GPU's way of windows against blocks in float32. Runs where there is a GPU and Triton."""
+"""Brute force: kernels against the same computation in torch. Runs where there is a GPU and Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from helpers.layers import random_layer
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.calls import AttentionCall
+from wherewhat.extend.limited_cache import LayerLimits, LimitedLayer, RunningPass
+from wherewhat.extend.plan import LayerHeads
 from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
 
 pytest.importorskip("triton")
@@ -28,3 +31,38 @@ def test_equals_blocks(method, n, d, heads, kv_heads, layout):
     ours, exact = method.attend(half), method.attend(plain)
     assert ours.shape == exact.shape
     assert float((ours.float() - exact).abs().max() / exact.abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("tokens", [100, 255, 5000, 65536])
+@pytest.mark.parametrize(("heads", "groups", "d"), [(8, 8, 64), (32, 4, 64), (16, 2, 128), (6, 2, 80)])
+@pytest.mark.parametrize("full", [(), (1,), "all"])
+def test_decoded_tokens_equal_torch(tokens, heads, groups, d, full):
+    chosen = range(groups) if full == "all" else full
+    limits = LayerLimits(
+        tuple(head * groups // heads in chosen for head in range(heads)), LayerHeads(heads, groups), 200, 4
+    )
+
+    def random(*shape):
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+    fused, plain = (LimitedLayer(limits, RunningPass()) for _ in range(2))
+    k, v = random(3, groups, tokens, d), random(3, groups, tokens, d)
+    for layer in (fused, plain):
+        layer.update(k, v)
+        layer._store((k, v))
+    assert fused._fused
+    plain._fused = False
+    with torch.no_grad():
+        for _ in range(3):
+            q, k, v = (random(3, 1, count, d).transpose(1, 2) for count in (heads, groups, groups))
+            outputs = []
+            for layer in (fused, plain):
+                keys, values = layer.update(k, v)
+                call = AttentionCall(torch.nn.Identity(), q, keys, values, q, d**-0.5, Mask(device=q.device))
+                outputs.append(layer.attend(None, call).float())
+            assert outputs[0].shape == outputs[1].shape
+            assert float((outputs[0] - outputs[1]).abs().max() / outputs[1].abs().max()) < 0.02
+    ours, theirs = (layer._all.tensors + layer._ring.tensors for layer in (fused, plain))
+    for one, other in zip(ours, theirs, strict=True):
+        used = min(tokens + 3, one.shape[2])
+        assert torch.equal(one[:, :, :used], other[:, :, :used])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import sys
@@ -14,8 +15,9 @@ from transformers import DynamicCache
 from helpers.capture import proved, shared, tiny, tokens
 from wherewhat.captures.proof import intervene
 from wherewhat.errors import ConfigError, LoadError, MeasureError
+from wherewhat.extend.limited_cache import LimitedLayer
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
-from wherewhat.extend.planned import LimitedLayer, planned
+from wherewhat.extend.planned import planned
 from wherewhat.measures.attention.weights import attention_output
 
 # MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.
@@ -131,6 +133,28 @@ def test_half_precision_and_eager_attention():
         expected = dense(model, ids, plan)
         close = (1e-5 if model.dtype == torch.float32 else 3e-2) * max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(found, expected, atol=close, rtol=0)
+
+
+def test_a_cache_is_copied_and_continued_under_the_same_plan_only():
+    model, ids, plan = shared("llama"), tokens(N), plan_of("llama")
+    with torch.no_grad(), planned(model, plan):
+        expected = model(input_ids=ids, use_cache=False).logits[:, 20:]
+        cache = model(input_ids=ids[:, :20]).past_key_values
+        copied = copy.deepcopy(cache)
+        found = model(input_ids=ids[:, 20:], past_key_values=copied).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    with torch.no_grad(), planned(model, plan):
+        first = model(input_ids=ids[:, 20:21], past_key_values=cache).logits
+    torch.testing.assert_close(first, expected[:, :1], atol=1e-5, rtol=0)
+    with pytest.raises(MeasureError, match="outside of its context"):
+        model(input_ids=ids[:, 21:], past_key_values=cache)
+    other = dataclasses.replace(plan, window=6)
+    with (
+        torch.no_grad(),
+        planned(model, other),
+        pytest.raises(MeasureError, match="filled under another plan"),
+    ):
+        model(input_ids=ids[:, 21:], past_key_values=cache)
 
 
 def test_cache_is_smaller_and_the_model_is_as_before():

@@ -88,9 +88,11 @@ class Observer:
     Attributes:
         names: Paths of the model's modules by identity.
         blind: Whether it does not read outputs, so that none is computed for layers whose output it replaces.
+        rotations: Whether it reads rotations.
     """
 
     blind = False
+    rotations = True
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.names = names

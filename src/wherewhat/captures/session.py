@@ -154,7 +154,8 @@ def capture_with(
 @contextmanager
 def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterator[None]:
     """Report the model's rotations and attention to ``observer`` inside the context."""
-    targets = watch.structure.rotary + (watch.structure.interface if route == "interface" else ())
+    targets = watch.structure.rotary if observer.rotations else ()
+    targets += watch.structure.interface if route == "interface" else ()
     with ExitStack() as stack:
         watch.observer = observer
         # Not kept: the reference cycle would keep the model until garbage collection.

@@ -144,9 +144,8 @@ def _describe(
             "load the model with attn_implementation='sdpa' or 'eager'"
         )
     scale = named.get("scaling")
-    output, weights = (
-        (query.new_empty(0), None) if result is None else (result[0], result[1] if len(result) > 1 else None)
-    )
+    output = _no_output(query.dtype, query.device) if result is None else result[0]
+    weights = result[1] if result is not None and len(result) > 1 else None
     sinks = named.get("s_aux")
     return AttentionCall(
         module=module,
@@ -172,6 +171,12 @@ def _weights_in_float32(function: Callable[..., Any], args: tuple[Any, ...], kwa
 
     result = function(*(up(a) for a in args), **{name: up(a) for name, a in kwargs.items()})
     return result[1] if isinstance(result[1], Tensor) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _no_output(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the empty output of blind observers, made once."""
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -180,3 +182,173 @@ def merge_parts(
     _merge[triton.cdiv(size, _ROWS), heads, batch * chunks](
         *tensors, *strides, *sizes, BACK=back is not None, FAR=far is not None, TURN=turn, **shapes, num_warps=_WARPS
     )
+
+
+_SPLITS = 64
+"""Largest number of programs among which the keys of one group are divided."""
+
+_SHORTEST = 256
+"""Smallest number of keys of such a program."""
+
+_COLUMNS = 128
+"""Largest number of keys that it reads at a time."""
+
+
+# Values that change from token to token must not select another version of the kernel.
+@triton.jit(
+    do_not_specialize=[
+        "q", "k", "v", "scale", "stored", "slots", "count", "ring_slots", "ring_count", "ring_slot", "chunk",
+    ]
+)  # fmt: skip
+def _decode(
+    q, k, v, all_keys, all_values, ring_keys, ring_values, places, parts, out,
+    scale, stored, slots, count, ring_slots, ring_count, ring_slot, chunk,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Attend from one token's queries of a group to some of its keys; the last program of a group merges all."""
+    split, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    splits, groups = tl.num_programs(0), tl.num_programs(1)
+    place = tl.load(places + group)
+    if place < stored:
+        base = (batch * stored + place).to(tl.int64) * slots * d
+        keys, values = all_keys + base, all_values + base
+        length, slot = count, count - 1
+    else:
+        base = (batch * (groups - stored) + place - stored).to(tl.int64) * ring_slots * d
+        keys, values = ring_keys + base, ring_values + base
+        length, slot = ring_count, ring_slot
+    first = split * chunk
+    if first >= length:
+        return
+    last = tl.minimum(first + chunk, length)
+    row, dim = tl.arange(0, ROWS), tl.arange(0, D)
+    wide = dim < d
+    inside = (row < SIZE)[:, None] & wide[None, :]
+    pair = batch * groups + group
+    head = pair * SIZE + row
+    query = tl.load(q + head[:, None] * d + dim[None, :], mask=inside, other=0.0)
+    # The new key is not read from the buffer, into which one program writes it while others read.
+    key = tl.load(k + pair * d + dim, mask=wide, other=0.0)
+    value = tl.load(v + pair * d + dim, mask=wide, other=0.0)
+    new = (slot >= first) & (slot < last)
+    if new:
+        tl.store(keys + slot * d + dim, key, mask=wide)
+        tl.store(values + slot * d + dim, value, mask=wide)
+    own = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+    top = tl.where(new, own, float("-inf"))
+    weight = tl.zeros([ROWS], tl.float32) + new.to(tl.float32)
+    total = tl.zeros([ROWS, D], tl.float32) + tl.where(new, value.to(tl.float32), 0.0)[None, :]
+    for start in range(first, last, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        seen = (token < last) & (token != slot)
+        stored_here = seen[:, None] & wide[None, :]
+        cells = token[:, None] * d + dim[None, :]
+        scores = tl.dot(query, tl.trans(tl.load(keys + cells, mask=stored_here, other=0.0))) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        highest = tl.maximum(top, tl.max(scores, 1))
+        mine, weights = tl.exp(top - highest), tl.exp(scores - highest[:, None])
+        block = tl.load(values + cells, mask=stored_here, other=0.0)
+        total = total * mine[:, None] + tl.dot(weights.to(block.dtype), block)
+        weight = weight * mine + tl.sum(weights, 1)
+        top = highest
+    lses = parts + tl.num_programs(2) * groups * SIZE * splits * d
+    tl.store(parts + (head * splits + split)[:, None] * d + dim[None, :], total / weight[:, None], mask=inside)
+    tl.store(lses + head * splits + split, top + tl.log(weight), mask=row < SIZE)
+    # All threads have stored their part before one of them counts it.
+    tl.debug_barrier()
+    used = tl.cdiv(length, chunk)
+    if tl.atomic_add(places + groups + pair, 1) == used - 1:
+        tl.store(places + groups + pair, 0)
+        for index in range(SIZE):
+            _merge_splits(parts, lses, out, pair * SIZE + index, splits, used, SPLITS, d, D)
+
+
+@triton.jit
+def _merge_splits(parts, lses, out, head, splits, used, SPLITS: tl.constexpr, d: tl.constexpr, D: tl.constexpr):
+    """Write the output of one head from its parts, which other programs wrote: not read through this one's cache."""
+    split, dim = tl.arange(0, SPLITS), tl.arange(0, D)
+    there, wide = split < used, dim < d
+    lse = tl.load(lses + head * splits + split, mask=there, other=float("-inf"), cache_modifier=".cg")
+    weights = tl.exp(lse - tl.max(lse, 0))
+    part = tl.load(
+        parts + (head * splits + split)[:, None] * d + dim[None, :],
+        mask=there[:, None] & wide[None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    merged = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + head * d + dim, merged.to(out.dtype.element_ty), mask=wide)
+
+
+class Decoder:
+    """Computes the attention of single tokens of one layer, and stores their keys and values, in one kernel.
+
+    Keys of a group are divided among programs, whose outputs are merged by their log-sum-exp (Dao et al.,
+    "Flash-Decoding for long-context inference", 2023). Use it from one stream at a time.
+
+    Args:
+        stored: Key heads of which all keys are stored.
+        ring: The other key heads.
+        q: Queries ``(batch, heads, 1, d)``; others have the same shape, dtype and device.
+    """
+
+    def __init__(self, stored: tuple[int, ...], ring: tuple[int, ...], q: Tensor) -> None:
+        self.batch, heads, _, d = q.shape
+        order = (*stored, *ring)
+        self._stored, self._groups, size = len(stored), len(order), heads // len(order)
+        width = triton.next_power_of_2(d)
+        rows = max(16, triton.next_power_of_2(size))
+        self._sizes = (size, rows, _SPLITS, min(_COLUMNS, 8192 // width), d, width)
+        self._compiled: Any = None
+        self.scratch = self.batch * heads * _SPLITS * (d + 1)
+        """Size of the scratch memory."""
+        # Where the keys of each group are, and counters of its finished programs.
+        places = [order.index(group) for group in range(len(order))] + [0] * (self.batch * len(order))
+        self._places = torch.tensor(places, dtype=torch.int32, device=q.device)
+
+    def __deepcopy__(self, _: Any) -> Decoder:
+        """Return the same object, for copies of a cache: it holds no keys, and a compiled kernel cannot be copied."""
+        return self
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        whole: Sequence[Tensor],
+        ring: Sequence[Tensor],
+        scratch: Tensor,
+        *,
+        count: int,
+        slot: int,
+        scale: float,
+    ) -> Tensor:
+        """Return the output ``(batch, 1, heads, d)`` of one token, the last that it sees.
+
+        Args:
+            q: Its queries ``(batch, heads, 1, d)``.
+            k: Its keys ``(batch, kv_heads, 1, d)``.
+            v: Its values.
+            whole: Keys and values of key heads of which all are stored, ``(batch, stored heads, slots, d)``; or empty.
+            ring: Keys and values of the other key heads, ``(batch, other heads, slots, d)``; or empty.
+            scratch: Memory ``(at least self.scratch,)`` float32 that is overwritten.
+            count: Number of tokens, this one included.
+            slot: Its slot in the ring.
+            scale: Factor on dot products.
+        """
+        batch, heads, _, d = q.shape
+        whole, ring = whole or ring, ring or whole
+        ring_slots = ring[0].size(2)
+        ring_count = min(count, ring_slots)
+        longest = count if self._stored else ring_count
+        chunk = max(_SHORTEST, -(-longest // (_SPLITS * _COLUMNS)) * _COLUMNS)
+        splits = -(-longest // chunk)
+        out = q.new_empty((batch, 1, heads, d))
+        tensors = (q.contiguous(), k.contiguous(), v.contiguous(), *whole, *ring, self._places, scratch, out)
+        numbers = (scale, self._stored, whole[0].size(2), count, ring_slots, ring_count, slot, chunk)
+        grid = (splits, self._groups, batch)
+        if self._compiled is None:
+            self._compiled = _decode[grid](*tensors, *numbers, *self._sizes, num_warps=4, num_stages=2)
+        else:  # without the search for a compiled kernel, which takes longer than its launch
+            self._compiled[grid](*tensors, *numbers, *self._sizes)
+        return out

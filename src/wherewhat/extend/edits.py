@@ -33,6 +33,7 @@ class LayerEdits(Observer):
     """
 
     blind = True
+    rotations = False
 
     def __init__(
         self, watch: ModelWatch, plan: CapturePlan, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]
@@ -65,7 +66,7 @@ class LayerEdits(Observer):
         if layer is None:
             raise CaptureError(f"attention of {name} was not part of the proof: the model took another path")
         output = self._editor(layer, call)
-        return None if output is None else output.to(call.query.dtype)
+        return output if output is None or output.dtype == call.query.dtype else output.to(call.query.dtype)
 
 
 def edited_layer(layer: LayerPlan, call: AttentionCall) -> LayerAttention:

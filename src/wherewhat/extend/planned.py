@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from wherewhat.captures.calls import AttentionCall, unobserved
@@ -24,308 +22,12 @@ from wherewhat.captures.watch import ModelWatch
 from wherewhat.captures.wrappers import opened
 from wherewhat.errors import CaptureError, MeasureError, one_line
 from wherewhat.extend.edits import LayerEdits, edited_layer
-from wherewhat.extend.limits import HeadSet, full_attention, index_tensor, limited_attention, mask_of
-from wherewhat.extend.method import BLOCK_MIB
-from wherewhat.extend.plan import LayerHeads, Plan, plannable
-
-_SPARE = 256
-"""Keys for which memory is reserved when a cache grows: all keys are copied once per so many tokens."""
+from wherewhat.extend.limited_cache import LayerLimits, LimitedLayer, RunningPass
+from wherewhat.extend.limits import limited_attention
+from wherewhat.extend.plan import Plan, plannable
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 """Largest difference between the logits with the smaller cache and without a cache, relative to the largest one."""
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Heads of a layer that see the same keys.
-
-    Attributes:
-        heads: The heads.
-        limited: Whether they see only the last and the first keys.
-        stored: Whether their keys are among those of which the cache holds all, else in the ring.
-    """
-
-    heads: HeadSet
-    limited: bool
-    stored: bool
-
-
-class _Limits:
-    """How a plan limits one layer.
-
-    Attributes:
-        full: For each query head, whether it sees everything.
-        parts: Heads that see the same keys, with the key heads by their index in the cache.
-        stored: Key heads of which the cache holds all keys.
-        ring: Key heads of which it holds the last and the first.
-        order: Query heads of all parts one after the other.
-        inverse: Order that puts them into that of the layer.
-        grouped: Whether all heads of a group see the same keys, so that there are at most two parts.
-    """
-
-    def __init__(self, full: tuple[bool, ...], count: LayerHeads, window: int, sinks: int) -> None:
-        self.full, self.window, self.sinks = full, window, sinks
-        size = count.heads // count.groups
-        self.stored = tuple(group for group in range(count.groups) if any(full[group * size : (group + 1) * size]))
-        self.ring = tuple(group for group in range(count.groups) if group not in self.stored)
-        self.parts = []
-        for limited, stored in ((False, True), (True, True), (True, False)):
-            places = self.stored if stored else self.ring
-            heads = [head for head in range(count.heads) if head // size in places and full[head] != limited]
-            if heads:
-                chosen = HeadSet.of(heads, count=count.heads, kv_heads=count.groups)
-                groups = tuple(places.index(group) for group in chosen.groups)
-                self.parts.append(_Part(replace(chosen, groups=groups), limited, stored))
-        self.order = tuple(head for part in self.parts for head in part.heads.heads)
-        self.inverse = tuple(self.order.index(head) for head in range(count.heads))
-        self.grouped = all(part.stored != part.limited for part in self.parts)
-
-
-class _Buffer:
-    """Keys and values ``(batch, kv_heads, slots, d)`` of some key heads, in memory that is reserved ahead."""
-
-    def __init__(self, groups: tuple[int, ...], slots: int | None = None) -> None:
-        self._groups, self._slots = groups, slots
-        self.tensors: list[Tensor] = []
-
-    def selected(self, new: Tensor) -> Tensor:
-        """Return the part of the buffer's key heads of keys or values of all of them."""
-        if len(self._groups) == new.shape[1]:
-            return new
-        return new.index_select(1, index_tensor(self._groups, new.device))
-
-    def reserve(self, new: tuple[Tensor, Tensor], count: int, used: int) -> None:
-        """Make space for ``count`` keys like ``new``, of which ``used`` exist."""
-        if self.tensors and self.tensors[0].shape[2] >= count:
-            return
-        slots = self._slots or count + _SPARE
-        # One after the other, so that the memory of old keys is freed before that of new values is reserved.
-        for index, x in enumerate(new):
-            grown = x.new_empty(x.shape[0], len(self._groups), slots, x.shape[3])
-            if index < len(self.tensors):
-                grown[:, :, :used] = self.tensors[index][:, :, :used]
-                self.tensors[index] = grown
-            else:
-                self.tensors.append(grown)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change the tensors along their batch dimension."""
-        self.tensors = [change(x) for x in self.tensors]
-
-
-class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
-    """Cache of one layer: all keys of some key heads, of the others the last ``window`` and the first ``sinks``.
-
-    Keys are stored when the layer's attention is computed, which knows the plan. Until then :meth:`update` returns
-    tensors of the shape that the model expects, without memory for keys that are not stored as one tensor.
-    """
-
-    def __init__(self, limits: _Limits, announce: Callable[[LimitedLayer], None]) -> None:
-        super().__init__()
-        self._limits, self._announce = limits, announce
-        self._all = _Buffer(limits.stored)
-        self._ring = _Buffer(limits.ring, limits.window + limits.sinks)
-        self._new: tuple[Tensor, Tensor] | None = None
-        self.count = 0
-        """Number of tokens so far."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the stored keys and values in bytes, with what is reserved."""
-        return sum(x.nbytes for buffer in (self._all, self._ring) for x in buffer.tensors)
-
-    def get_seq_length(self) -> int:
-        """Return the number of tokens so far."""
-        return self.count
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        """Remember dtype and device."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Take the keys and values of new tokens, ``(batch, kv_heads, n, d)``."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self._new = key_states, value_states
-        self.count += key_states.shape[2]
-        self._announce(self)
-        if key_states.shape[2] == self.count:
-            return key_states, value_states
-        shape = (-1, -1, self.count, -1)
-        return key_states[:, :, :1].expand(shape), value_states[:, :, :1].expand(shape)
-
-    def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
-        """Return the output ``(batch, n, heads, d_v)`` of the new tokens' queries, and store their keys."""
-        assert self._new is not None, "update comes first"
-        new, self._new = self._new, None
-        limits, n = self._limits, new[0].shape[2]
-        if n == self.count:
-            attention = edited_layer(layer, call)
-            output = limited_attention(attention, limits.full, window=limits.window, sinks=limits.sinks)
-            self._store(new)
-            return full_attention(attention) if output is None else output
-        mask = call.mask
-        plain = call.softcap is None and call.sinks is None
-        if n == 1 and plain and not (mask.added or mask.hidden or mask.visible_only):
-            if limits.grouped:
-                return self._attend_grouped(call, *new)
-            self._store(new)
-            return self._attend_one(call)
-        found = [self._attend_part(layer, call, part, new) for part in limits.parts]
-        self._store(new)
-        return self._joined(found, 2)
-
-    def _attend_one(self, call: AttentionCall) -> Tensor:
-        """Return the output of one query per text, which sees all keys of its part."""
-        found = []
-        for part in self._limits.parts:
-            k, v = self._seen(part)
-            q = part.heads.of_queries(call.query)
-            batch, heads, _, d = q.shape
-            # Heads that share keys are rows of one head: without a mask this is the same, and keys are read once.
-            rows = q.view(batch, k.shape[1], heads // k.shape[1], d)
-            found.append(scaled_dot_product_attention(rows, k, v, scale=call.scale).reshape(batch, heads, 1, -1))
-        return self._joined(found, 1).transpose(1, 2)
-
-    def _attend_grouped(self, call: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
-        """Store the keys of one token per text and return the output of its query, with as few kernels as possible.
-
-        Short passes take as long as their kernels take to start.
-        """
-        limits, q = self._limits, call.query
-        batch, heads, _, d = q.shape
-        size = heads // k.shape[1]
-        mixed = bool(limits.stored and limits.ring)
-        if mixed:
-            groups = index_tensor(limits.stored + limits.ring, k.device)
-            k, v = k.index_select(1, groups), v.index_select(1, groups)
-            q = q.index_select(1, index_tensor(limits.order, q.device))
-        q = q.view(batch, heads // size, size, d)
-        found, first = [], 0
-        for buffer, chosen in ((self._all, limits.stored), (self._ring, limits.ring)):
-            if not chosen:
-                continue
-            last = first + len(chosen)
-            if buffer is self._all:
-                slot, count = self.count - 1, self.count
-                buffer.reserve((k, v), count, slot)
-            else:
-                slot, count = self._slot(self.count - 1), min(self.count, limits.window + limits.sinks)
-            keys, values = buffer.tensors
-            keys[:, :, slot] = k[:, first:last, 0]
-            values[:, :, slot] = v[:, first:last, 0]
-            found.append(
-                scaled_dot_product_attention(
-                    q[:, first:last], keys[:, :, :count], values[:, :, :count], scale=call.scale
-                )
-            )
-            first = last
-        output = (torch.cat(found, 1) if mixed else found[0]).reshape(batch, heads, 1, -1)
-        if mixed:
-            output = output.index_select(1, index_tensor(limits.inverse, output.device))
-        return output.transpose(1, 2)
-
-    def _seen(self, part: _Part) -> tuple[Tensor, Tensor]:
-        """Return the keys and values that the last query of a part sees."""
-        limits = self._limits
-        buffer = self._all if part.stored else self._ring
-        count = self.count if part.stored else min(self.count, limits.window + limits.sinks)
-        groups, found = part.heads.groups, []
-        for x in buffer.tensors:
-            x = x[:, :, :count]
-            if part.stored and part.limited and count > limits.window + limits.sinks:
-                x = torch.cat([x[:, :, : limits.sinks], x[:, :, count - limits.window :]], 2)
-            if groups != tuple(range(x.shape[1])):
-                x = x.index_select(1, index_tensor(groups, x.device))
-            found.append(x)
-        return found[0], found[1]
-
-    def _attend_part(self, layer: LayerPlan, call: AttentionCall, part: _Part, new: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the output of a part's heads over stored and new keys, in the order of the text."""
-        limits, n, device = self._limits, new[0].shape[2], call.query.device
-        before = self.count - n
-        buffer = self._all if part.stored else self._ring
-        index = torch.arange(before, device=device)
-        if not part.stored and before > limits.window + limits.sinks:
-            recent = torch.arange(before - limits.window, before, device=device)
-            index = torch.cat([torch.arange(limits.sinks, device=device), recent])
-        slots = index if part.stored else self._slot(index)
-        groups = index_tensor(part.heads.groups, device)
-        k, v = (
-            torch.cat([x.index_select(2, slots), buffer.selected(fresh)], 2).index_select(1, groups)
-            for x, fresh in zip(buffer.tensors, new, strict=True)
-        )
-        index = torch.cat([index, torch.arange(before, self.count, device=device)])
-        allowed = None
-        if part.limited:
-            i = torch.arange(before, self.count, device=device)[:, None]
-            allowed = (i - index < limits.window) | (index < limits.sinks)
-        attention = replace(
-            edited_layer(layer, call),
-            rot_q=part.heads.of_queries(call.query),
-            rot_k=k,
-            value=v,
-            mask=mask_of(call.mask, part.heads, index),
-            sinks=None if call.sinks is None else part.heads.of_queries(call.sinks, 0),
-        )
-        return full_attention(attention, block_mib=BLOCK_MIB, allowed=allowed)
-
-    def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
-        """Return the outputs of all parts in the order of the layer's heads, which are on ``axis``."""
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts, axis).index_select(axis, index_tensor(self._limits.inverse, parts[0].device))
-
-    def _slot(self, index: Any) -> Any:
-        """Return the place in the ring of tokens by their index."""
-        sinks, window = self._limits.sinks, self._limits.window
-        if isinstance(index, int):
-            return index if index < sinks else sinks + (index - sinks) % window
-        return torch.where(index < sinks, index, sinks + (index - sinks) % window)
-
-    def _store(self, new: tuple[Tensor, Tensor]) -> None:
-        limits, n = self._limits, new[0].shape[2]
-        before = self.count - n
-        if limits.stored:
-            self._all.reserve(new, self.count, before)
-            for x, fresh in zip(self._all.tensors, new, strict=True):
-                x[:, :, before : self.count] = self._all.selected(fresh)
-        if not limits.ring:
-            return
-        self._ring.reserve(new, 0, 0)
-        for x, fresh in zip(self._ring.tensors, new, strict=True):
-            fresh = self._ring.selected(fresh)
-            if n == 1:
-                x[:, :, self._slot(before)] = fresh[:, :, 0]
-                continue
-            first = max(before, min(limits.sinks, self.count))
-            if before < limits.sinks:
-                x[:, :, before:first] = fresh[:, :, : first - before]
-            index = torch.arange(max(first, self.count - limits.window), self.count, device=x.device)
-            x.index_copy_(2, self._slot(index), fresh.index_select(2, index - before))
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take texts in another order, as beam search does."""
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some texts of the batch."""
-        for buffer in (self._all, self._ring):
-            buffer.map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each text of the batch."""
-        for buffer in (self._all, self._ring):
-            buffer.map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def reset(self) -> None:
-        """Forget all keys."""
-        self.__init__(self._limits, self._announce)  # type: ignore[misc]
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        """Refuse to remove last tokens: the keys that they have replaced are not stored."""
-        raise MeasureError("the cache of a plan cannot be cropped: use a method of generation that only adds tokens")
 
 
 @contextmanager
@@ -363,15 +65,15 @@ def planned(
 def _limited(model: nn.Module, proof: Proof, plan: Plan, *, small_cache: bool) -> Iterator[None]:
     """Apply a plan to a model without checking that it belongs to it."""
     limits = {
-        layer: _Limits(full, count, plan.window, plan.sinks)
+        layer: LayerLimits(full, count, plan.window, plan.sinks)
         for layer, count in plan.layers.items()
         if not all(full := plan.full_heads(layer))
     }
-    open_layers: list[LimitedLayer] = []
+    running = RunningPass()
     cached = {index: limits[layer] for layer, index in _cache_indices(model, proof).items() if layer in limits}
 
     def edit(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
-        stored = open_layers.pop() if open_layers else None
+        stored, running.layer = running.layer, None
         if stored is not None:
             return stored.attend(layer, call)
         own = limits.get(layer.layer)
@@ -379,12 +81,9 @@ def _limited(model: nn.Module, proof: Proof, plan: Plan, *, small_cache: bool) -
             return None
         return limited_attention(edited_layer(layer, call), own.full, window=own.window, sinks=own.sinks)
 
-    def announce(layer: LimitedLayer) -> None:
-        open_layers[:] = [layer]
-
     def place(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        open_layers.clear()
-        return args, kwargs | _with_cache(model, watch.structure.parameters, args, kwargs, cached, announce)
+        running.start()
+        return args, kwargs | _with_cache(model, watch.structure.parameters, args, kwargs, cached, running)
 
     watch = ModelWatch(model)
     handle = model.register_forward_pre_hook(place, with_kwargs=True) if small_cache and cached else None
@@ -392,6 +91,7 @@ def _limited(model: nn.Module, proof: Proof, plan: Plan, *, small_cache: bool) -
         with observing(watch, LayerEdits(watch, proof.plan, edit), route=proof.plan.route):
             yield
     finally:
+        running.closed = True
         if handle is not None:
             handle.remove()
 
@@ -407,8 +107,8 @@ def _with_cache(
     parameters: tuple[str, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    limits: dict[int, _Limits],
-    announce: Callable[[LimitedLayer], None],
+    limits: dict[int, LayerLimits],
+    running: RunningPass,
 ) -> dict[str, Any]:
     """Limit the layers of a pass's cache; return the argument with a new one if it has none and uses one."""
     given = dict(zip(parameters, args, strict=False)) | kwargs
@@ -420,8 +120,10 @@ def _with_cache(
             return {}
         cache = DynamicCache(config=model.config)
         new = {"past_key_values": cache}
-    layers = getattr(cache, "layers", None)
-    if layers is not None and any(isinstance(layer, LimitedLayer) for layer in layers):
+    known = {i: x for i, x in enumerate(getattr(cache, "layers", None) or ()) if isinstance(x, LimitedLayer)}
+    for index, layer in known.items():
+        layer.enter(limits.get(index), running)
+    if known:
         return new
     if type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length():
         filled = f"{type(cache).__name__} with {cache.get_seq_length()} tokens"
@@ -431,7 +133,7 @@ def _with_cache(
         )
     made = DynamicCache(config=model.config).layers
     cache.layers = [
-        LimitedLayer(limits[index], announce) if index in limits and type(layer) is DynamicLayer else layer
+        LimitedLayer(limits[index], running) if index in limits and type(layer) is DynamicLayer else layer
         for index, layer in enumerate(made)
     ]
     cache.layer_class_to_replicate = None

@@ -1,0 +1,408 @@
+"""A key-value cache that holds all keys only for the groups that a plan chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import DynamicLayer
+
+from wherewhat.captures.calls import AttentionCall
+from wherewhat.captures.plan import LayerPlan
+from wherewhat.errors import MeasureError
+from wherewhat.extend.edits import edited_layer
+from wherewhat.extend.limits import HeadSet, full_attention, index_tensor, limited_attention, mask_of
+from wherewhat.extend.method import BLOCK_MIB
+from wherewhat.extend.plan import LayerHeads
+from wherewhat.numerics import has_triton
+
+_SPARE = 256
+"""Keys for which memory is reserved when a cache grows: all keys are copied once per that number of tokens."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Heads of a layer that see the same keys.
+
+    Attributes:
+        heads: The heads.
+        limited: Whether they see only the last and the first keys.
+        stored: Whether their keys are among those of which the cache holds all, else in the ring.
+    """
+
+    heads: HeadSet
+    limited: bool
+    stored: bool
+
+
+class LayerLimits:
+    """How a plan limits one layer.
+
+    Attributes:
+        full: For each query head, whether it sees everything.
+        parts: Heads that see the same keys, with the key heads by their index in the cache.
+        stored: Key heads of which the cache holds all keys.
+        ring: Key heads of which it holds the last and the first.
+        order: Query heads of all parts one after the other.
+        inverse: Order that puts them into that of the layer.
+        grouped: Whether all heads of a group see the same keys, so that there are at most two parts.
+    """
+
+    def __init__(self, full: tuple[bool, ...], count: LayerHeads, window: int, sinks: int) -> None:
+        self.full, self.window, self.sinks = full, window, sinks
+        size = count.heads // count.groups
+        self.stored = tuple(group for group in range(count.groups) if any(full[group * size : (group + 1) * size]))
+        self.ring = tuple(group for group in range(count.groups) if group not in self.stored)
+        self.parts = []
+        for limited, stored in ((False, True), (True, True), (True, False)):
+            places = self.stored if stored else self.ring
+            heads = [head for head in range(count.heads) if head // size in places and full[head] != limited]
+            if heads:
+                chosen = HeadSet.of(heads, count=count.heads, kv_heads=count.groups)
+                groups = tuple(places.index(group) for group in chosen.groups)
+                self.parts.append(_Part(replace(chosen, groups=groups), limited, stored))
+        self.order = tuple(head for part in self.parts for head in part.heads.heads)
+        self.inverse = tuple(self.order.index(head) for head in range(count.heads))
+        self.grouped = all(part.stored != part.limited for part in self.parts)
+
+    def equals(self, other: LayerLimits) -> bool:
+        """Return whether both see the same keys."""
+        return (self.full, self.window, self.sinks) == (other.full, other.window, other.sinks)
+
+
+class _Buffer:
+    """Keys and values ``(batch, kv_heads, slots, d)`` of some key heads, in memory that is reserved ahead."""
+
+    def __init__(self, groups: tuple[int, ...], slots: int | None = None) -> None:
+        self._groups, self._slots = groups, slots
+        self.tensors: list[Tensor] = []
+
+    def selected(self, new: Tensor) -> Tensor:
+        """Return the part of the buffer's key heads of keys or values of all of them."""
+        if len(self._groups) == new.shape[1]:
+            return new
+        return new.index_select(1, index_tensor(self._groups, new.device))
+
+    def reserve(self, new: tuple[Tensor, Tensor], count: int, used: int) -> None:
+        """Make space for ``count`` keys like ``new``, of which ``used`` exist."""
+        if self.tensors and self.tensors[0].shape[2] >= count:
+            return
+        slots = self._slots or count + _SPARE
+        # One after the other, so that the memory of old keys is freed before that of new values is reserved.
+        for index, x in enumerate(new):
+            grown = x.new_empty(x.shape[0], len(self._groups), slots, x.shape[3])
+            if index < len(self.tensors):
+                grown[:, :, :used] = self.tensors[index][:, :, :used]
+                self.tensors[index] = grown
+            else:
+                self.tensors.append(grown)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change the tensors along their batch dimension."""
+        self.tensors = [change(x) for x in self.tensors]
+
+
+class RunningPass:
+    """State that the layers of a pass share.
+
+    Attributes:
+        layer: The layer that has new keys, until its attention is computed.
+        closed: Whether the context of the plan has been left.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._scratch: Tensor | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Forget the previous pass, which may have failed."""
+        self.layer: LimitedLayer | None = None
+        self._shape: tuple[Any, ...] = ()
+        self._placeholder: Tensor | None = None
+
+    def placeholder(self, new: Tensor, count: int) -> Tensor:
+        """Return a tensor of the shape of ``count`` keys like ``new``, without memory for them.
+
+        Its values are not used. Layers share it: one view takes as long to make as a small kernel to start.
+        """
+        shape = (new.shape, count, new.dtype, new.device)
+        if self._placeholder is None or self._shape != shape:
+            batch, heads, _, d = new.shape
+            self._shape, self._placeholder = shape, new.new_zeros(1).expand(batch, heads, count, d)
+        return self._placeholder
+
+    def scratch(self, size: int, device: torch.device) -> Tensor:
+        """Return memory for at least ``size`` float32 numbers, which layers use one after the other."""
+        if self._scratch is None or self._scratch.numel() < size or self._scratch.device != device:
+            self._scratch = torch.empty(size, dtype=torch.float32, device=device)
+        return self._scratch
+
+    def __deepcopy__(self, _: Any) -> RunningPass:
+        """Return the same object: a copied cache is used in the same context."""
+        return self
+
+
+class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+    """Cache of one layer: all keys of some key heads, of the others the last ``window`` and the first ``sinks``.
+
+    Keys are stored when the layer's attention is computed, which knows the plan. Until then :meth:`update` returns
+    tensors of the shape that the model expects, without memory for keys that are not stored as one tensor.
+    """
+
+    def __init__(self, limits: LayerLimits, running: RunningPass) -> None:
+        super().__init__()
+        self._limits, self._running = limits, running
+        self._all = _Buffer(limits.stored)
+        self._ring = _Buffer(limits.ring, limits.window + limits.sinks)
+        self._new: tuple[Tensor, Tensor] | None = None
+        self._fused = False
+        self._decoder: Any = None
+        self.count = 0
+        """Number of tokens so far."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the stored keys and values in bytes, with what is reserved."""
+        return sum(x.nbytes for buffer in (self._all, self._ring) for x in buffer.tensors)
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens so far."""
+        return self.count
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        """Remember dtype and device."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        heads = len(self._limits.full)
+        self._fused = self._limits.grouped and value_states is not None and _decodes(key_states, value_states, heads)
+        self.is_initialized = True
+
+    def enter(self, limits: LayerLimits | None, running: RunningPass) -> None:
+        """Use the cache in a context, which may be a later one of the same plan."""
+        if self._running is running:
+            return
+        if limits is None or not limits.equals(self._limits):
+            raise MeasureError("the cache was filled under another plan: start with a new one")
+        self._running = running
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Take the keys and values of new tokens, ``(batch, kv_heads, n, d)``."""
+        if self._running.closed:
+            raise MeasureError("the cache of a plan was used outside of its context: use it inside planned(...)")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._new = key_states, value_states
+        self.count += key_states.shape[2]
+        self._running.layer = self
+        if key_states.shape[2] == self.count:
+            return key_states, value_states
+        keys = self._running.placeholder(key_states, self.count)
+        same = value_states.shape == key_states.shape
+        return keys, keys if same else self._running.placeholder(value_states, self.count)
+
+    def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
+        """Return the output ``(batch, n, heads, d_v)`` of the new tokens' queries, and store their keys."""
+        assert self._new is not None, "update comes first"
+        new, self._new = self._new, None
+        limits, n = self._limits, new[0].shape[2]
+        if n == self.count:
+            attention = edited_layer(layer, call)
+            output = limited_attention(attention, limits.full, window=limits.window, sinks=limits.sinks)
+            self._store(new)
+            return full_attention(attention) if output is None else output
+        mask = call.mask
+        plain = call.softcap is None and call.sinks is None
+        if n == 1 and plain and not (mask.added or mask.hidden or mask.visible_only):
+            if self._fused and self._can_decode(call.query):
+                return self._decode(call, *new)
+            if limits.grouped:
+                return self._attend_grouped(call, *new)
+            self._store(new)
+            return self._attend_one(call)
+        found = [self._attend_part(layer, call, part, new) for part in limits.parts]
+        self._store(new)
+        return self._joined(found, 2)
+
+    def _can_decode(self, q: Tensor) -> bool:
+        """Return whether the kernel for single tokens can be used in this pass; it has no gradient."""
+        here = torch.cuda.current_device() == q.device.index
+        return here and q.dtype == self.dtype and not torch.is_grad_enabled()
+
+    def _decode(self, call: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
+        """Store the keys of one token per text and return the output of its query, in one kernel."""
+        q, limits = call.query, self._limits
+        if self._decoder is None or self._decoder.batch != q.shape[0]:
+            from wherewhat.extend.cuda import Decoder
+
+            self._decoder = Decoder(limits.stored, limits.ring, q)
+        if limits.stored:
+            self._all.reserve((k, v), self.count, self.count - 1)
+        output: Tensor = self._decoder(
+            q,
+            k,
+            v,
+            self._all.tensors,
+            self._ring.tensors,
+            self._running.scratch(self._decoder.scratch, q.device),
+            count=self.count,
+            slot=self._slot(self.count - 1),
+            scale=call.scale,
+        )
+        return output
+
+    def _attend_one(self, call: AttentionCall) -> Tensor:
+        """Return the output of one query per text, which sees all keys of its part."""
+        found = []
+        for part in self._limits.parts:
+            k, v = self._seen(part)
+            q = part.heads.of_queries(call.query)
+            batch, heads, _, d = q.shape
+            # Heads that share keys are rows of one head: without a mask this is the same, and keys are read once.
+            rows = q.view(batch, k.shape[1], heads // k.shape[1], d)
+            found.append(scaled_dot_product_attention(rows, k, v, scale=call.scale).reshape(batch, heads, 1, -1))
+        return self._joined(found, 1).transpose(1, 2)
+
+    def _attend_grouped(self, call: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
+        """Store the keys of one token per text and return the output of its query, with as few kernels as possible.
+
+        Short passes take as long as their kernels take to start.
+        """
+        limits, q = self._limits, call.query
+        batch, heads, _, d = q.shape
+        size = heads // k.shape[1]
+        mixed = bool(limits.stored and limits.ring)
+        if mixed:
+            groups = index_tensor(limits.stored + limits.ring, k.device)
+            k, v = k.index_select(1, groups), v.index_select(1, groups)
+            q = q.index_select(1, index_tensor(limits.order, q.device))
+        q = q.view(batch, heads // size, size, d)
+        found, first = [], 0
+        for buffer, chosen in ((self._all, limits.stored), (self._ring, limits.ring)):
+            if not chosen:
+                continue
+            if buffer is self._all:
+                slot, count = self.count - 1, self.count
+                buffer.reserve((k, v), count, slot)
+            else:
+                slot, count = self._slot(self.count - 1), min(self.count, limits.window + limits.sinks)
+            # Not by indexing, which makes a view for every dimension.
+            for x, fresh in zip(buffer.tensors, (k, v), strict=True):
+                x.narrow(2, slot, 1).copy_(fresh.narrow(1, first, len(chosen)) if mixed else fresh)
+            keys, values = (x.narrow(2, 0, count) for x in buffer.tensors)
+            rows = q.narrow(1, first, len(chosen)) if mixed else q
+            found.append(scaled_dot_product_attention(rows, keys, values, scale=call.scale))
+            first += len(chosen)
+        output = (torch.cat(found, 1) if mixed else found[0]).reshape(batch, 1, heads, -1)
+        return output.index_select(2, index_tensor(limits.inverse, output.device)) if mixed else output
+
+    def _seen(self, part: _Part) -> tuple[Tensor, Tensor]:
+        """Return the keys and values that the last query of a part sees."""
+        limits = self._limits
+        buffer = self._all if part.stored else self._ring
+        count = self.count if part.stored else min(self.count, limits.window + limits.sinks)
+        groups, found = part.heads.groups, []
+        for x in buffer.tensors:
+            x = x[:, :, :count]
+            if part.stored and part.limited and count > limits.window + limits.sinks:
+                x = torch.cat([x[:, :, : limits.sinks], x[:, :, count - limits.window :]], 2)
+            if groups != tuple(range(x.shape[1])):
+                x = x.index_select(1, index_tensor(groups, x.device))
+            found.append(x)
+        return found[0], found[1]
+
+    def _attend_part(self, layer: LayerPlan, call: AttentionCall, part: _Part, new: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the output of a part's heads over stored and new keys, in the order of the text."""
+        limits, n, device = self._limits, new[0].shape[2], call.query.device
+        before = self.count - n
+        buffer = self._all if part.stored else self._ring
+        index = torch.arange(before, device=device)
+        if not part.stored and before > limits.window + limits.sinks:
+            recent = torch.arange(before - limits.window, before, device=device)
+            index = torch.cat([torch.arange(limits.sinks, device=device), recent])
+        slots = index if part.stored else self._slot(index)
+        groups = index_tensor(part.heads.groups, device)
+        k, v = (
+            torch.cat([x.index_select(2, slots), buffer.selected(fresh)], 2).index_select(1, groups)
+            for x, fresh in zip(buffer.tensors, new, strict=True)
+        )
+        index = torch.cat([index, torch.arange(before, self.count, device=device)])
+        allowed = None
+        if part.limited:
+            i = torch.arange(before, self.count, device=device)[:, None]
+            allowed = (i - index < limits.window) | (index < limits.sinks)
+        attention = replace(
+            edited_layer(layer, call),
+            rot_q=part.heads.of_queries(call.query),
+            rot_k=k,
+            value=v,
+            mask=mask_of(call.mask, part.heads, index),
+            sinks=None if call.sinks is None else part.heads.of_queries(call.sinks, 0),
+        )
+        return full_attention(attention, block_mib=BLOCK_MIB, allowed=allowed)
+
+    def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
+        """Return the outputs of all parts in the order of the layer's heads, which are on ``axis``."""
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, axis).index_select(axis, index_tensor(self._limits.inverse, parts[0].device))
+
+    def _slot(self, index: Any) -> Any:
+        """Return the place in the ring of tokens by their index."""
+        sinks, window = self._limits.sinks, self._limits.window
+        if isinstance(index, int):
+            return index if index < sinks else sinks + (index - sinks) % window
+        return torch.where(index < sinks, index, sinks + (index - sinks) % window)
+
+    def _store(self, new: tuple[Tensor, Tensor]) -> None:
+        limits, n = self._limits, new[0].shape[2]
+        before = self.count - n
+        if limits.stored:
+            self._all.reserve(new, self.count, before)
+            for x, fresh in zip(self._all.tensors, new, strict=True):
+                x[:, :, before : self.count] = self._all.selected(fresh)
+        if not limits.ring:
+            return
+        self._ring.reserve(new, 0, 0)
+        for x, fresh in zip(self._ring.tensors, new, strict=True):
+            fresh = self._ring.selected(fresh)
+            if n == 1:
+                x[:, :, self._slot(before)] = fresh[:, :, 0]
+                continue
+            first = max(before, min(limits.sinks, self.count))
+            if before < limits.sinks:
+                x[:, :, before:first] = fresh[:, :, : first - before]
+            index = torch.arange(max(first, self.count - limits.window), self.count, device=x.device)
+            x.index_copy_(2, self._slot(index), fresh.index_select(2, index - before))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take texts in another order, as beam search does."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some texts of the batch."""
+        for buffer in (self._all, self._ring):
+            buffer.map(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each text of the batch."""
+        for buffer in (self._all, self._ring):
+            buffer.map(lambda x: x.repeat_interleave(repeats, 0))
+
+    def reset(self) -> None:
+        """Forget all keys."""
+        self.__init__(self._limits, self._running)  # type: ignore[misc]
+
+    def crop(self, *_: Any, **__: Any) -> None:
+        """Refuse to remove last tokens: the keys that they have replaced are not stored."""
+        raise MeasureError("the cache of a plan cannot be cropped: use a method of generation that only adds tokens")
+
+
+def _decodes(k: Tensor, v: Tensor, heads: int) -> bool:
+    """Return whether the kernel for single tokens supports keys and values ``(batch, kv_heads, n, d)``."""
+    half = k.dtype in (torch.float16, torch.bfloat16)
+    small = k.shape == v.shape and 16 <= k.shape[3] <= 256 and heads // k.shape[1] <= 64
+    return half and small and has_triton(k.device)
