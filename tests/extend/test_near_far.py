@@ -12,7 +12,8 @@ from extend.loops import dot, turned
 from helpers.capture import run, shared, tokens
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import prove
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.far_cache import far_on_cpu
 from wherewhat.extend.generation import generate
 from wherewhat.extend.method import extended
 from wherewhat.extend.near_far import NearFar, averaged_over_distances, largest
@@ -133,13 +134,17 @@ def test_largest_equals_topk(width, count):
     torch.testing.assert_close(scores.gather(-1, index), values)
 
 
+@pytest.mark.parametrize("context", [extended, far_on_cpu])
+@pytest.mark.parametrize("options", [{}, {"chosen": "capped", "seen": "averaged"}, {"distance": 4, "top": 1}], ids=str)
 @pytest.mark.parametrize("planned", [False, True])
-def test_generation_equals_scoring(planned):
-    model, ids = shared("llama"), tokens(40)
-    method = NearFar(sinks=SINKS, window=WINDOW, top=3, plan=head_plan(model) if planned else None)
+def test_generation_equals_scoring(context, options, planned):
+    model, ids = shared("llama"), tokens(40, batch=2)
+    plan = head_plan(model) if planned else None
+    method = NearFar(sinks=SINKS, window=WINDOW, **{"top": 3, "plan": plan} | options)
     written = generate(model, ids, method, 5)
     with torch.no_grad(), extended(model, method):
         whole = model(input_ids=written, use_cache=False).logits
+    with torch.no_grad(), context(model, method):
         cache, parts = None, []
         for start, stop in ((0, 30), (30, 31), (31, 36), (36, 45)):
             given = {} if cache is None else {"past_key_values": cache}
@@ -148,6 +153,27 @@ def test_generation_equals_scoring(planned):
             parts.append(output.logits)
     assert torch.equal(whole[:, 39:-1].argmax(-1), written[:, 40:])
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=0)
+
+
+def test_far_keys_on_the_cpu_of_a_model_with_windows():
+    with (
+        pytest.raises(MeasureError, match="far keys cannot be on the CPU"),
+        far_on_cpu(shared("gemma3_text"), NearFar()),
+    ):
+        pass
+
+
+def test_memory_on_the_device_is_that_of_the_window():
+    model, ids = shared("llama"), tokens(300)
+    with torch.no_grad(), far_on_cpu(model, NearFar(sinks=SINKS, window=WINDOW, top=3)):
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+        written = model.generate(ids, max_new_tokens=3, do_sample=False, num_beams=2)
+    layer = cache.layers[0]
+    assert layer.get_seq_length() == 300
+    assert written.shape == (1, 303)
+    config = model.config
+    heads, d = config.num_key_value_heads, config.head_dim
+    assert layer.nbytes == 2 * 4 * heads * d * (WINDOW + SINKS)
 
 
 @pytest.mark.parametrize("options", [{"top": 0}, {"window": 0}, {"sinks": 0}, {"distance": 0}, {"chosen": "nearest"}])

@@ -146,7 +146,7 @@ def test_a_cache_is_copied_and_continued_under_the_same_plan_only():
     with torch.no_grad(), planned(model, plan):
         first = model(input_ids=ids[:, 20:21], past_key_values=cache).logits
     torch.testing.assert_close(first, expected[:, :1], atol=1e-5, rtol=0)
-    with pytest.raises(MeasureError, match="outside of its context"):
+    with pytest.raises(MeasureError, match="outside of the context"):
         model(input_ids=ids[:, 21:], past_key_values=cache)
     other = dataclasses.replace(plan, window=6)
     with (

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.cache_utils import DynamicLayer
 
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.plan import LayerPlan
-from wherewhat.errors import MeasureError
+from wherewhat.extend.attending_cache import AttendingLayer, RunningPass
 from wherewhat.extend.edits import edited_layer
 from wherewhat.extend.limits import HeadSet, full_attention, index_tensor, limited_attention, mask_of
 from wherewhat.extend.method import BLOCK_MIB
@@ -69,9 +68,14 @@ class LayerLimits:
         self.inverse = tuple(self.order.index(head) for head in range(count.heads))
         self.grouped = all(part.stored != part.limited for part in self.parts)
 
-    def equals(self, other: LayerLimits) -> bool:
+    def __eq__(self, other: object) -> bool:
         """Return whether both see the same keys."""
+        if not isinstance(other, LayerLimits):
+            return False
         return (self.full, self.window, self.sinks) == (other.full, other.window, other.sinks)
+
+    def __hash__(self) -> int:
+        return hash((self.full, self.window, self.sinks))
 
 
 class _Buffer:
@@ -106,103 +110,27 @@ class _Buffer:
         self.tensors = [change(x) for x in self.tensors]
 
 
-class RunningPass:
-    """State that the layers of a pass share.
-
-    Attributes:
-        layer: The layer that has new keys, until its attention is computed.
-        closed: Whether the context of the plan has been left.
-    """
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._scratch: Tensor | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Forget the previous pass, which may have failed."""
-        self.layer: LimitedLayer | None = None
-        self._shape: tuple[Any, ...] = ()
-        self._placeholder: Tensor | None = None
-
-    def placeholder(self, new: Tensor, count: int) -> Tensor:
-        """Return a tensor of the shape of ``count`` keys like ``new``, without memory for them.
-
-        Its values are not used. Layers share it: one view takes as long to make as a small kernel to start.
-        """
-        shape = (new.shape, count, new.dtype, new.device)
-        if self._placeholder is None or self._shape != shape:
-            batch, heads, _, d = new.shape
-            self._shape, self._placeholder = shape, new.new_zeros(1).expand(batch, heads, count, d)
-        return self._placeholder
-
-    def scratch(self, size: int, device: torch.device) -> Tensor:
-        """Return memory for at least ``size`` float32 numbers, which layers use one after the other."""
-        if self._scratch is None or self._scratch.numel() < size or self._scratch.device != device:
-            self._scratch = torch.empty(size, dtype=torch.float32, device=device)
-        return self._scratch
-
-    def __deepcopy__(self, _: Any) -> RunningPass:
-        """Return the same object: a copied cache is used in the same context."""
-        return self
-
-
-class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
-    """Cache of one layer: all keys of some key heads, of the others the last ``window`` and the first ``sinks``.
-
-    Keys are stored when the layer's attention is computed, which knows the plan. Until then :meth:`update` returns
-    tensors of the shape that the model expects, without memory for keys that are not stored as one tensor.
-    """
+class LimitedLayer(AttendingLayer):
+    """Cache of one layer: all keys of some key heads, of the others the last ``window`` and the first ``sinks``."""
 
     def __init__(self, limits: LayerLimits, running: RunningPass) -> None:
-        super().__init__()
-        self._limits, self._running = limits, running
+        super().__init__(limits, running)
+        self._limits = limits
         self._all = _Buffer(limits.stored)
         self._ring = _Buffer(limits.ring, limits.window + limits.sinks)
-        self._new: tuple[Tensor, Tensor] | None = None
         self._fused = False
         self._decoder: Any = None
-        self.count = 0
-        """Number of tokens so far."""
 
     @property
     def nbytes(self) -> int:
         """Memory of the stored keys and values in bytes, with what is reserved."""
         return sum(x.nbytes for buffer in (self._all, self._ring) for x in buffer.tensors)
 
-    def get_seq_length(self) -> int:
-        """Return the number of tokens so far."""
-        return self.count
-
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Remember dtype and device."""
-        self.dtype, self.device = key_states.dtype, key_states.device
+        super().lazy_initialization(key_states, value_states)
         heads = len(self._limits.full)
         self._fused = self._limits.grouped and value_states is not None and _decodes(key_states, value_states, heads)
-        self.is_initialized = True
-
-    def enter(self, limits: LayerLimits | None, running: RunningPass) -> None:
-        """Use the cache in a context, which may be a later one of the same plan."""
-        if self._running is running:
-            return
-        if limits is None or not limits.equals(self._limits):
-            raise MeasureError("the cache was filled under another plan: start with a new one")
-        self._running = running
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Take the keys and values of new tokens, ``(batch, kv_heads, n, d)``."""
-        if self._running.closed:
-            raise MeasureError("the cache of a plan was used outside of its context: use it inside planned(...)")
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self._new = key_states, value_states
-        self.count += key_states.shape[2]
-        self._running.layer = self
-        if key_states.shape[2] == self.count:
-            return key_states, value_states
-        keys = self._running.placeholder(key_states, self.count)
-        same = value_states.shape == key_states.shape
-        return keys, keys if same else self._running.placeholder(value_states, self.count)
 
     def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
         """Return the output ``(batch, n, heads, d_v)`` of the new tokens' queries, and store their keys."""
@@ -378,10 +306,6 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
             index = torch.arange(max(first, self.count - limits.window), self.count, device=x.device)
             x.index_copy_(2, self._slot(index), fresh.index_select(2, index - before))
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take texts in another order, as beam search does."""
-        self.batch_select_indices(beam_idx)
-
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some texts of the batch."""
         for buffer in (self._all, self._ring):
@@ -391,14 +315,6 @@ class LimitedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
         """Repeat each text of the batch."""
         for buffer in (self._all, self._ring):
             buffer.map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def reset(self) -> None:
-        """Forget all keys."""
-        self.__init__(self._limits, self._running)  # type: ignore[misc]
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        """Refuse to remove last tokens: the keys that they have replaced are not stored."""
-        raise MeasureError("the cache of a plan cannot be cropped: use a method of generation that only adds tokens")
 
 
 def _decodes(k: Tensor, v: Tensor, heads: int) -> bool:

@@ -86,12 +86,12 @@ class NearFar(LengthMethod):
         if attention.m <= window:
             return None
         near = Windowed(window, FarKeys.capped(self.sinks, self.distance or window))
-        looking = self._looking(attention)
+        looking = self.looking(attention)
         if not any(looking) or attention.m <= window + self.sinks:
             return near
         return _NearFar(self, near, looking)
 
-    def _looking(self, attention: LayerAttention) -> tuple[bool, ...]:
+    def looking(self, attention: LayerAttention) -> tuple[bool, ...]:
         """Return for each head of a layer whether it looks far."""
         if self.plan is None:
             return (True,) * attention.heads
@@ -230,13 +230,24 @@ class _Contents:
         return ChosenKeys(found * attention.scale, best + far.start)
 
     def _queries(self, kind: Judged, rows: slice, i: Tensor) -> Tensor:
-        """Return queries whose products with the keys are averaged logits, or those at distance L."""
-        attention = self._attention
-        q = attention.rot_q[:, :, rows]
-        if kind == "capped":
-            return rotated_to(attention, q, i, torch.full_like(i, self._method.distance or self._window))
-        q = rotated_to(attention, q, i, torch.zeros_like(i))
-        return q if attention.rotation is None else averaged_over_distances(q, attention.rotation, self._window)
+        return judged_queries(self._attention, self._method, kind, self._attention.rot_q[:, :, rows], i)
+
+
+def judged_queries(attention: LayerAttention, method: NearFar, kind: Judged, q: Tensor, i: Tensor) -> Tensor:
+    """Return queries whose products with keys before rotation are their logits averaged, or at one distance.
+
+    Args:
+        attention: Their layer.
+        method: The method.
+        kind: What the products are.
+        q: Rotated queries ``(batch, heads, rows, d)``.
+        i: Their indices ``(rows,)``.
+    """
+    window = required(method.name, "window", method.window)
+    if kind == "capped":
+        return rotated_to(attention, q, i, torch.full_like(i, method.distance or window))
+    q = rotated_to(attention, q, i, torch.zeros_like(i))
+    return q if attention.rotation is None else averaged_over_distances(q, attention.rotation, window)
 
 
 _BLOCK = 32
