@@ -83,7 +83,7 @@ class PlanRequest:
         window: Last keys that limited heads see; by default a sixteenth of the tokens, at least 64.
         sinks: First keys that they see.
         choose: Number of documents on which heads are scored.
-        documents: Number of other documents on which the plan is evaluated.
+        documents: Number of other documents on which the plan is evaluated; 0 to leave its costs unknown.
         beyond: Allow texts longer than the model's trained length.
     """
 
@@ -117,9 +117,11 @@ class PlanRequest:
         for selector in (self.selector, *self.compare):
             if selector not in SELECTORS:
                 raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
-        for name, least in (("choose", 1), ("documents", 1), ("sinks", 0), ("tokens", 2)):
+        for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+        if self.curves and self.documents == 0:
+            raise ConfigError("--curves measures selectors, but --documents is 0: at least 1 is needed")
         if self.unit not in ("group", "head"):
             raise ConfigError(f"--unit is {self.unit!r}: choose group or head")
         if self.window is not None and self.window < 1:
@@ -254,12 +256,12 @@ class _Planner:
                 for name, x in scores.items()
             }
             share, note = self._share(units[self.request.selector])
-            outcomes = self._outcomes(units, share)
+            outcomes = self._outcomes(units, share) if self.evaluating else []
             self.directory.finish(self.keys, provenance=self._provenance())
-        rows, base = outcome_curve(outcomes)
+        rows, base = outcome_curve(outcomes) if outcomes else ([], None)
         selector = self.request.selector
         own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
-        if own is None:  # all or nothing
+        if own is None and rows:  # all or nothing
             own = next(row for row in rows if row["share"] == share)
         sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
         return Plan(
@@ -488,9 +490,19 @@ def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:
 
 
 def describe_plan(
-    request: PlanRequest, share: float, own: Mapping[str, Any], base: Mapping[str, Any], documents: int
+    request: PlanRequest,
+    share: float,
+    own: Mapping[str, Any] | None,
+    base: Mapping[str, Any] | None,
+    documents: int,
 ) -> str:
     """Return in one sentence or two what a plan costs and how sure that is."""
+    choice = (
+        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
+        f"{request.sinks} keys"
+    )
+    if own is None or base is None:
+        return f"{choice}; what this costs was not measured and is unknown."
     whole = base["found"]["mean"]
     part = "" if own["part"] is None else f", {with_interval(own['part'], '.0%')} of the {whole:.3f} without limits"
     sure = (
@@ -499,7 +511,6 @@ def describe_plan(
         else f"± is the 95 % interval over {documents} documents that were not used for choosing"
     )
     return (
-        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
-        f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} "
-        f"nats, and planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
+        f"{choice}: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} nats, and "
+        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
     )
