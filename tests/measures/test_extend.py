@@ -29,6 +29,7 @@ from wherewhat.measures.extend.probes import (
 from wherewhat.measures.extend.retrieval import ask, second_copy
 from wherewhat.measures.extend.text import by_multiple, measure_lengths, read_in_pieces
 from wherewhat.measures.extend.verdicts import compare_methods, explanation, loss_verdict, retrieval_verdict
+from wherewhat.options import build_config, config_values
 
 SMALL = {"depths": (0, 100), "run": 2}
 
@@ -462,6 +463,13 @@ def test_comparison_names_what_the_run_holds(subject):
 def test_options_that_make_no_sense(options):
     with pytest.raises(ConfigError):
         ExtendConfig(**options)
+
+
+def test_runs_without_later_options_keep_their_identity():
+    assert [*config_values(ExtendConfig())] == ["methods", "trained", "window", "depths", "run"]
+    stored = config_values(ExtendConfig(retrieval=True, top=8))
+    assert (stored["retrieval"], stored["top"]) == (True, 8)
+    assert build_config(ExtendConfig, stored) == ExtendConfig(retrieval=True, top=8)
 
 
 def test_texts_that_are_too_short(subject):

@@ -50,9 +50,15 @@ class ExtendConfig:
     window: int | None = option(None, "window of methods that have one; each method's default if not given")
     depths: tuple[int, ...] = option((0, 25, 50, 75, 100), "depths of planted runs, in percent of the text; 0 is first")
     run: int = option(16, "tokens of a planted run, a quarter of which is the cue")
-    retrieval: bool = option(False, "also measure a second copy of the text, a pass key and four codes stated in it")
-    plan: str | None = option(None, "file of a plan: its heads with full attention look far under near-far, not all")
-    top: int | None = option(None, "far keys that a query sees under near-far; the method's default if not given")
+    retrieval: bool = option(
+        False, "also measure a second copy of the text, a pass key and four codes stated in it", later=True
+    )
+    plan: str | None = option(
+        None, "file of a plan: its heads with full attention look far under near-far, not all", later=True
+    )
+    top: int | None = option(
+        None, "far keys that a query sees under near-far; the method's default if not given", later=True
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
