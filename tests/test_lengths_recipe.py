@@ -80,3 +80,18 @@ def test_wrong_input(prepared, monkeypatch, capsys):
     assert "the plan was made on third, which would be measured here" in capsys.readouterr().out
     assert measured(prepared, monkeypatch, "--methods", "none", "--lengths", 100) == 1
     assert "48000 were asked for: use a longer text" in capsys.readouterr().out
+
+
+def test_command_measures_the_same(prepared, cli, tmp_path):
+    options = {
+        "methods": "none,near-far",
+        "retrieval": "true",
+        "trained": 480,
+        "plan": prepared / "plan.json",
+        "top": 4,
+    }
+    given = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
+    texts = ("--text", prepared / "first.txt", "--tokens", 720, "--beyond", "--out", tmp_path)
+    outcome = cli("extend", prepared / "speller", *texts, *given)
+    assert outcome.code == 0, outcome.err
+    assert "Pass key and codes are mean log-probabilities per token" in " ".join(outcome.out.split())
