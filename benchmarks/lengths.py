@@ -39,6 +39,10 @@ from wherewhat.models.loader import load
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.files import read_documents
 
+DEPTHS = (0, 20, 40, 70, 100)
+"""Depths of planted runs in percent. At 50 and 75 %, a run would be exactly a trained length back in texts of 2 and 4
+trained lengths, where windows of the trained length still include most of it."""
+
 PLANNED = "near-far-plan"
 """Name of near-far for the heads of a plan."""
 
@@ -55,7 +59,7 @@ def main() -> int:
         plan = None if options.plan is None else Plan.load(options.plan)
         if plan is not None:
             subject.check_plan(plan)
-        config = ExtendConfig(trained=trained, top=options.top, retrieval=True)
+        config = ExtendConfig(trained=trained, top=options.top, retrieval=True, depths=DEPTHS)
         about = {"model": loaded.name, "weights_hash": loaded.weights_hash, "dtype": loaded.dtype, "trained": trained}
         about |= {"top": options.top} | ({} if plan is None else {"plan": _plan_summary(plan)})
         result = _resumed(options.json, about)

@@ -320,7 +320,7 @@ def test_retrieval_of_the_untouched_model_is_its_own():
     plain = measure_lengths(subject, ids, replace(config, retrieval=False), encode=encode).whole
     assert plain.items() <= found.items()
     assert not any("copy" in name or "key" in name for name in plain)
-    copy, asked = second_copy(ids, trained=200, distance=200), ask(ids, encode, trained=200)
+    copy, asked = second_copy(ids, trained=200, distance=225), ask(ids, encode, trained=200)
     once = torch.cat([plain_losses(subject, ids[:, :200])[:100], read_in_pieces(subject, ids, 200)[100:]])
     again = plain_losses(subject, copy.ids)
     assert found["second_copy_none"] == pytest.approx(copy.difference(again, once), abs=1e-5)

@@ -199,8 +199,8 @@ _RETRIEVAL = (
         "second_copy",
         "second copy",
         "nats",
-        "Loss of a second copy of the beginning of the text, a trained length or more after it, minus the loss of the "
-        "same tokens read once: negative if the first copy is used.",
+        "Loss of a second copy of the beginning of the text, more than a trained length after it, minus the loss of "
+        "the same tokens read once: negative if the first copy is used.",
         "second_copy_pieces",
     ),
     (

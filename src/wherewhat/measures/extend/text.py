@@ -180,7 +180,9 @@ class LengthProbes:
         short = ids[:, :trained]
         piece = plant(torch.cat([ids[:, :1], ids[:, n - trained + 1 :]], 1), config.depths, run=config.run)
         self._planting = plant(ids, config.depths, run=config.run)
-        self._copy = second_copy(ids, trained=trained, distance=trained) if config.retrieval else None
+        # At a distance of exactly the trained length, the token after the first copy would still be inside a window.
+        apart = min(trained + trained // 8, n - 2)
+        self._copy = second_copy(ids, trained=trained, distance=apart) if config.retrieval else None
         if not config.retrieval:
             encode = None
         self._questions = None if encode is None else ask(ids, encode, trained=trained)
