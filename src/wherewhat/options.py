@@ -27,9 +27,12 @@ _Checked = TypeVar("_Checked", bound=Callable[..., Any])
 _Config = TypeVar("_Config")
 
 
-def option(default: Any, help_text: str, *, metavar: str | None = None) -> Any:
-    """Return a dataclass field with a default, one line of help, and the name of its value in a usage line."""
-    return dataclasses.field(default=default, metadata={"help": help_text, "metavar": metavar})
+def option(default: Any, help_text: str, *, metavar: str | None = None, later: bool = False) -> Any:
+    """Return a dataclass field with a default, one line of help, and the name of its value in a usage line.
+
+    An option that was added ``later`` is stored only if it differs from its default, so that earlier runs are reused.
+    """
+    return dataclasses.field(default=default, metadata={"help": help_text, "metavar": metavar, "later": later})
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
@@ -224,7 +227,9 @@ def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
 def config_values(config: Any) -> dict[str, Any]:
     """Return a config as plain values, for hashing and for ``config.json``."""
     return {
-        f.name: list(v) if isinstance(v := getattr(config, f.name), tuple) else v for f in dataclasses.fields(config)
+        f.name: list(v) if isinstance(v, tuple) else v
+        for f in dataclasses.fields(config)
+        if (v := getattr(config, f.name)) != f.default or not f.metadata.get("later")
     }
 
 

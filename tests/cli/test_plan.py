@@ -65,6 +65,15 @@ def test_curves_print_areas(cli, folder, words, tmp_path):
     assert "greedy" in {row["selector"] for row in areas["rows"]}
 
 
+def test_plan_without_measuring_it(cli, folder, words, tmp_path):
+    options = ("--text", words, "--tokens", 200, "--window", 20, "--beyond", "--documents", 0, "--out", tmp_path)
+    outcome = cli("plan", folder, *options, "--file", tmp_path / "my.json")
+    assert outcome.code == 0, outcome.err
+    assert "was not measured and is unknown." in " ".join(outcome.out.split())
+    assert Plan.load(tmp_path / "my.json").share == 0.25
+    assert not (tmp_path / "my.html").exists()
+
+
 def test_wrong_input_is_one_line(cli, folder, words):
     for arguments, message in (
         (("--budget", 2), "--budget is 2: a share is from 0 to 1, such as 0.25"),

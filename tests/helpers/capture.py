@@ -98,6 +98,9 @@ class TinySubject:
         with torch.no_grad(), intervene(self.model, editor, proof=self.proof):
             return self.model(input_ids=ids, use_cache=False).logits
 
+    def check_plan(self, plan):
+        plan.check(self.model, self.proof)
+
     def key_mixing(self):
         return key_mixing(self.model, self.proof)
 

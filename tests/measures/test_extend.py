@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 import pytest
 import torch
 
 from helpers.capture import TinySubject, run, shared, tokens
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.near_far import NearFar
+from wherewhat.extend.plan import Plan, fingerprint, plannable
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement
@@ -22,8 +26,10 @@ from wherewhat.measures.extend.probes import (
     rank_correlation,
     sample_queries,
 )
+from wherewhat.measures.extend.retrieval import ask, second_copy
 from wherewhat.measures.extend.text import by_multiple, measure_lengths, read_in_pieces
 from wherewhat.measures.extend.verdicts import compare_methods, explanation, loss_verdict, retrieval_verdict
+from wherewhat.options import build_config, config_values
 
 SMALL = {"depths": (0, 100), "run": 2}
 
@@ -249,6 +255,112 @@ def test_outputs_are_read_beside_what_no_change_gives():
     assert float(beyond["output_covariance"].mean()) > 0.5
 
 
+def encode(text):
+    """Digits, words and other characters as ids of a small vocabulary."""
+    return [crc32(piece.encode()) % 90 for piece in re.findall(r"\d|[A-Za-z]+|\S|\s", text)]
+
+
+def test_second_copy_by_hand():
+    ids = torch.arange(40)[None]
+    inside = second_copy(ids[:, :16], trained=16)
+    assert inside.ids[0].tolist() == [*range(9), *range(1, 8)]
+    assert (inside.tokens, inside.skipped, inside.distance) == (7, 3, 8)
+    copy = second_copy(ids, trained=16, distance=16)  # the first half
+    assert copy.ids[0].tolist() == [*range(21), *range(1, 20)]
+    assert (copy.tokens, copy.skipped, copy.distance) == (19, 4, 20)
+    shorter = second_copy(ids[:, :24], trained=16, distance=16)  # less than that, so that it is far enough away
+    assert shorter.ids[0].tolist() == [*range(17), *range(1, 8)]
+    assert shorter.distance == 16
+    once, losses = torch.arange(39.0), torch.zeros(39)
+    for place in range(1, 40):
+        losses[place - 1] = once[int(copy.ids[0, place]) - 1] - (3 if place >= 21 + 4 else 0)
+    assert copy.difference(losses, once) == pytest.approx(-3)
+
+
+def test_facts_are_stated_far_from_their_questions():
+    ids = tokens(800)
+    asked = ask(ids, encode, trained=300)
+    assert asked.ids.shape == ids.shape
+    assert asked.distance >= 300
+    changed = (asked.ids != ids)[0].nonzero()[:, 0]
+    body = min(start for start, _ in asked.answers) - len(encode("\nThe pass key is"))
+    assert bool((body - changed[changed < body] >= 300).all())
+    text = asked.ids[0].tolist()
+    for (start, stop), digits in zip(asked.answers, (5, 4, 4, 4, 4), strict=True):
+        assert stop - start == digits + 1  # a space before them
+        answer = text[start:stop]
+        stated = [i for i in range(16, body) if text[i : i + len(answer)] == answer]
+        assert len(stated) == 1
+        assert text[stated[0] - 1] == text[start - 1] == encode("is")[0]
+    without = ask(ids, encode, trained=300, stated=False)
+    assert torch.equal(without.ids[:, body:], asked.ids[:, body:])
+    assert torch.equal(without.ids[:, :body], ids[:, :body])
+    within = ask(ids[:, :300], encode, trained=300)  # the same questions
+    assert torch.equal(within.ids[:, body - 800 :], asked.ids[:, body:])
+    with pytest.raises(MeasureError, match="100 tokens are too few for 5 statements"):
+        ask(ids[:, :100], encode, trained=100)
+
+
+def test_scores_of_answers():
+    asked = ask(tokens(800), encode, trained=300)
+    logits = torch.zeros(1, 800, 100)
+    expected = {"passkey": -torch.tensor(100.0).log().item(), "keys": -torch.tensor(100.0).log().item()}
+    assert asked.scores(logits) == pytest.approx(expected | {"answered": 0})
+    for start, stop in asked.answers[:2]:
+        for place in range(start, stop):
+            logits[0, place - 1, asked.ids[0, place]] = 50.0
+    found = asked.scores(logits)
+    assert found == pytest.approx({"passkey": 0, "keys": 0.75 * expected["keys"], "answered": 0.4}, abs=1e-6)
+
+
+def test_retrieval_of_the_untouched_model_is_its_own():
+    subject = TinySubject("llama")
+    ids, config = tokens(450), ExtendConfig(methods=("none", "near-far"), trained=200, retrieval=True, **SMALL)
+    found = measure_lengths(subject, ids, config, encode=encode).whole
+    plain = measure_lengths(subject, ids, replace(config, retrieval=False), encode=encode).whole
+    assert plain.items() <= found.items()
+    assert not any("copy" in name or "key" in name for name in plain)
+    copy, asked = second_copy(ids, trained=200, distance=225), ask(ids, encode, trained=200)
+    once = torch.cat([plain_losses(subject, ids[:, :200])[:100], read_in_pieces(subject, ids, 200)[100:]])
+    again = plain_losses(subject, copy.ids)
+    assert found["second_copy_none"] == pytest.approx(copy.difference(again, once), abs=1e-5)
+    assert found["second_copy_distance"] == copy.distance
+    with torch.no_grad():
+        scores = asked.scores(subject.model(input_ids=asked.ids).logits)
+    assert {name: found[f"{name}_none"] for name in scores} == pytest.approx(scores, abs=1e-5)
+    names = {metric.name for metric in ExtendMeasurement().all_metrics(config)}
+    assert {name for name in found if "copy" in name or "key" in name or "answer" in name} <= names
+    comparison = compare_methods({name: About(value) for name, value in found.items()}, config.methods)
+    assert comparison.rows[1].metrics["codes"] == "keys_near-far"
+    ids_only = measure_lengths(subject, ids, config).whole
+    assert "second_copy_near-far" in ids_only
+    assert "passkey_none" not in ids_only
+    notes = compare_methods({name: About(value) for name, value in ids_only.items()}, config.methods).notes
+    assert any("they need texts and a tokenizer" in note for note in notes)
+
+
+def test_plan_of_near_far(subject, tmp_path):
+    layers = plannable(subject.proof)
+    plan = Plan("tiny", fingerprint(subject.model), 8, 2, layers, {0: (0,)}, "head")
+    path = str(plan.save(tmp_path / "plan.json"))
+    config = ExtendConfig(methods=("near-far",), plan=path, top=3, **SMALL)
+    assert ExtendConfig(methods=("near-far",), plan=config.plan, top=3, **SMALL) == config
+    method = config.method("near-far", trained=16, length=40, plan=config.loaded_plan())
+    assert isinstance(method, NearFar)
+    assert method.top == 3
+    assert method.plan is not None
+    assert method.plan.full_heads(0) == plan.full_heads(0)
+    found = measure_lengths(subject, tokens(40), config).whole
+    assert found != measure_lengths(subject, tokens(40), replace(config, plan=None)).whole
+    Plan("tiny", "other", 8, 2, layers, {0: (0,)}, "head").save(path)
+    with pytest.raises(ConfigError, match="is no longer the file it was"):
+        config.loaded_plan()
+    with pytest.raises(MeasureError, match="has other weights"):
+        measure_lengths(subject, tokens(40), replace(config, plan=path))
+    with pytest.raises(ConfigError, match="cannot read the plan"):
+        ExtendConfig(plan="no such file")
+
+
 def test_rank_correlation():
     x = torch.tensor([3.0, 1.0, 2.0])
     assert rank_correlation(x, x.exp()) == pytest.approx(1)
@@ -345,11 +457,19 @@ def test_comparison_names_what_the_run_holds(subject):
         {"depths": (0, 101)},
         {"depths": (5, 5)},
         {"run": 1},
+        {"top": 0},
     ],
 )
 def test_options_that_make_no_sense(options):
     with pytest.raises(ConfigError):
         ExtendConfig(**options)
+
+
+def test_runs_without_later_options_keep_their_identity():
+    assert [*config_values(ExtendConfig())] == ["methods", "trained", "window", "depths", "run"]
+    stored = config_values(ExtendConfig(retrieval=True, top=8))
+    assert (stored["retrieval"], stored["top"]) == (True, 8)
+    assert build_config(ExtendConfig, stored) == ExtendConfig(retrieval=True, top=8)
 
 
 def test_texts_that_are_too_short(subject):

@@ -53,6 +53,15 @@ def test_any_budget(model, tmp_path, budget, kept):
     assert plan.provenance["outcome"]["share"] == budget
 
 
+def test_plan_without_measuring_it(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(planner, "measure_plan", None)
+    plan = make_plan(model, budget=0.5, texts=TEXTS[:2], out=tmp_path, unit="head", documents=0, **SMALL)
+    assert sum(map(len, plan.full.values())) == 8
+    assert (plan.provenance["outcome"], plan.provenance["curve"], plan.provenance["evaluated_on"]) == (None, [], [])
+    assert plan.provenance["sentence"].endswith("keys; what this costs was not measured and is unknown.")
+    assert Plan.load(plan.save(tmp_path / "plan.json")).full == plan.full
+
+
 def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
     measured = []
     measure = planner.measure_plan
@@ -153,7 +162,8 @@ def test_models_without_rotation(tmp_path):
         ({"selector": "symbolc"}, "there is no selector 'symbolc': did you mean 'symbolic'"),
         ({"selector": "costs"}, "need the costs of single heads: add --costs"),
         ({"selector": "greedy"}, "needs measured costs of each choice: add --greedy"),
-        ({"documents": 0}, "--documents is 0"),
+        ({"documents": -1}, "--documents is -1"),
+        ({"documents": 0, "curves": True}, "--curves measures selectors, but --documents is 0"),
         ({"unit": "layer"}, "choose group or head"),
     ],
 )

@@ -31,7 +31,7 @@ _Text = Annotated[
     typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
 ]
 _Choose = Annotated[int, typer.Option(help="Number of documents on which heads are scored.")]
-_Documents = Annotated[int, typer.Option(help="Number of other documents on which the plan is measured.")]
+_Documents = Annotated[int, typer.Option(help="Number of other documents on which the plan is measured; 0 for none.")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
 _Window = Annotated[
     int | None, typer.Option(help="Last keys that limited heads see (default: tokens / 16, at least 64).")
@@ -119,9 +119,10 @@ def plan(
         progress=TerminalProgress(),
     )
     path = made.save(file or out / f"plan-{made.model}.json")
-    picture = save_figure(pareto_figure(made), path.with_suffix(".html"))
+    measured = bool(made.provenance["curve"])
     console = Console()
-    console.print(_table(made))
+    if measured:
+        console.print(_table(made))
     if curves:
         console.print(_areas(made))
     console.print(made.provenance["sentence"], markup=False, highlight=False)
@@ -130,7 +131,8 @@ def plan(
     if triattention is not None:
         print_line(console, triattention)
     print_line(console, path)
-    print_line(console, picture)
+    if measured:
+        print_line(console, save_figure(pareto_figure(made), path.with_suffix(".html")))
 
 
 def _table(plan: Any) -> Table:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import Blocks
-from wherewhat.errors import ConfigError
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.plan import Plan
 from wherewhat.lab.model import LabModel
 
 Editor = Callable[[LayerAttention], Tensor | None]
@@ -70,6 +71,10 @@ class LabSubject:
     def trained_length(self) -> int:
         """Return the number of tokens of the training sequences."""
         return self._trained_length
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse every plan."""
+        raise MeasureError(f"the plan is of {plan.model}, and plans are of models of transformers: leave it out")
 
     def key_mixing(self) -> Mapping[int, float]:
         """Return 0 for every layer: each key depends on the hidden state of its own token only."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
+    from wherewhat.extend.plan import Plan
     from wherewhat.measures.choices.answers import Choices
     from wherewhat.measures.statistics import Interval
     from wherewhat.measures.variants import VariantRuns
@@ -85,6 +86,9 @@ class Subject(Protocol):
 
     def trained_length(self) -> int:
         """Return the number of tokens of the texts that the model was trained on."""
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse a plan of another model."""
 
     def key_mixing(self) -> Mapping[int, float]:
         """Return, by layer, how much keys depend on the inputs of other tokens: 0 where on their own token only.
@@ -244,11 +248,13 @@ class Text:
         ids: Token ids ``(1, n)``.
         prefix: Number of leading tokens that are not text, such as BOS.
         find_spans: Function that finds words and sentences; called once, on first use.
+        encode: Function that returns the token ids of another text, without a prefix; None for texts given as ids.
     """
 
     ids: Tensor
     prefix: int = 0
     find_spans: Callable[[], Spans] = Spans
+    encode: Callable[[str], Sequence[int]] | None = None
 
     __repr__ = short_repr
 

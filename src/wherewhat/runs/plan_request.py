@@ -28,7 +28,7 @@ class PlanRequest:
         window: Last keys that limited heads see; by default a sixteenth of the tokens, at least 64.
         sinks: First keys that they see.
         choose: Number of documents on which heads are scored.
-        documents: Number of other documents on which the plan is evaluated.
+        documents: Number of other documents on which the plan is evaluated; 0 to leave its costs unknown.
         beyond: Allow texts longer than the model's trained length.
     """
 
@@ -63,9 +63,11 @@ class PlanRequest:
         for selector in (self.selector, *self.compare):
             if selector not in SELECTORS:
                 raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
-        for name, least in (("choose", 1), ("documents", 1), ("sinks", 0), ("tokens", 2)):
+        for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+        if self.curves and self.documents == 0:
+            raise ConfigError("--curves measures selectors, but --documents is 0: at least 1 is needed")
         if self.unit not in ("group", "head"):
             raise ConfigError(f"--unit is {self.unit!r}: choose group or head")
         if self.window is not None and self.window < 1:

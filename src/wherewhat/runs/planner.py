@@ -172,12 +172,12 @@ class _Planner:
                 for name, x in scores.items()
             }
             share, note = self._share(units[self.request.selector])
-            outcomes = self._outcomes(units, share)
+            outcomes = self._outcomes(units, share) if self.evaluating else []
             self.directory.finish(self.keys, provenance=self._provenance())
-        rows, base = outcome_curve(outcomes)
+        rows, base = outcome_curve(outcomes) if outcomes else ([], None)
         selector = self.request.selector
         own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
-        if own is None:  # all or nothing
+        if own is None and rows:  # all or nothing
             own = next(row for row in rows if row["share"] == share)
         sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
         return Plan(
@@ -203,7 +203,7 @@ class _Planner:
                 "full_model": base,
                 "outcome": own,
                 "curve": rows,
-                "areas": outcome_areas(outcomes),
+                "areas": outcome_areas(outcomes) if outcomes else None,
                 "run": self.directory.path.name,
                 "seconds": round(time.perf_counter() - started, 1),
                 "versions": collect_versions(),
@@ -453,9 +453,19 @@ def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:
 
 
 def describe_plan(
-    request: PlanRequest, share: float, own: Mapping[str, Any], base: Mapping[str, Any], documents: int
+    request: PlanRequest,
+    share: float,
+    own: Mapping[str, Any] | None,
+    base: Mapping[str, Any] | None,
+    documents: int,
 ) -> str:
     """Return in one sentence or two what a plan costs and how sure that is."""
+    choice = (
+        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
+        f"{request.sinks} keys"
+    )
+    if own is None or base is None:
+        return f"{choice}; what this costs was not measured and is unknown."
     whole = base["found"]["mean"]
     part = "" if own["part"] is None else f", {with_interval(own['part'], '.0%')} of the {whole:.3f} without limits"
     sure = (
@@ -464,7 +474,6 @@ def describe_plan(
         else f"± is the 95 % interval over {documents} documents that were not used for choosing"
     )
     return (
-        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
-        f"{request.sinks} keys: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} "
-        f"nats, and planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
+        f"{choice}: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} nats, and "
+        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
     )

@@ -16,6 +16,7 @@ from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.errors import CaptureError
+from wherewhat.extend.plan import Plan
 from wherewhat.measures.variants import VariantRuns
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import max_positions, trained_length
@@ -145,6 +146,10 @@ class ModelSubject:
     def trained_length(self) -> int:
         """Return the trained length in tokens, from the model's configuration."""
         return trained_length(self.loaded.model)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse a plan of a model with other heads or weights."""
+        plan.check(self.loaded.model, self.proof)
 
     def key_mixing(self) -> Mapping[int, float]:
         """Return how far swapping two inputs of a layer is from swapping its keys, by layer."""

@@ -25,7 +25,8 @@ def with_spans(loaded: LoadedModel, text: str, ids: Tensor) -> Text:
     end one, and an incomplete sentence at the end of the text is left out. Both are None where the tokenizer has no
     character offsets, or where it tokenises the text differently from ``ids``.
     """
-    return Text(ids[None], len(loaded.prefix), lambda: _spans(loaded, text, ids))
+    prefix = len(loaded.prefix)
+    return Text(ids[None], prefix, lambda: _spans(loaded, text, ids), lambda other: loaded.tokenize(other)[prefix:])
 
 
 def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:

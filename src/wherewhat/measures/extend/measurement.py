@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
+from wherewhat.files import explain
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -26,6 +30,7 @@ from wherewhat.options import option
 
 if TYPE_CHECKING:
     from wherewhat.extend.method import LengthMethod
+    from wherewhat.extend.plan import Plan
 
 _REPORTED = ("none", "sliding-window", "streaming-llm", "lm-infinite", "yarn")
 _BEYOND = 4
@@ -45,6 +50,15 @@ class ExtendConfig:
     window: int | None = option(None, "window of methods that have one; each method's default if not given")
     depths: tuple[int, ...] = option((0, 25, 50, 75, 100), "depths of planted runs, in percent of the text; 0 is first")
     run: int = option(16, "tokens of a planted run, a quarter of which is the cue")
+    retrieval: bool = option(
+        False, "also measure a second copy of the text, a pass key and four codes stated in it", later=True
+    )
+    plan: str | None = option(
+        None, "file of a plan: its heads with full attention look far under near-far, not all", later=True
+    )
+    top: int | None = option(
+        None, "far keys that a query sees under near-far; the method's default if not given", later=True
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -60,14 +74,44 @@ class ExtendConfig:
                 raise ConfigError(f"{name} is {value}: give at least 4 tokens")
         if min(self.depths) < 0 or max(self.depths) > 100:
             raise ConfigError(f"depths={self.depths}: percentages are from 0 to 100")
+        if self.top is not None and self.top < 1:
+            raise ConfigError(f"top is {self.top}: give at least 1 far key")
+        if self.plan is not None and not _HASHED.search(self.plan):
+            object.__setattr__(self, "plan", f"{self.plan}@{_file_hash(self.plan)}")
         if self.run < 2:
             raise ConfigError(f"run is {self.run}: a planted run is a cue and its continuation, at least 2 tokens")
 
-    def method(self, name: str, *, trained: int, length: int) -> LengthMethod:
+    def loaded_plan(self) -> Plan | None:
+        """Return the plan, if there is one, from its file."""
+        if self.plan is None:
+            return None
+        from wherewhat.extend.plan import Plan
+
+        path, _, known = self.plan.rpartition("@")
+        if _file_hash(path) != known:
+            raise ConfigError(f"the plan {path} is no longer the file it was: give it again")
+        return Plan.load(path)
+
+    def method(self, name: str, *, trained: int, length: int, plan: Plan | None = None) -> LengthMethod:
         """Return the method of that name, fitted to texts of ``length`` tokens."""
         kind = find_method(name)
-        own = {"window": self.window} if self.window is not None and "window" in kind.__dataclass_fields__ else {}
+        own: dict[str, Any] = {}
+        if self.window is not None and "window" in kind.__dataclass_fields__:
+            own["window"] = self.window
+        if "plan" in kind.__dataclass_fields__:
+            own |= {"plan": plan} | ({} if self.top is None else {"top": self.top})
         return kind(**own).fitted(trained=trained, length=length)
+
+
+_HASHED = re.compile("@[0-9a-f]{12}$")
+"""End of a plan's name with the hash of its file, so that runs with another plan of the same name are not reused."""
+
+
+def _file_hash(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ConfigError(f"cannot read the plan {path}: {explain(error)}") from error
 
 
 _BY_METHOD = (
@@ -150,10 +194,66 @@ _BY_METHOD = (
     ),
 )
 
+_RETRIEVAL = (
+    (
+        "second_copy",
+        "second copy",
+        "nats",
+        "Loss of a second copy of the beginning of the text, more than a trained length after it, minus the loss of "
+        "the same tokens read once: negative if the first copy is used.",
+        "second_copy_pieces",
+    ),
+    (
+        "passkey",
+        "pass key",
+        "nats",
+        "Log-probability per token of a pass key of five digits that was stated a trained length or more before, if "
+        "the text is long enough for that.",
+        "passkey_pieces",
+    ),
+    ("keys", "codes", "nats", "The same for the codes of four names, mean over them.", "keys_pieces"),
+    (
+        "answered",
+        "answered",
+        "",
+        "Share of these five answers of which every token is the most likely one.",
+        "answered_pieces",
+    ),
+)
+"""Metrics by method with the option ``retrieval``."""
+
+_RETRIEVAL_CONTROLS = (
+    Metric(
+        "second_copy_pieces",
+        "second copy in a piece",
+        "The same of the unmodified model within the trained length, half a trained length apart.",
+        unit="nats",
+    ),
+    Metric("second_copy_distance", "distance of copies", "Tokens from the first to the second copy.", unit="tokens"),
+    *(
+        metric
+        for suffix, title, where in (
+            ("pieces", "in a piece", "of the unmodified model within the trained length"),
+            ("chance", "by chance", "of the unmodified model within the trained length if nothing was stated"),
+        )
+        for metric in (
+            Metric(f"passkey_{suffix}", f"pass key {title}", f"Log-probability per token {where}.", unit="nats"),
+            Metric(f"keys_{suffix}", f"codes {title}", f"Log-probability per token {where}.", unit="nats"),
+            Metric(f"answered_{suffix}", f"answered {title}", f"Share of answers {where}.", range=SHARE),
+        )
+    ),
+    Metric(
+        "answers_distance",
+        "distance of statements",
+        "Tokens from the last statement to the questions: less than the trained length if the text is too short.",
+        unit="tokens",
+    ),
+)
+
 
 _RANGES = {
     **dict.fromkeys(("loss_beyond", "output_shift", "output_covariance", "entropy"), NON_NEGATIVE),
-    **dict.fromkeys(("output_outliers", "far_mass", "sink_mass", "axes_r", "axes_distance"), SHARE),
+    **dict.fromkeys(("output_outliers", "far_mass", "sink_mass", "axes_r", "axes_distance", "answered"), SHARE),
 }
 """Ranges by prefix; the others are differences, which have none."""
 
@@ -245,12 +345,12 @@ class ExtendMeasurement(TextMeasurement):
         """Return the scores."""
         from wherewhat.measures.extend.text import measure_lengths
 
-        return measure_lengths(subject, text.ids, config)
+        return measure_lengths(subject, text.ids, config, encode=text.encode)
 
     def more_metrics(self, config: ExtendConfig) -> tuple[Metric, ...]:
         """Return the metrics of every method and depth."""
-        found = []
-        for prefix, title, unit, reading, control in _BY_METHOD:
+        found = [*_RETRIEVAL_CONTROLS] if config.retrieval else []
+        for prefix, title, unit, reading, control in _BY_METHOD + (_RETRIEVAL if config.retrieval else ()):
             what = "" if control is None else "in pieces" if control.endswith("pieces") else "inside"
             found += [
                 Metric(

@@ -200,6 +200,11 @@ class Planting:
         return self.control.shape[1] - len(self.places) * self.run
 
     @property
+    def needed(self) -> int:
+        """Number of last tokens whose logits are used."""
+        return len(self.places) * self.run + 1
+
+    @property
     def distances(self) -> Tensor:
         """Distance in tokens of each run at the end from the planted one, ``(depths,)``."""
         return self.body + self.run * torch.arange(len(self.places)) - self.places
@@ -245,14 +250,17 @@ def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
 
 
 def planted_gain(planting: Planting, planted: Tensor, control: Tensor) -> PlantedGain:
-    """Return the gain at the end of the text, from the logits ``(1, n, vocabulary)`` on the planted and intact text."""
+    """Return the gain at the end of the text, from logits ``(1, n, vocabulary)`` on the planted and the intact text.
+
+    Logits of the last :attr:`Planting.needed` tokens are sufficient.
+    """
     (gain, exact), (gain_before, exact_before) = _run_scores(planting, planted), _run_scores(planting, control)
     return PlantedGain(gain - gain_before, exact - exact_before)
 
 
 def _run_scores(planting: Planting, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean log-probability and share of most likely tokens of the runs at the end, both ``(depths,)``."""
-    predicting = logits[0, planting.body - 1 : -1].float()
+    predicting = logits[0, -planting.needed : -1].float()
     targets = planting.control[0, planting.body :].to(logits.device)
     logprob = predicting.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
     best = (predicting.argmax(-1) == targets).double()

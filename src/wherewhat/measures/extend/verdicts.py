@@ -30,6 +30,8 @@ _COLUMNS = {
     "sink mass": "sink_mass",
     "axes r": "axes_r",
 }
+_RETRIEVAL_COLUMNS = {"second copy": "second_copy", "pass key": "passkey", "codes": "keys", "answered": "answered"}
+"""Columns of runs with these metrics."""
 
 Estimates = Mapping[str, Interval]
 """Means over documents with their intervals, by metric."""
@@ -37,10 +39,11 @@ Estimates = Mapping[str, Interval]
 
 def compare_methods(found: Estimates, methods: Sequence[str]) -> ComparisonTable:
     """Return the main metrics of every method with a verdict, and notes on all of them."""
+    columns = _COLUMNS | {title: metric for title, metric in _RETRIEVAL_COLUMNS.items() if f"{metric}_pieces" in found}
     rows = [
         ComparisonRow(
             name=name,
-            metrics={title: f"{metric}_{name}" for title, metric in _COLUMNS.items()},
+            metrics={title: f"{metric}_{name}" for title, metric in columns.items()},
             verdict="; ".join(part for part in (loss_verdict(found, name), retrieval_verdict(found, name)) if part)
             + explanation(found, name),
         )
@@ -130,6 +133,14 @@ def _notes(found: Estimates) -> list[str]:
     if not _can_copy(found):
         notes.append(
             "The model does not find planted runs within its trained length: what it finds beyond shows nothing."
+        )
+    if "second_copy_pieces" in found:
+        notes.append(
+            f"Pass key and codes are mean log-probabilities per token: {found['passkey_pieces'].mean:.2f} and "
+            f"{found['keys_pieces'].mean:.2f} within the trained length, {found['passkey_chance'].mean:.2f} and "
+            f"{found['keys_chance'].mean:.2f} if they are not stated."
+            if "passkey_pieces" in found
+            else "Pass key and codes were left out: they need texts and a tokenizer, not token ids."
         )
     ranked = found.get("rank_shift_loss")
     if ranked is not None:

@@ -1,0 +1,162 @@
+"""Probes of retrieval from far back: a second copy of a text, and facts that questions at its end ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from wherewhat.errors import MeasureError
+
+Encode = Callable[[str], Sequence[int]]
+"""Function that returns the token ids of a text without those that a model expects in front of it."""
+
+_NAMES = (
+    *("Amber", "Basil", "Cedar", "Dahlia", "Ebony", "Fern", "Hazel", "Iris"),
+    *("Jade", "Laurel", "Maple", "Olive", "Pearl", "Ruby", "Sage", "Violet"),
+)
+_KEYS = 4
+"""Number of names with a code."""
+_FIRST = 16
+"""Smallest number of first tokens without facts: attention sinks, and keys that some methods always keep."""
+
+
+@dataclass(frozen=True)
+class SecondCopy:
+    """A text that ends with a copy of its beginning.
+
+    The copy begins with the second token, because the first is often an attention sink.
+
+    Attributes:
+        ids: Token ids ``(1, n)``.
+        tokens: Tokens of the copy.
+        skipped: First tokens of the copy that do not count, because they have little context when they are read first.
+    """
+
+    ids: Tensor
+    tokens: int
+    skipped: int
+
+    @property
+    def distance(self) -> int:
+        """Distance of each token of the copy from its first occurrence, in tokens."""
+        return self.ids.shape[1] - self.tokens - 1
+
+    def difference(self, losses: Tensor, once: Tensor) -> float:
+        """Return the mean loss of the copy's tokens minus that of the same tokens read once; negative if it is used.
+
+        Args:
+            losses: Losses of this text by the index they are predicted from, ``(n - 1,)``.
+            once: Losses of the original text, likewise.
+        """
+        return float((losses[-self.tokens :] - once[: self.tokens])[self.skipped :].mean())
+
+
+def second_copy(ids: Tensor, *, trained: int, distance: int = 0) -> SecondCopy:
+    """Replace the end of a text ``(1, n)`` by a copy of its first half, or of less if ``distance`` requires it."""
+    n = ids.shape[1]
+    tokens = min((n - 1) // 2, n - 1 - distance)
+    copied = torch.cat([ids[:, : n - tokens], ids[:, 1 : tokens + 1]], 1)
+    return SecondCopy(copied, tokens, min(trained // 4, tokens // 2))
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A text in which a pass key and four codes are stated, with the questions and their answers at its end.
+
+    Attributes:
+        ids: Token ids ``(1, n)``.
+        answers: First token of each answer and one past its last; that of the pass key is first.
+        distance: Smallest distance in tokens of a statement from the questions.
+    """
+
+    ids: Tensor
+    answers: tuple[tuple[int, int], ...]
+    distance: int
+
+    def scores(self, logits: Tensor) -> dict[str, float]:
+        """Return scores of the answers from logits ``(1, n, vocabulary)``.
+
+        ``passkey`` and ``keys`` are mean log-probabilities per token; ``answered`` is the share of all answers of which
+        every token is the most likely one, as in greedy decoding.
+        """
+        logprobs, exact = [], []
+        for start, stop in self.answers:
+            targets = self.ids[0, start:stop].to(logits.device)
+            predicting = logits[0, start - 1 : stop - 1].float().log_softmax(-1)
+            logprobs.append(float(predicting.gather(-1, targets[:, None]).double().mean()))
+            exact.append(bool((predicting.argmax(-1) == targets).all()))
+        return {
+            "passkey": logprobs[0],
+            "keys": sum(logprobs[1:]) / len(logprobs[1:]),
+            "answered": sum(exact) / len(exact),
+        }
+
+
+def ask(ids: Tensor, encode: Encode, *, trained: int, stated: bool = True) -> Questions:
+    """State facts in a text and ask for them at its end; each replaces tokens of the text.
+
+    Statements are spread evenly over the part of the text that is at least a trained length before the questions, or
+    over the whole text if that part is too short. Values, names and the order of statements depend on the first trained
+    length of the text, and are the same in longer and shorter texts.
+
+    Args:
+        ids: Token ids ``(1, n)``.
+        encode: The tokenizer.
+        trained: The trained length.
+        stated: Whether to state the facts; without them, the answers can only be guessed.
+    """
+    n = ids.shape[1]
+    chooser = random.Random(_seed(ids[:, :trained]))  # noqa: S311 - reproducible, not secret
+    facts = [("The pass key is", str(chooser.randrange(10_000, 100_000)))]
+    for name in chooser.sample(_NAMES, _KEYS):
+        facts.append((f"The code of {name} is", str(chooser.randrange(1_000, 10_000))))
+    order = chooser.sample(range(len(facts)), len(facts))
+    asked, answers = _asked(facts, encode)
+    body = n - len(asked)
+    ends = (". Remember it.\n", *[".\n"] * _KEYS)
+    statements = [list(encode(f"\n{start} {value}{end}")) for (start, value), end in zip(facts, ends, strict=True)]
+    longest = max(map(len, statements))
+    first, needed = max(_FIRST, trained // 16), longest * len(facts)
+    last = next((x - longest for x in (body - trained, body) if x - first >= needed), -1)
+    if last < 0:
+        raise MeasureError(
+            f"{n} tokens are too few for {len(facts)} statements and the questions for them: give a longer text, or "
+            "set retrieval=false"
+        )
+    text = ids.clone()
+    text[0, body:] = torch.tensor(asked, dtype=ids.dtype)
+    places = [first + (last - first) * slot // (len(facts) - 1) for slot in range(len(facts))]
+    if stated:
+        for index, place in zip(order, places, strict=True):
+            statement = statements[index]
+            text[0, place : place + len(statement)] = torch.tensor(statement, dtype=ids.dtype)
+    return Questions(text, tuple((body + start, body + stop) for start, stop in answers), body - last - longest)
+
+
+def _asked(facts: Sequence[tuple[str, str]], encode: Encode) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the tokens of all questions with their answers, and where in them each answer begins and ends."""
+    tokens: list[int] = []
+    answers = []
+    for start, value in facts:
+        question, answered, whole = (list(encode(f"\n{start}{end}")) for end in ("", f" {value}", f" {value}."))
+        begin, stop = _common(question, whole), _common(answered, whole)
+        answers.append((len(tokens) + begin, len(tokens) + stop))
+        tokens += whole
+    return tokens, answers
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of leading tokens that two texts have in common."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _seed(ids: Tensor) -> int:
+    data = cast("Any", ids.to(torch.int64).cpu().contiguous().numpy()).tobytes()
+    return int.from_bytes(hashlib.sha256(data).digest()[:5], "big")
