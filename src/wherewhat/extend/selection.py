@@ -24,7 +24,10 @@ from wherewhat.extend.limits import index_tensor
 from wherewhat.numerics import has_triton
 
 _CHUNK = 4096
-"""Queries whose block maxima are in memory at the same time; a multiple of 128."""
+"""Most queries whose block maxima are in memory at the same time; a multiple of 128."""
+
+_CHUNK_BYTES = 2**30
+"""Most memory for these maxima, except where 128 queries need more."""
 
 _SAMPLE = 1024
 """Tokens from which energies of dimensions are estimated."""
@@ -239,5 +242,7 @@ def add_far_keys(
         turned_q, (seen.real, seen.imag), attention.value, listed, first, window, top, attention.scale,
         query_parts, key_parts, keys, plan.mean, plan.key_units, steps,
     )  # fmt: skip
-    for start in range(0, count, _CHUNK):
-        add_best(search, output, lse, start=start, rows=min(_CHUNK, count - start))
+    row_bytes = max(1, len(heads) * q.shape[0] * count // 8)
+    chunk = min(_CHUNK, max(1, _CHUNK_BYTES // row_bytes // 128) * 128)
+    for start in range(0, count, chunk):
+        add_best(search, output, lse, start=start, rows=min(chunk, count - start))

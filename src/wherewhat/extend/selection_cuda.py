@@ -418,6 +418,7 @@ def add_best(search: Search, out: Tensor, lse: Tensor, *, start: int, rows: int)
     )  # fmt: skip
     query_rows, width = search.query_parts.parts.shape[1:]
     key_rows = search.key_parts.parts.shape[1]
+    all_tiles = triton.next_power_of_2(key_rows // _KEY_ROWS)
     _attend_best[rows, batch * listed](
         q, turned.cos, turned.sin, turned.real, turned.imag, *search.seen, turned.partner, search.query_parts.size,
         search.query_parts.parts, search.key_parts.parts, search.keys, search.shift, search.key_units, search.steps,
@@ -425,6 +426,6 @@ def add_best(search: Search, out: Tensor, lse: Tensor, *, start: int, rows: int)
         q.stride(), turned.angle_strides, value.stride(), out.stride(), lse.stride(),
         listed, kv_heads, group, search.first, search.first + search.window, start, padded, count, query_rows, key_rows,
         tops.shape[-1], search.top, search.scale, d,
-        WIDTH=width, TILES=triton.next_power_of_2(triton.cdiv(count, _KEY_ROWS)),
-        TOP=triton.next_power_of_2(search.top), D=triton.next_power_of_2(d), num_warps=1,
+        WIDTH=width, TILES=all_tiles, TOP=triton.next_power_of_2(search.top), D=triton.next_power_of_2(d),
+        num_warps=1 if all_tiles <= 1024 else 4,
     )  # fmt: skip
