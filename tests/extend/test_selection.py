@@ -68,7 +68,7 @@ def sketched(x: torch.Tensor, order: torch.Tensor, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("width", [16, 32])
 def test_products_of_sketches_are_upper_bounds(data, width):
     attention = layer(data, 300, d=32, heads=4, kv_heads=2)
-    q, k = attention.rot_q.float(), attention.rot_k.half().float()
+    q, k = attention.rot_q.float(), attention.rot_k.float()
     plan = sketch_plan(q[:, [1, 2]], k, torch.tensor([0, 1]), width=width)
     for kv, head in ((0, 1), (1, 2)):
         queries = q[0, head] * plan.of_queries[kv]
@@ -94,7 +94,7 @@ def by_all_logits(attention, output, lse, *, heads, first, window, top, chosen, 
     output, n, d = output.float().clone(), attention.n, attention.rot_q.shape[-1]
     group, back, device = attention.heads // attention.kv_heads, turns(attention), output.device
     still = plane_factors(None, torch.zeros(1, device=device), d)
-    keys = back.apply(attention.rot_k, slice(0, n), still).half().double()
+    keys = back.apply(attention.rot_k, slice(0, n), still).double()
     judged, looked = (back.apply(attention.rot_q, slice(0, n), factors).double() for factors in (chosen, seen))
     i = torch.arange(n, device=device)
     allowed = (i[:, None] - i >= window) & (i >= first)

@@ -35,6 +35,9 @@ _TILE = tl.constexpr(256)
 _EMPTY = tl.constexpr(-32768)
 """Level of a block without visible keys."""
 
+KEPT = torch.float32
+"""Dtype of the rotated keys with which contents are computed; in float16, about one query in 1,000 chooses otherwise."""
+
 LEVELS = 32000.0
 """Largest level, to which an upper bound of all products is mapped."""
 
@@ -113,7 +116,7 @@ def _sketch(
     s = tl.load(sin + angle, mask=inside, other=0.0)
     y = _turn(y, other, c, s, tl.load(real + dim)[None, :], tl.load(imag + dim)[None, :])
     if KEYS:
-        narrow = y.to(tl.float16)
+        narrow = y.to(kept.dtype.element_ty)
         tl.store(kept + (index * count + row[:, None]) * d + dim[None, :], narrow, mask=inside)
         y = narrow.to(tl.float32) - tl.load(shift + source * d + dim)[None, :]
     y = tl.where(inside, y * tl.load(factor + source * d + dim)[None, :], 0.0)
@@ -311,7 +314,7 @@ def sketches(
         shift: Mean key, which is subtracted, of the same shape as ``factor``; None for queries.
 
     Returns:
-        The sketches, and the rotated keys ``(batch * listed, count, d)`` float16, empty for queries.
+        The sketches, and the rotated keys ``(batch * listed, count, d)``, empty for queries.
     """
     x = turned.x
     batch, all_heads, _, d = x.shape
@@ -319,7 +322,7 @@ def sketches(
     padded = triton.cdiv(count, _KEY_ROWS) * _KEY_ROWS
     parts = torch.empty(batch * listed, padded, width, dtype=torch.float16, device=x.device)
     size = torch.empty(batch * listed, count, dtype=torch.float32, device=x.device)
-    kept = torch.empty(0 if shift is None else batch * listed, count, d, dtype=torch.float16, device=x.device)
+    kept = torch.empty(0 if shift is None else batch * listed, count, d, dtype=KEPT, device=x.device)
     tensors = (order, factor if shift is None else shift, factor, heads, parts, size, kept)
     _sketch[triton.cdiv(padded, _SKETCH_ROWS), batch * listed](
         x, turned.cos, turned.sin, turned.real, turned.imag, turned.partner, *tensors,
@@ -375,7 +378,7 @@ class Search:
         scale: Factor on dot products.
         query_parts: Sketches of queries.
         key_parts: Sketches of keys.
-        keys: Rotated keys ``(batch * kv_heads, count, d)`` float16.
+        keys: Rotated keys ``(batch * kv_heads, count, d)``.
         shift: Mean key, ``(batch * kv_heads, d)``.
         key_units: Factor in the sketches of keys, ``(batch * kv_heads,)``.
         steps: See :func:`block_maxima`.
