@@ -32,8 +32,8 @@ _CHUNK_BYTES = 2**30
 _SAMPLE = 1024
 """Tokens from which energies of dimensions are estimated."""
 
-_LOOSE = 0.15
-"""Largest expected residual of a sketch, in standard deviations of the content."""
+_LOOSE = 0.3
+"""Largest expected residual of a sketch, in standard deviations of the content: it doubles the blocks searched."""
 
 _MOST = 64
 """Largest number of keys to choose."""
@@ -238,9 +238,10 @@ def add_far_keys(
     )  # fmt: skip
     # No product of two sketches is larger than that of their norms; those of queries are 8, and at most 1 % more.
     steps = LEVELS / (8.1 * key_parts.size.amax(-1))
+    key_rests = key_parts.parts[..., -1].amax(-1).float()
     search = Search(
         turned_q, (seen.real, seen.imag), attention.value, listed, first, window, top, attention.scale,
-        query_parts, key_parts, keys, plan.mean, plan.key_units, steps,
+        query_parts, key_parts, keys, plan.mean, plan.key_units, key_rests, steps,
     )  # fmt: skip
     row_bytes = max(1, len(heads) * q.shape[0] * count // 8)
     chunk = min(_CHUNK, max(1, _CHUNK_BYTES // row_bytes // 128) * 128)

@@ -36,7 +36,7 @@ _EMPTY = tl.constexpr(-32768)
 """Level of a block without visible keys."""
 
 KEPT = torch.float32
-"""Dtype of the rotated keys with which contents are computed; in float16, about one query in 1,000 chooses otherwise."""
+"""Dtype of the rotated keys with which contents are computed; in float16, a few queries in 1,000 choose another key."""
 
 LEVELS = 32000.0
 """Largest level, to which an upper bound of all products is mapped."""
@@ -187,7 +187,7 @@ def _maxima(
 @triton.jit
 def _attend_best(
     q, cos, sin, real, imag, seen_real, seen_imag, partner, units, query_parts, key_parts, kept, shift, key_units,
-    steps, heads, blocks, tops, value, out, lse,
+    key_rests, steps, heads, blocks, tops, value, out, lse,
     q_strides, angle_strides, value_strides, out_strides, lse_strides,
     listed, kv_heads, group, first, query_start, start, rows, count, query_rows, key_rows, tiles, top, scale, d,
     WIDTH: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, D: tl.constexpr,
@@ -233,9 +233,20 @@ def _attend_best(
     at_row = index * rows + row
     state = tl.load(tops + at_row * tiles + tile_lane, mask=tile_lane <= t // _TILE, other=_EMPTY).to(tl.int32)
     state = state * _BLOCK + (_BLOCK - 1)
+    # As many tiles as keys are chosen have a key with this bound or a larger one, and no content is further below its
+    # bound than twice the product of the last entries of the sketches.
+    rest = state
+    for _ in range(1, top):
+        highest = tl.max(rest, 0)
+        same = tl.min(tl.where(rest == highest, tile_lane, TILES), 0)
+        rest = tl.where(tile_lane == same, _EMPTY * _BLOCK, rest)
+    reached = tl.max(rest, 0) >> 4
+    slack = 2.0 * tl.load(key_rests + source) * tl.sum(tl.where(width == WIDTH - 1, part, 0.0), 0)
+    floor = tl.where(reached == _EMPTY, float("-inf"), (reached - 2).to(tl.float32) * height - slack)
+
     highest = tl.max(state, 0)
     bound = tl.where(highest >> 4 == _EMPTY, float("-inf"), (highest >> 4).to(tl.float32) * height)
-    while bound > bar:
+    while bound > tl.maximum(bar, floor):
         tile = tl.min(tl.where(state == highest, tile_lane, TILES), 0)
         level = tl.load(blocks + at_row * (tiles * _BLOCK) + tile * _BLOCK + slot).to(tl.int32)
         number = level * _BLOCK + (_BLOCK - 1) - slot
@@ -247,7 +258,7 @@ def _attend_best(
         sketch = tl.load(theirs + key[:, None] * WIDTH + width[None, :]).to(tl.float32)
         u = tl.where(key <= t, tl.sum(sketch * part[None, :], 1), float("-inf"))
         largest = tl.max(u, 0)
-        while largest > bar:
+        while largest > tl.maximum(bar, floor):
             place = tl.min(tl.where(u == largest, slot, _BLOCK), 0)
             found = tile * _TILE + block + _BLOCK * place
             k = tl.load(exact_keys + found * d + dim, mask=real_dim, other=0.0).to(tl.float32)
@@ -381,6 +392,7 @@ class Search:
         keys: Rotated keys ``(batch * kv_heads, count, d)``.
         shift: Mean key, ``(batch * kv_heads, d)``.
         key_units: Factor in the sketches of keys, ``(batch * kv_heads,)``.
+        key_rests: Largest last entry of the sketches of keys, ``(batch * kv_heads,)`` float32.
         steps: See :func:`block_maxima`.
     """
 
@@ -397,6 +409,7 @@ class Search:
     keys: Tensor
     shift: Tensor
     key_units: Tensor
+    key_rests: Tensor
     steps: Tensor
 
 
@@ -424,8 +437,8 @@ def add_best(search: Search, out: Tensor, lse: Tensor, *, start: int, rows: int)
     all_tiles = triton.next_power_of_2(key_rows // _KEY_ROWS)
     _attend_best[rows, batch * listed](
         q, turned.cos, turned.sin, turned.real, turned.imag, *search.seen, turned.partner, search.query_parts.size,
-        search.query_parts.parts, search.key_parts.parts, search.keys, search.shift, search.key_units, search.steps,
-        search.heads, blocks, tops, value, out, lse,
+        search.query_parts.parts, search.key_parts.parts, search.keys, search.shift, search.key_units,
+        search.key_rests, search.steps, search.heads, blocks, tops, value, out, lse,
         q.stride(), turned.angle_strides, value.stride(), out.stride(), lse.stride(),
         listed, kv_heads, group, search.first, search.first + search.window, start, padded, count, query_rows, key_rows,
         tops.shape[-1], search.top, search.scale, d,
