@@ -67,11 +67,11 @@ class FarTensors:
 
 @triton.jit
 def _merge(
-    own, own_lse, back, back_lse, q, cos, sin, keys, turned, value, out,
+    own, own_lse, back, back_lse, q, cos, sin, keys, turned, value, out, lse,
     own_strides, own_lse_strides, back_strides, back_lse_strides, q_strides, turn_strides, key_strides, turned_strides,
-    value_strides, out_strides,
+    value_strides, out_strides, lse_strides,
     chunks, size, n, first, start, window, count, group, scale, d,
-    BACK: tl.constexpr, FAR: tl.constexpr, TURN: tl.constexpr,
+    BACK: tl.constexpr, FAR: tl.constexpr, TURN: tl.constexpr, LSE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Merge some rows of one head in one chunk."""
@@ -136,6 +136,10 @@ def _merge(
         )
         total = total * mine[:, None] + tl.dot(weights.to(values.dtype), values)
         weight = weight * mine + tl.sum(weights, 1)
+        top = highest
+    if LSE:
+        sums = lse + batch * lse_strides[0] + head * lse_strides[1] + token * lse_strides[2]
+        tl.store(sums, top + tl.log(weight), mask=here)
     target = out + batch * out_strides[0] + head * out_strides[1]
     result = total / weight[:, None]
     tl.store(
@@ -151,6 +155,7 @@ def merge_parts(
     *,
     start: int,
     scale: float,
+    lse: Tensor | None = None,
 ) -> None:
     """Write rows of the output from attention to parts of the keys.
 
@@ -162,8 +167,9 @@ def merge_parts(
         far: The keys beyond the window; None for none.
         start: First row.
         scale: Factor on dot products.
+        lse: Tensor ``(batch, heads, n)`` float32 for the log-sum-exp of the logits; None to leave it out.
     """
-    attended, lse = own
+    attended, own_lse = own
     batch, chunks, heads, size, d = attended.shape
     behind, behind_lse = own if back is None else back
     columns = 16 if far is None else max(16, triton.next_power_of_2(far.keys.shape[2]))
@@ -174,13 +180,22 @@ def merge_parts(
     if far is not None and far.cos is not None and far.sin is not None and far.turned is not None:
         cos, sin, turned = far.cos, far.sin, far.turned
     turn_strides = (cos.stride(0) if cos.ndim == 3 else 0, *cos.stride()[-2:])
-    tensors = (attended, lse, behind, behind_lse, q, cos, sin, keys, turned, value, out)
+    sums = torch.empty(1, 1, 1, device=out.device) if lse is None else lse
+    tensors = (attended, own_lse, behind, behind_lse, q, cos, sin, keys, turned, value, out, sums)
     strides = (*(x.stride() for x in tensors[:5]), turn_strides, *(x.stride() for x in tensors[7:]))
     window, count, group = (0, 0, 1) if far is None else (far.window, keys.shape[2], heads // keys.shape[1])
     sizes = (chunks, size, out.shape[2], chunks - behind.shape[1], start, window, count, group, scale, d)
     shapes = {"ROWS": _ROWS, "COLUMNS": columns, "D": triton.next_power_of_2(d)}
     _merge[triton.cdiv(size, _ROWS), heads, batch * chunks](
-        *tensors, *strides, *sizes, BACK=back is not None, FAR=far is not None, TURN=turn, **shapes, num_warps=_WARPS
+        *tensors,
+        *strides,
+        *sizes,
+        BACK=back is not None,
+        FAR=far is not None,
+        TURN=turn,
+        LSE=lse is not None,
+        **shapes,
+        num_warps=_WARPS,
     )
 
 

@@ -178,7 +178,7 @@ def _joined(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2, 3)
 
 
-_MOST_FAR = 64
+MOST_FAR = 64
 """Largest number of far keys of the Triton kernel."""
 
 
@@ -197,8 +197,8 @@ def attend_by_kernels(
     if attention.n <= window:
         far = None
     half = attention.rot_q.dtype != torch.float32
-    if kernel is None and half and has_triton(attention.rot_q.device) and (far is None or far.count <= _MOST_FAR):
-        return _attend_on_gpu(attention, window, far)
+    if kernel is None and half and has_triton(attention.rot_q.device) and (far is None or far.count <= MOST_FAR):
+        return attend_on_gpu(attention, window, far)
     output, _ = merged_attention(attention, window, far, block_mib=block_mib, kernel=kernel)
     return output.transpose(1, 2)
 
@@ -245,8 +245,15 @@ def merged_attention(
     return output, lse
 
 
-def _attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None) -> Tensor:
-    """Compute the same with a Triton kernel that merges all parts in one pass over the queries."""
+def attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None, *, lse: Tensor | None = None) -> Tensor:
+    """Compute the same with a Triton kernel that merges all parts in one pass over the queries.
+
+    Args:
+        attention: See :func:`attend_by_kernels`; in half precision.
+        window: See there.
+        far: At most ``MOST_FAR`` first keys, or None.
+        lse: Tensor ``(batch, heads, n)`` float32 for the log-sum-exp of the logits; None to leave it out.
+    """
     from wherewhat.extend.cuda import FarTensors, merge_parts
 
     q, k, v = attention.rot_q, attention.rot_k, attention.value
@@ -257,7 +264,7 @@ def _attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None) 
         few = FarTensors(q, rotated.cos, rotated.sin, keys, turned, v[:, :, : keys.shape[2]], window)
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
     for rows, own, back in window_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
-        merge_parts(output.transpose(1, 2), own, back, few, start=rows.start, scale=attention.scale)
+        merge_parts(output.transpose(1, 2), own, back, few, start=rows.start, scale=attention.scale, lse=lse)
     return output
 
 

@@ -25,10 +25,11 @@ from wherewhat.extend.attention import (
     set_scores,
     shared_product,
 )
-from wherewhat.extend.kernels import kernel_available, merge_attention, merged_attention
+from wherewhat.extend.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
 from wherewhat.extend.limits import HeadSet, index_tensor, with_heads
 from wherewhat.extend.method import LengthMethod, check_positive, required
 from wherewhat.extend.plan import Plan
+from wherewhat.extend.selection import PlaneFactors, add_far_keys, can_search, plane_factors
 from wherewhat.extend.visibility import Visibility, Windowed
 
 Judged = Literal["averaged", "capped"]
@@ -121,6 +122,8 @@ class _NearFar:
     def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
         """See :class:`Visibility`."""
         check_unpadded(attention)
+        if self._searchable(attention):
+            return self._attend_by_search(attention)
         output: Tensor | None = None
         for far in (False, True):
             heads = [head for head, looks in enumerate(self.looking) if looks == far]
@@ -134,6 +137,37 @@ class _NearFar:
             output = empty_output(attention).to(found.dtype) if output is None else output
             output.index_copy_(2, index_tensor(some.heads, output.device), found.to(output.dtype))
         assert output is not None, "a layer has heads"
+        return output
+
+    def _searchable(self, attention: LayerAttention) -> bool:
+        """Return whether a GPU can search the far keys without computing all their logits."""
+        method = self.method
+        plain = method.margin is None and only_causal(attention)
+        return plain and method.sinks <= MOST_FAR and can_search(attention, self.near.window, method.top)
+
+    def _attend_by_search(self, attention: LayerAttention) -> Tensor:
+        """Return the output of all heads, to which those that look far add keys that they search."""
+        method, window = self.method, self.near.window
+        device, d = attention.rot_q.device, attention.rot_q.shape[-1]
+        lse = torch.empty(attention.rot_q.shape[:3], dtype=torch.float32, device=device)
+        output = attend_on_gpu(attention, window, self.near.far, lse=lse)
+
+        def factors(kind: Judged) -> PlaneFactors:
+            distance = method.distance or window
+            first, last = (0, window) if kind == "averaged" else (distance, distance)
+            return plane_factors(attention.rotation, torch.arange(first, last + 1, device=device), d)
+
+        add_far_keys(
+            attention,
+            output.transpose(1, 2),
+            lse,
+            heads=tuple(head for head, looks in enumerate(self.looking) if looks),
+            first=method.sinks,
+            window=window,
+            top=method.top,
+            chosen=factors(method.chosen),
+            seen=factors(method.seen),
+        )
         return output
 
     def _attend_far(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
