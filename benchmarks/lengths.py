@@ -60,7 +60,8 @@ def main() -> int:
         if plan is not None:
             subject.check_plan(plan)
         config = ExtendConfig(trained=trained, top=options.top, retrieval=True, depths=DEPTHS)
-        about = {"model": loaded.name, "weights_hash": loaded.weights_hash, "dtype": loaded.dtype, "trained": trained}
+        name = options.name or loaded.name
+        about = {"model": name, "weights_hash": loaded.weights_hash, "dtype": loaded.dtype, "trained": trained}
         about |= {"top": options.top} | ({} if plan is None else {"plan": _plan_summary(plan)})
         result = _resumed(options.json, about)
 
@@ -78,12 +79,12 @@ def main() -> int:
                 found = cells.setdefault(document, {"sha256": _hash(ids), "methods": {}})
                 if found["sha256"] != _hash(ids):
                     raise WherewhatError(f"{options.json} has another text named {document}: give another file")
-                missing = [name for name in names if name not in found["methods"]]
+                missing = [method for method in names if method not in found["methods"]]
                 _print(f"{document}, {multiple:g} × {trained:,} tokens: {len(missing)} methods")
                 if missing:
                     _measure(subject, loaded, ids, config, missing, plan, found, save)
-            _print(f"{loaded.name}: {len(texts)} documents of {multiple:g} × {trained:,} tokens")
-            _tables(estimates(cells[name] for name in texts), names)
+            _print(f"{name}: {len(texts)} documents of {multiple:g} × {trained:,} tokens")
+            _tables(estimates(cells[document] for document in texts), names)
     except WherewhatError as error:
         _print(f"error: {error}")
         return 1
@@ -93,6 +94,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Length methods side by side beyond the trained length.")
     parser.add_argument("model", help="folder or name of the model")
+    parser.add_argument("--name", help="name of the model in results; default: that of its folder")
     parser.add_argument("--lengths", type=float, nargs="+", default=[2.0, 4.0], help="multiples of the trained length")
     parser.add_argument("--documents", type=int, default=6)
     parser.add_argument("--text", nargs="+", help="files or folders, one document per file; default: embedded novels")
