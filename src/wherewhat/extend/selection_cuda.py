@@ -369,7 +369,7 @@ def block_maxima(
     _maxima[rows // _QUERY_ROWS, many, triton.cdiv(tiles, _SPLIT)](
         queries.parts, keys.parts, steps, heads, blocks, tops,
         len(heads), kv_heads, group, start, rows, query_rows, keys.parts.shape[1], tiles,
-        WIDTH=width, ROWS=_QUERY_ROWS, SPLIT=_SPLIT, num_warps=_WARPS, num_stages=_STAGES,
+        WIDTH=width, ROWS=_QUERY_ROWS, SPLIT=_SPLIT, num_warps=_WARPS, num_stages=_STAGES if width < 128 else 2,
     )  # fmt: skip
     return blocks, tops
 
