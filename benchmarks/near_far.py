@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--d", type=int, default=128, help="dimensions of a head")
     parser.add_argument("--window", type=int, default=4096)
-    parser.add_argument("--top", type=int, default=8, help="far keys of a query")
+    parser.add_argument("--top", type=int, default=4, help="far keys of a query")
     parser.add_argument("--far", type=float, default=0.5, help="share of the heads that look far")
     parser.add_argument("--base", type=float, default=10_000.0, help="base of the rotation's frequencies")
     parser.add_argument("--repeat", type=int, default=5)

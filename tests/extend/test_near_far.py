@@ -182,6 +182,14 @@ def test_wrong_options(options):
         NearFar(**options)
 
 
+@pytest.mark.parametrize("context", [extended, far_on_cpu])
+def test_plan_of_other_weights(context):
+    model = shared("llama")
+    method = NearFar(window=WINDOW, plan=replace(head_plan(model), fingerprint="other"))
+    with pytest.raises(MeasureError, match="has other weights: make a plan of this model"), context(model, method):
+        pass
+
+
 def test_plan_of_another_model():
     attention = run(shared("llama"), tokens(N))[0]
     plan = head_plan(shared("gpt_neox"))

@@ -46,12 +46,13 @@ def far_on_cpu(model: Any, method: NearFar, *, proof: Proof | None = None) -> It
         raise MeasureError("near-far with a margin needs all keys on one device: use extended(model, method)")
     with opened(model) as inner:
         found = current_proof(inner, proof)
+        method.check_model(inner, found)
         if found.plan.route != "interface" or any(layer.window is not None for layer in found.layers):
             raise MeasureError(
                 f"{type(inner).__name__} has layers with a window, or its own attention code: far keys cannot be on "
                 "the CPU; use extended(model, method)"
             )
-        small = replace(method, window=4, sinks=2, top=2, distance=None)
+        small = replace(method, window=4, sinks=2, top=2, distance=None, plan=None)
         compare_cache(inner, _cached(inner, found, small), otherwise="use extended(model, method)")
         fitted = method.fitted(trained=trained_length(inner)) if method.is_open else method
         with _cached(inner, found, fitted):

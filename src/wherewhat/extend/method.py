@@ -114,6 +114,14 @@ class LengthMethod(ABC):
             return attention.attn_scores(rows).masked_fill(~attention.visible(rows), -torch.inf)
         return visibility.scores(attention, rows)
 
+    def check_model(self, model: nn.Module, proof: Proof) -> None:
+        """Refuse a model to which the method cannot be applied."""
+        if self.rotary and all(layer.rotation is None for layer in proof.plan.layers):
+            raise MeasureError(
+                f"{self.name} changes distances, and no layer of {type(model).__name__} rotates its queries and keys: "
+                "choose none or sliding-window"
+            )
+
     def check(self, length: int) -> None:
         """Refuse a text that is too short for the method to change anything."""
         window = getattr(self, "window", None)
@@ -139,11 +147,7 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
     """
     inner = unwrapped(model)
     found = current_proof(inner, proof)
-    if method.rotary and all(layer.rotation is None for layer in found.plan.layers):
-        raise MeasureError(
-            f"{method.name} changes distances, and no layer of {type(inner).__name__} rotates its queries and keys: "
-            "choose none or sliding-window"
-        )
+    method.check_model(inner, found)
     fitted = method.fitted(trained=trained_length(inner)) if method.is_open else method
     with _limited_positions(inner), intervene(model, fitted.attend, proof=found, blind=True) as session:
         yield session

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.proof import Proof
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError
 from wherewhat.extend.attention import (
@@ -80,6 +81,12 @@ class NearFar(LengthMethod):
     def default_window(self, trained: int) -> int:
         """Return half the training length."""
         return max(1, trained // 2)
+
+    def check_model(self, model: nn.Module, proof: Proof) -> None:
+        """See :meth:`LengthMethod.check_model`; the plan must be of this model."""
+        super().check_model(model, proof)
+        if self.plan is not None:
+            self.plan.check(model, proof)
 
     def visibility(self, attention: LayerAttention) -> Visibility | None:
         """See :meth:`LengthMethod.visibility`."""
