@@ -5,8 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from wherewhat.errors import LoadError
+from wherewhat.models.gguf import check_merges
 from wherewhat.models.loader import load
 
 
@@ -259,3 +263,16 @@ def test_a_file_is_parsed_once(build, tmp_path, monkeypatch):
     load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
     assert len(parsed) == 1
     assert gguf.GGUFReader is reader
+
+
+@pytest.mark.parametrize(
+    ("size", "merges", "refused"), [(2000, [], True), (2000, [("t1", "t2")], False), (200, [], False)]
+)
+def test_tokenizer_without_merges(size, merges, refused):
+    vocab = {f"t{index}": index for index in range(size)} | {"t1t2": size}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocab, merges)))
+    if refused:
+        with pytest.raises(LoadError, match="without its merges, and would split texts into single characters"):
+            check_merges(tokenizer, "model.gguf")
+    else:
+        check_merges(tokenizer, "model.gguf")

@@ -24,7 +24,7 @@ from wherewhat.imports import quiet, require
 from wherewhat.models.suitability import check_config, check_loaded
 
 # Bump when conversions change, so that older folders are converted again.
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 # llama.cpp's defaults for files without `tokenizer.ggml.add_bos_token` (src/llama-vocab.cpp): sentencepiece and
 # wordpiece vocabularies add a BOS token; byte-level BPE does so only with these splits.
@@ -35,6 +35,8 @@ _BOS_SPLITS = (
 )  # fmt: skip
 # Tensors that are not trained weights of the decoder.
 _NOT_WEIGHTS = ("rope_freqs.", "rope_factors_")
+# Most tokens of a vocabulary that can do without merges: single characters and bytes.
+_SINGLE = 1024
 
 
 @dataclass(frozen=True)
@@ -299,4 +301,22 @@ def _read(path: Path, header: _Header) -> tuple[Any, Any]:
             f"GGUF file {str(path)!r} holds {stored} weights, but transformers "
             f"built a {header.architecture} model of {loaded}: use the model's safetensors version"
         )
-    return model, transformers.AutoTokenizer.from_pretrained(**source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    check_merges(tokenizer, str(path))
+    return model, tokenizer
+
+
+def check_merges(tokenizer: Any, source: str) -> None:
+    """Refuse a BPE tokenizer without merges, which splits texts into single characters.
+
+    transformers 5.17 reads such a one from GGUF files of Gemma 3; 5.22 reads them correctly.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    model = {} if backend is None else json.loads(backend.to_str())["model"]
+    if model.get("type") == "BPE" and not model["merges"] and len(model["vocab"]) > _SINGLE:
+        import transformers
+
+        raise LoadError(
+            f"transformers {transformers.__version__} reads the tokenizer of GGUF file {source!r} without its merges, "
+            "and would split texts into single characters: update transformers, or use the model's safetensors version"
+        )
