@@ -74,6 +74,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def _temporary_name(path: Path) -> Path:
+    if not path.name:
+        raise StoreError(f"cannot write a file to {str(path)!r}: give it a name")
     # Without the final name, which may already be as long as the file system allows.
     return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
 

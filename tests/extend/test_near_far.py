@@ -197,3 +197,48 @@ def test_plan_of_another_model():
         NearFar(window=WINDOW, plan=replace(plan, layers={0: replace(plan.layers[0], heads=64)}, full={})).attend(
             attention
         )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"top": 2.5}, {"window": 16.0}, {"top": True}, {"margin": math.nan}, {"margin": -1.0}, {"plan": "a.json"}],
+)
+def test_wrong_types(options):
+    with pytest.raises(ConfigError, match="near-far with"):
+        NearFar(**options)
+
+
+def test_far_keys_on_the_cpu_of_another_method():
+    with pytest.raises(ConfigError, match="the only method"), far_on_cpu(shared("llama"), ReRoPE(window=8)):
+        pass
+
+
+@torch.no_grad()
+def test_positions_with_a_gap_are_refused():
+    model, ids = shared("llama"), tokens(60)
+    with far_on_cpu(model, NearFar(sinks=SINKS, window=WINDOW, top=3)):
+        cache = model(input_ids=ids[:, :40], use_cache=True).past_key_values
+        with pytest.raises(MeasureError, match="positions do not go up one by one"):
+            model(input_ids=ids[:, 40:], past_key_values=cache, use_cache=True, position_ids=torch.arange(50, 70)[None])
+
+
+@torch.no_grad()
+def test_a_cache_of_a_failed_pass_is_refused():
+    model, ids = shared("llama"), tokens(60)
+    hidden = torch.ones(1, 41, dtype=torch.long)
+    hidden[:, :3] = 0
+    with far_on_cpu(model, NearFar(sinks=SINKS, window=WINDOW, top=3)):
+        cache = model(input_ids=ids[:, :40], use_cache=True).past_key_values
+        with pytest.raises(MeasureError):
+            model(input_ids=ids[:, 40:41], past_key_values=cache, use_cache=True, attention_mask=hidden)
+        with pytest.raises(MeasureError, match="a pass with this cache has failed"):
+            model(input_ids=ids[:, 40:], past_key_values=cache, use_cache=True)
+
+
+@torch.no_grad()
+def test_a_cache_of_other_texts_is_refused():
+    model, ids = shared("llama"), tokens(60)
+    with far_on_cpu(model, NearFar(sinks=SINKS, window=WINDOW, top=3)):
+        cache = model(input_ids=ids[:, :40], use_cache=True).past_key_values
+        with pytest.raises(MeasureError, match="the cache is of 1 texts, and 2 are given"):
+            model(input_ids=ids[:, 40:].repeat(2, 1), past_key_values=cache, use_cache=True)

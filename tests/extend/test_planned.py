@@ -267,3 +267,29 @@ def test_other_caches_are_refused():
             empty.crop(-1)
         with pytest.raises(MeasureError, match="without left padding"):
             model(input_ids=ids, attention_mask=(torch.arange(N) > 2).long()[None])
+
+
+@torch.no_grad()
+def test_a_cache_of_a_plan_with_fewer_limits_is_refused():
+    model, ids = shared("llama"), tokens(60)
+    layers = plannable(proved("llama")[1])
+    every = {layer: tuple(range(count.groups)) for layer, count in layers.items()}
+    one, two = (
+        Plan("tiny", fingerprint(model), 8, 2, layers, {layer: every[layer] for layer in full}) for full in ((0,), ())
+    )
+    with planned(model, one):
+        cache = model(input_ids=ids[:, :40], use_cache=True).past_key_values
+    with planned(model, two), pytest.raises(MeasureError, match="filled under another plan"):
+        model(input_ids=ids[:, 40:], past_key_values=cache, use_cache=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [10, 40])
+def test_left_padding_is_refused_with_a_cache(size):
+    model, ids = shared("llama"), tokens(size)
+    layers = plannable(proved("llama")[1])
+    mask = torch.ones_like(ids)
+    mask[:, :4] = 0
+    plan = Plan("tiny", fingerprint(model), 12, 3, layers, {})
+    with planned(model, plan), pytest.raises(MeasureError, match="the first key is hidden"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0)

@@ -17,7 +17,10 @@ from wherewhat.captures.proof import PROMPT_TOKENS, Proof
 from wherewhat.captures.session import observing
 from wherewhat.captures.watch import ModelWatch
 from wherewhat.errors import CaptureError, MeasureError, one_line
-from wherewhat.extend.edits import LayerEdits
+from wherewhat.extend.attention import check_unpadded
+from wherewhat.extend.edits import LayerEdits, edited_layer
+
+_OTHER_RULE = "the cache was filled under another plan or method: start with a new one"
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 """Largest difference between the logits with such a cache and without a cache, relative to the largest one."""
@@ -28,6 +31,7 @@ class RunningPass:
 
     Attributes:
         layer: The layer that has new keys, until its attention is computed.
+        count: Number of tokens after this pass, which is that of all layers; None before the first of them.
         closed: Whether the context of the plan has been left.
     """
 
@@ -39,6 +43,7 @@ class RunningPass:
     def start(self) -> None:
         """Forget the previous pass, which may have failed."""
         self.layer: AttendingLayer | None = None
+        self.count: int | None = None
         self._shape: tuple[Any, ...] = ()
         self._placeholder: Tensor | None = None
 
@@ -82,6 +87,15 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
         self._new: tuple[Tensor, Tensor] | None = None
         self.count = 0
         """Number of tokens so far."""
+        self.stored = 0
+        """Number of tokens whose keys are stored: smaller than :attr:`count` after a pass that failed."""
+        self.offset: Tensor | None = None
+        """Position of the first token, ``(batch or 1, 1)``; None if it is unknown."""
+
+    @property
+    def batch(self) -> int:
+        """Number of texts whose keys are stored."""
+        raise NotImplementedError
 
     def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
         """Return the output ``(batch, n, heads, d_v)`` of the new tokens' queries, and store their keys."""
@@ -101,7 +115,7 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
         if self._running is running:
             return
         if rule != self._rule:
-            raise MeasureError("the cache was filled under another plan: start with a new one")
+            raise MeasureError(_OTHER_RULE)
         self._running = running
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -110,8 +124,16 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
             raise MeasureError("the cache was used outside of the context that filled it: use it inside the same one")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.count and self.batch != key_states.shape[0]:
+            raise MeasureError(
+                f"the cache is of {self.batch} texts, and {key_states.shape[0]} are given: start with a new one"
+            )
+        failed = self.stored < self.count
         self._new = key_states, value_states
         self.count += key_states.shape[2]
+        if failed or self._running.count not in (None, self.count):
+            raise MeasureError("a pass with this cache has failed, so that some of its keys are missing: use a new one")
+        self._running.count = self.count
         self._running.layer = self
         if key_states.shape[2] == self.count:
             return key_states, value_states
@@ -139,6 +161,8 @@ def attending_cache(
     rules: Mapping[int, Any],
     make: Callable[[Any, RunningPass], AttendingLayer],
     edit: Callable[[LayerPlan, AttentionCall], Tensor | None],
+    *,
+    by_index: bool = False,
 ) -> Iterator[None]:
     """Replace the attention of ``model`` inside the context, in passes with a cache by that of the cache's layers.
 
@@ -148,6 +172,7 @@ def attending_cache(
         rules: Rules of the layers whose cache is replaced; empty for the model's own cache.
         make: Returns the cache of a layer from its rule.
         edit: Returns the output ``(batch, n, heads, d_v)`` of a layer in passes without such a cache.
+        by_index: Whether the layers take a token's index for its position, so that positions must go up one by one.
     """
     running = RunningPass()
     named = {plan.layer: getattr(model.get_submodule(plan.name), "layer_idx", None) for plan in proof.plan.layers}
@@ -155,13 +180,22 @@ def attending_cache(
 
     def attend(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
         stored, running.layer = running.layer, None
-        return edit(layer, call) if stored is None else stored.attend(layer, call)
+        if stored is None:
+            return edit(layer, call)
+        if call.mask.added or call.mask.hidden or call.mask.visible_only:
+            check_unpadded(edited_layer(layer, call))
+        output = stored.attend(layer, call)
+        stored.stored = stored.count
+        return output
 
     def place(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         running.start()
         given = dict(zip(watch.structure.parameters, args, strict=False)) | kwargs
         accepted = "past_key_values" in watch.structure.parameters
-        return args, kwargs | _with_cache(model, given, cached, make, running, accepted=accepted)
+        new = _with_cache(model, given, cached, make, running, accepted=accepted)
+        if by_index:
+            _check_positions(given | new)
+        return args, kwargs | new
 
     watch = ModelWatch(model)
     handle = model.register_forward_pre_hook(place, with_kwargs=True) if cached else None
@@ -196,6 +230,8 @@ def _with_cache(
     for index, layer in known.items():
         layer.enter(rules.get(index), running)
     if known:
+        if any(index in rules and type(layer) is DynamicLayer for index, layer in enumerate(cache.layers)):
+            raise MeasureError(_OTHER_RULE)
         return new
     if type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length():
         filled = f"{type(cache).__name__} with {cache.get_seq_length()} tokens"
@@ -210,6 +246,23 @@ def _with_cache(
     ]
     cache.layer_class_to_replicate = None
     return new
+
+
+def _check_positions(given: Mapping[str, Any]) -> None:
+    """Refuse positions that do not continue those of the cached tokens one by one."""
+    positions = given.get("position_ids")
+    layers = getattr(given.get("past_key_values"), "layers", None) or ()
+    layer = next((x for x in layers if isinstance(x, AttendingLayer)), None)
+    if layer is None:
+        return
+    offset = torch.zeros(1, 1, dtype=torch.long)  # positions that are not given continue those of the cache
+    if positions is not None:
+        offset = positions - torch.arange(layer.count, layer.count + positions.shape[-1], device=positions.device)
+    first = offset[..., :1] if layer.offset is None else layer.offset.to(offset.device)
+    if not bool((offset == first).all()):
+        raise MeasureError("positions do not go up one by one: give one text per row without padding or gaps")
+    # One row for all texts if it is the same, which stays right when texts of the batch are repeated or selected.
+    layer.offset = first[:1] if bool((first == first[:1]).all()) else first
 
 
 def compare_cache(model: Any, context: AbstractContextManager[None], *, otherwise: str) -> None:

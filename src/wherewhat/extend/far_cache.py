@@ -15,7 +15,7 @@ from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.plan import LayerPlan
 from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.captures.wrappers import opened
-from wherewhat.errors import MeasureError
+from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.attending_cache import AttendingLayer, RunningPass, attending_cache, compare_cache
 from wherewhat.extend.attention import ChosenKeys, KeySet, attend_sets, gathered, rotated_to, shared_product
 from wherewhat.extend.edits import edited_layer
@@ -42,6 +42,8 @@ def far_on_cpu(model: Any, method: NearFar, *, proof: Proof | None = None) -> It
         >>> with far_on_cpu(model, NearFar()):
         ...     model.generate(input_ids, max_new_tokens=100)
     """
+    if not isinstance(method, NearFar):
+        raise ConfigError(f"method is {method!r}: give a NearFar(...), the only method with far keys on the CPU")
     if method.margin is not None:
         raise MeasureError("near-far with a margin needs all keys on one device: use extended(model, method)")
     with opened(model) as inner:
@@ -65,7 +67,8 @@ def _cached(model: nn.Module, proof: Proof, method: NearFar) -> AbstractContextM
     def edit(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
         return method.attend(edited_layer(layer, call))
 
-    return attending_cache(model, proof, {plan.layer: method for plan in proof.plan.layers}, FarLayer, edit)
+    rules = {plan.layer: method for plan in proof.plan.layers}
+    return attending_cache(model, proof, rules, FarLayer, edit, by_index=True)
 
 
 def _hides_later_keys_only(attention: LayerAttention) -> bool:
@@ -89,6 +92,11 @@ class FarLayer(AttendingLayer):
         self._ring: list[Tensor] = []
         self._first: list[Tensor] = []
         self._far: list[Tensor] = []
+
+    @property
+    def batch(self) -> int:
+        """See :attr:`AttendingLayer.batch`."""
+        return self._ring[0].shape[0]
 
     @property
     def nbytes(self) -> int:

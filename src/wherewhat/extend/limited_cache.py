@@ -122,6 +122,11 @@ class LimitedLayer(AttendingLayer):
         self._decoder: Any = None
 
     @property
+    def batch(self) -> int:
+        """See :attr:`AttendingLayer.batch`."""
+        return (self._all.tensors or self._ring.tensors)[0].shape[0]
+
+    @property
     def nbytes(self) -> int:
         """Memory of the stored keys and values in bytes, with what is reserved."""
         return sum(x.nbytes for buffer in (self._all, self._ring) for x in buffer.tensors)

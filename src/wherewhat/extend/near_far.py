@@ -68,6 +68,14 @@ class NearFar(LengthMethod):
 
     def __post_init__(self) -> None:
         """Refuse invalid parameters."""
+        for name in ("sinks", "window", "distance", "top"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise ConfigError(f"{self.name} with {name}={value!r}: give a whole number of tokens")
+        if self.margin is not None and not (isinstance(self.margin, int | float) and self.margin >= 0):
+            raise ConfigError(f"{self.name} with margin={self.margin!r}: give a number of 0 or more, or None")
+        if not isinstance(self.plan, Plan | None):
+            raise ConfigError(f"{self.name} with plan={self.plan!r}: give a Plan, such as Plan.load(file)")
         check_positive(self.name, sinks=self.sinks, window=self.window, distance=self.distance, top=self.top)
         for name in ("chosen", "seen"):
             if getattr(self, name) not in ("averaged", "capped"):
@@ -86,7 +94,7 @@ class NearFar(LengthMethod):
         """See :meth:`LengthMethod.check_model`; the plan must be of this model."""
         super().check_model(model, proof)
         if self.plan is not None:
-            self.plan.check(model, proof)
+            self.plan.check(model, proof, advice="")
 
     def visibility(self, attention: LayerAttention) -> Visibility | None:
         """See :meth:`LengthMethod.visibility`."""

@@ -230,7 +230,14 @@ class Plan:
                 found[layer][group] = lowest + 0.4 * place / len(units)
         return found
 
-    def check(self, model: nn.Module, proof: Proof, *, other_weights: bool = False) -> None:
+    def check(
+        self,
+        model: nn.Module,
+        proof: Proof,
+        *,
+        other_weights: bool = False,
+        advice: str = ", or allow it with other_weights=True",
+    ) -> None:
         """Refuse a model with other heads or, unless ``other_weights`` is True, with other weights."""
         layers = plannable(proof)
         if layers != dict(self.layers):
@@ -245,8 +252,7 @@ class Plan:
             )
         if not other_weights and fingerprint(model) != self.fingerprint:
             raise MeasureError(
-                f"the plan is of {self.model}, and {proof.name} has other weights: make a plan of this model, or allow "
-                "it with other_weights=True"
+                f"the plan is of {self.model}, and {proof.name} has other weights: make a plan of this model{advice}"
             )
 
 

@@ -51,6 +51,14 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        for names, kind, what in (
+            (("budget", "max_rise", "min_found"), (int, float), "a number"),
+            (("tokens", "window", "sinks", "choose", "documents"), int, "a whole number"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if isinstance(value, bool) or not (value is None or isinstance(value, kind)):
+                    raise ConfigError(f"--{name.replace('_', '-')} is {value!r}: give {what}")
         goals = [name for name in ("budget", "max_rise", "min_found") if getattr(self, name) is not None]
         if "budget" in goals and len(goals) > 1:
             raise ConfigError(f"--budget and --{goals[1].replace('_', '-')} were both given: give a share or a goal")

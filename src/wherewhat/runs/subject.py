@@ -149,7 +149,7 @@ class ModelSubject:
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse a plan of a model with other heads or weights."""
-        plan.check(self.loaded.model, self.proof)
+        plan.check(self.loaded.model, self.proof, advice="")
 
     def key_mixing(self) -> Mapping[int, float]:
         """Return how far swapping two inputs of a layer is from swapping its keys, by layer."""
