@@ -42,13 +42,17 @@ class RecordConfig:
             )
 
 
+_PUBLISHED = tuple(name for name in METHODS if name != "near-far")
+"""Length methods of other projects, which the study compares."""
+
+
 @dataclass(frozen=True)
 class AfterConfig:
     """What is measured after training."""
 
     times: int = option(16, "length of the longest text, in multiples of the context")
     length_documents: int = option(8, "number of long texts")
-    methods: tuple[str, ...] = option(tuple(METHODS), "length methods; those that apply are used")
+    methods: tuple[str, ...] = option(_PUBLISHED, "length methods; those that apply are used")
     kinds: tuple[str, ...] = option(
         ("words", "adjacent_words", "adjacent_tokens", "position_jitter"), "kinds of perturbation"
     )
