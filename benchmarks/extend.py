@@ -18,11 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.captures.rotation import Rotation
+from llama import random_layer
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.extend.kernels import Kernel, band_attention
 from wherewhat.extend.method import LengthMethod
 from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
@@ -83,25 +82,8 @@ def _arguments() -> argparse.Namespace:
 
 def _layer(options: argparse.Namespace, n: int, dtype: torch.dtype) -> LayerAttention:
     """Random queries, keys and values as a layer of a Llama would hold them."""
-    generator = torch.Generator(device=options.device).manual_seed(0)
-
-    def random(heads: int) -> Tensor:
-        shape = (1, n, heads, options.head_dim)  # models make them token by token and turn them around
-        return torch.randn(shape, generator=generator, device=options.device).to(dtype).transpose(1, 2)
-
-    q = random(options.heads)
-    planes = options.head_dim // 2
-    return LayerAttention(
-        layer=0,
-        name="attention",
-        rot_q=q,
-        rot_k=random(options.kv_heads),
-        value=random(options.kv_heads),
-        output=q.transpose(1, 2),
-        scale=options.head_dim**-0.5,
-        mask=Mask(causal=True, device=q.device),
-        rotation=Rotation("half", 0, 10_000.0 ** -(torch.arange(planes) / planes), 1.0),
-        positions=torch.arange(n, device=q.device),
+    return random_layer(
+        n, heads=options.heads, kv_heads=options.kv_heads, d=options.head_dim, device=options.device, dtype=dtype
     )
 
 

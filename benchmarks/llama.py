@@ -1,10 +1,14 @@
-"""Llamas with random weights, in the shapes of real ones, for the other benchmarks."""
+"""Llamas and single layers with random weights, in the shapes of real ones, for the other benchmarks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
 
 SHAPES: dict[str, dict[str, int]] = {
     "1.1B": {
@@ -35,3 +39,28 @@ def random_llama(shape: str, *, tokens: int, device: str, dtype: str) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
+
+
+def random_layer(
+    n: int, *, heads: int, kv_heads: int, d: int, device: str, dtype: torch.dtype, base: float = 10_000.0
+) -> LayerAttention:
+    """Return random queries, keys and values as a causal layer of a Llama would hold them."""
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def random(count: int) -> Tensor:
+        shape = (1, n, count, d)  # models make them token by token and turn them around
+        return torch.randn(shape, generator=generator, device=device).to(dtype).transpose(1, 2)
+
+    q = random(heads)
+    return LayerAttention(
+        layer=0,
+        name="attention",
+        rot_q=q,
+        rot_k=random(kv_heads),
+        value=random(kv_heads),
+        output=q.transpose(1, 2),
+        scale=d**-0.5,
+        mask=Mask(causal=True, device=q.device),
+        rotation=Rotation("half", 0, base ** -(torch.arange(d // 2) / (d // 2)), 1.0),
+        positions=torch.arange(n, device=q.device),
+    )

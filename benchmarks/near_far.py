@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.captures.rotation import Rotation
+from llama import random_layer
 from wherewhat.extend.near_far import NearFar
 from wherewhat.extend.plan import LayerHeads, Plan
 from wherewhat.extend.windows import LMInfinite
@@ -42,7 +41,15 @@ def main() -> None:
     far = NearFar(window=options.window, top=options.top, plan=plan(options))
     near = LMInfinite(window=options.window)
     for n in options.tokens:
-        attention = random_layer(n, options)
+        attention = random_layer(
+            n,
+            heads=options.heads,
+            kv_heads=options.kv_heads,
+            d=options.d,
+            device="cuda",
+            dtype=torch.bfloat16,
+            base=options.base,
+        )
         q, k, v = attention.rot_q, attention.rot_k, attention.value
         full = milliseconds(lambda q=q, k=k, v=v: causal(q, k, v), options.repeat)
         window = milliseconds(lambda a=attention: near.attend(a), options.repeat)
@@ -57,27 +64,6 @@ def main() -> None:
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Full causal attention by PyTorch's fastest kernel."""
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-
-def random_layer(n: int, options: argparse.Namespace) -> LayerAttention:
-    """A causal layer in bfloat16, in memory token by token as projections leave it."""
-    q, k, v = (
-        torch.randn(1, n, heads, options.d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-        for heads in (options.heads, options.kv_heads, options.kv_heads)
-    )
-    planes = options.d // 2
-    return LayerAttention(
-        layer=0,
-        name="attention",
-        rot_q=q,
-        rot_k=k,
-        value=v,
-        output=q.transpose(1, 2),
-        scale=options.d**-0.5,
-        mask=Mask(causal=True, device=q.device),
-        rotation=Rotation("half", 0, options.base ** -(torch.arange(planes) / planes), 1.0),
-        positions=torch.arange(n, device="cuda"),
-    )
 
 
 def plan(options: argparse.Namespace) -> Plan:

@@ -45,9 +45,14 @@ class Mask:
     __repr__ = short_repr
 
     @property
+    def has_terms(self) -> bool:
+        """Whether there are terms of any kind, that is, more than causality and a window."""
+        return bool(self.added or self.hidden or self.visible_only)
+
+    @property
     def only_causal(self) -> bool:
         """Whether it only hides later keys, known without reading a tensor."""
-        return self.causal and self.window is None and not (self.added or self.hidden or self.visible_only)
+        return self.causal and self.window is None and not self.has_terms
 
     def visible(self, rows: Rows, n: int, m: int) -> Tensor:
         """Return True where a query sees a key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""

@@ -182,7 +182,7 @@ def attending_cache(
         stored, running.layer = running.layer, None
         if stored is None:
             return edit(layer, call)
-        if call.mask.added or call.mask.hidden or call.mask.visible_only:
+        if call.mask.has_terms:
             check_unpadded(edited_layer(layer, call))
         output = stored.attend(layer, call)
         stored.stored = stored.count

@@ -176,7 +176,7 @@ def check_unpadded(attention: LayerAttention) -> None:
         raise MeasureError(
             "positions do not go up one by one: length methods count keys, so give one text per row without padding"
         )
-    if attention.mask.added or attention.mask.hidden or attention.mask.visible_only:
+    if attention.mask.has_terms:
         first = slice(0, 1) if attention.declared_window is None else slice(attention.m - attention.n, None)
         mask = _mask_terms(attention, slice(0, 1), first)
         if not bool(mask.visible(slice(None), 1, 1)[..., 0, 0].all()):

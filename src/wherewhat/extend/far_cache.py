@@ -74,7 +74,7 @@ def _cached(model: nn.Module, proof: Proof, method: NearFar) -> AbstractContextM
 def _hides_later_keys_only(attention: LayerAttention) -> bool:
     """Return whether the mask of a piece of a text is the causal one."""
     mask = attention.mask
-    if not (mask.added or mask.hidden or mask.visible_only):
+    if not mask.has_terms:
         return True
     bias = mask.bias(slice(None), attention.n, attention.m)
     i = torch.arange(attention.m - attention.n, attention.m, device=mask.device)[:, None]

@@ -147,9 +147,8 @@ class LimitedLayer(AttendingLayer):
             output = limited_attention(attention, limits.full, window=limits.window, sinks=limits.sinks)
             self._store(new)
             return full_attention(attention) if output is None else output
-        mask = call.mask
         plain = call.softcap is None and call.sinks is None
-        if n == 1 and plain and not (mask.added or mask.hidden or mask.visible_only):
+        if n == 1 and plain and not call.mask.has_terms:
             if self._fused and self._can_decode(call.query):
                 return self._decode(call, *new)
             if limits.grouped:

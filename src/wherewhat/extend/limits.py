@@ -145,7 +145,7 @@ def mask_of(mask: Mask, heads: HeadSet, keys: Tensor | None = None) -> Mask:
         term = term if term.shape[1] == 1 else heads.of_queries(term)
         return term if keys is None or term.shape[-1] == 1 else term.index_select(-1, keys)
 
-    if not (mask.added or mask.hidden or mask.visible_only):
+    if not mask.has_terms:
         return mask
     return replace(
         mask, added=selected(mask.added), hidden=selected(mask.hidden), visible_only=selected(mask.visible_only)

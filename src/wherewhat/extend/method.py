@@ -22,7 +22,12 @@ from wherewhat.extend.visibility import Visibility, Windowed
 from wherewhat.models.positions import hard_limit, trained_length
 
 BLOCK_MIB = 64
-"""Default memory for one block of logits, in MiB."""
+"""Default memory for one block of logits on a CPU, in MiB."""
+
+
+def default_block_mib(device: torch.device) -> int:
+    """Return the memory for one block of logits in MiB: a 64th of a GPU's, where many small blocks are slow."""
+    return BLOCK_MIB if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory >> 26
 
 
 @dataclass(frozen=True)
@@ -84,18 +89,21 @@ class LengthMethod(ABC):
         sinks = getattr(self, "sinks", 0)
         return Windowed(window, FarKeys.capped(sinks, window) if sinks else None)
 
-    def attend(self, attention: LayerAttention, *, block_mib: int = BLOCK_MIB) -> Tensor | None:
+    def attend(self, attention: LayerAttention, *, block_mib: int | None = None) -> Tensor | None:
         """Return the layer's attention under this method, computed by blocks of queries.
 
         Args:
             attention: One layer, whose queries belong to the last keys.
-            block_mib: Memory for one block of logits; without effect on the result.
+            block_mib: Memory for one block of logits, by default :func:`default_block_mib`; without effect on the
+                result.
 
         Returns:
             Output ``(batch, n, heads, d_v)``, or None if the method changes nothing.
         """
         visibility = self.visibility(attention)
-        return None if visibility is None else visibility.attend(attention, block_mib=block_mib)
+        if visibility is None:
+            return None
+        return visibility.attend(attention, block_mib=block_mib or default_block_mib(attention.rot_q.device))
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
         """Return the logits of some queries under this method.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -201,7 +202,7 @@ class _NearFar:
         """Return the same for a layer with a causal mask only: far keys are added by log-sum-exp."""
         window = self.near.window
         output, lse = merged_attention(attention, window, self.near.far, block_mib=block_mib)
-        for block in query_blocks(attention, attention.m, block_mib=_selection_mib(attention, block_mib)):
+        for block in query_blocks(attention, attention.m, block_mib=block_mib):
             rows = slice(max(block.start, window), block.stop)
             found = contents.chosen(rows, only_causal=True) if rows.start < rows.stop else None
             if found is not None:
@@ -321,15 +322,16 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, torch.cat([index, last], -1).gather(-1, places)
 
 
-def _selection_mib(attention: LayerAttention, block_mib: int) -> int:
-    """Return the memory for one block of logits from which keys are chosen: a GPU needs large ones."""
-    return max(block_mib, 1024) if attention.rot_q.is_cuda else block_mib
+@functools.lru_cache(maxsize=256)
+def _mean_turn(rotation: Rotation, window: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mean cosine and sine of each plane, made once: a decoded token needs them in every layer."""
+    theta = rotation.angles(torch.arange(window + 1, device=device)).double()
+    return theta.cos().mean(0), theta.sin().mean(0)
 
 
 def averaged_over_distances(q: Tensor, rotation: Rotation, window: int) -> Tensor:
     """Return the mean of queries ``(..., d)`` before rotation, rotated by all distances from 0 to ``window``."""
-    theta = rotation.angles(torch.arange(window + 1, device=q.device)).double()
-    cos, sin = theta.cos().mean(0).to(q.dtype), theta.sin().mean(0).to(q.dtype)
+    cos, sin = (x.to(q.dtype) for x in _mean_turn(rotation, window, q.device))
     left, right = rotation.pairs.to(q.device).unbind(-1)
     u, v = q[..., left], q[..., right]
     out = q.clone()

@@ -62,7 +62,7 @@ class VariantRuns:
         if planted:
             self._plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids]
             texts = torch.cat([one.planted for one in self._plantings])
-            self._prefixes.append(SharedPrefix(model, proof, texts, keep=len(DEPTHS) * RUN + 1, edit=base))
+            self._prefixes.append(SharedPrefix(model, proof, texts, keep=self._plantings[0].needed, edit=base))
         self._check_unchanged(control, sorted(layer.layer for layer in proof.plan.layers)[len(proof.plan.layers) // 2])
         self.loss, self.found = torch.stack(
             [
@@ -154,9 +154,8 @@ def recalled(logits: Tensor, planting: Planting) -> Tensor:
         logits: Logits of the text's last tokens at least, ``(variants, n, vocabulary)``.
         planting: The text with and without planted runs.
     """
-    count = planting.control.shape[1] - planting.body
     targets = planting.control[0, planting.body :].to(logits.device).expand(len(logits), -1)
-    losses = cross_entropy(logits[:, -count - 1 : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
+    losses = cross_entropy(logits[:, -planting.needed : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
     runs = losses.view(len(logits), -1, planting.run)
     return -runs[..., max(1, planting.run // 4) :].double().mean((1, 2)).cpu()
 

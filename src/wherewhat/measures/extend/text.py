@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.extend.method import BLOCK_MIB, LengthMethod
+from wherewhat.extend.method import LengthMethod
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import Untouched
 from wherewhat.measures.extend.measurement import ExtendConfig
@@ -230,11 +230,8 @@ class LengthProbes:
         beyond = slice(trained, ids.shape[1])
         layers = []
 
-        def attend(attention: LayerAttention) -> Tensor | None:
-            return method.attend(attention, block_mib=block_mib(attention.rot_q.device))
-
         def observe(attention: LayerAttention) -> Tensor | None:
-            output = attend(attention)
+            output = method.attend(attention)
             sums = ShiftSums(self._inside.outputs[attention.layer])
             sums.add((attention.output if output is None else output)[0, beyond])
             heads = sums.result() | attention_probe(attention, method, beyond, limit=trained)
@@ -247,7 +244,7 @@ class LengthProbes:
         # the next is read.
         end = logits[:, -planting.needed :].clone()
         del logits
-        found = planted_gain(planting, subject.edited(planting.planted, attend), end)
+        found = planted_gain(planting, subject.edited(planting.planted, method.attend), end)
         rise = losses - self._pieces
         half = slice(trained // 2, trained)
         whole = {
@@ -263,20 +260,15 @@ class LengthProbes:
         for index, depth in enumerate(self._depths):
             whole |= {f"found_{depth}": float(found.gain[index]), f"exact_{depth}": float(found.exact[index])}
         if self._copy is not None:
-            losses_again = token_losses(subject.edited(self._copy.ids, attend), self._copy.ids)
+            losses_again = token_losses(subject.edited(self._copy.ids, method.attend), self._copy.ids)
             whole["second_copy"] = self._copy.difference(losses_again, self._once)
         if self._questions is not None:
-            whole |= self._questions.scores(subject.edited(self._questions.ids, attend))
+            whole |= self._questions.scores(subject.edited(self._questions.ids, method.attend))
         curves = {
             "loss_by_position": Curve(buckets(losses, trained), ("bucket", "position and loss")),
             "rise_by_position": Curve(buckets(rise, trained, first=half.start), ("bucket", "position and rise")),
         }
         return DocumentScores(layers, {name: x for name, x in whole.items() if math.isfinite(x)}, curves)
-
-
-def block_mib(device: torch.device) -> int:
-    """Return the memory for one block of logits: a 64th of a GPU's, where many small blocks are slow."""
-    return BLOCK_MIB if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory >> 26
 
 
 def _inside(subject: Subject, ids: Tensor, methods: Sequence[LengthMethod], *, logits: bool) -> _Inside:
