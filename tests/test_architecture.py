@@ -18,7 +18,7 @@ PACKAGE = SOURCE / "wherewhat"
 LAYERS = ("text", "models", "captures", "extend", "measures", "runs", "report", "sweep", "cli", "lab")
 """Folders from the lowest to the highest: a folder imports those before it."""
 
-FOUNDATION = ("errors", "options", "imports", "numerics", "files", "hashes", "progress")
+FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress")
 """Modules that every folder may import and that import no folder."""
 
 SHORT, MOST_SHORT, MOST_MODULES = 40, 15, 250
