@@ -42,7 +42,7 @@ def test_folder_lacks_something(build, tmp_path):
     (folder / "config.json").unlink()
     refused(folder, "no config.json")
     (folder / "config.json").write_text("{")
-    refused(folder, "config.json of .* cannot be read")
+    refused(folder, "config.json of .* is not valid JSON")
     (folder / "config.json").write_text("{}")
     refused(folder, "no 'model_type'")
     (folder / "config.json").write_text(json.dumps({"model_type": "nonsense"}))

@@ -223,6 +223,14 @@ def test_unwritable_cache_is_one_line(build, tmp_path):
         load(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Convert in this process, in which a test can replace functions."""
+    run = lambda step, *, spec, seconds, limit_memory, **arguments: step(**arguments)  # noqa: E731
+    monkeypatch.setattr("wherewhat.models.gguf.attempt", run)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_full_disk_is_one_line_and_leaves_nothing(build, tmp_path, monkeypatch):
     import shutil
     from collections import namedtuple
@@ -250,6 +258,7 @@ def test_smollm2_reads_english(tmp_path):
     assert loss.exp().item() < 20
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_file_is_parsed_once(build, tmp_path, monkeypatch):
     gguf = pytest.importorskip("gguf")
     build.gguf(tmp_path / "tiny.gguf")

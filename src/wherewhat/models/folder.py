@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import stat
 import struct
 from pathlib import Path
 from typing import Any
 
-from wherewhat.errors import LoadError, one_line
+from wherewhat.boundary import check_file, parse_json, read_json, shown
+from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256
 from wherewhat.imports import require
 
@@ -22,11 +23,41 @@ _MERGED = ("LORA", "LOHA", "LOKR", "IA3")
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
 # Settings that locate the base model are not part of an adapter's identity.
 _BASE = ("base_model_name_or_path", "revision")
+_LONGEST_NAME = 255
+_MOST_BYTES = 1 << 30  # of a file of settings or of a tokenizer
+_MOST_HEADER = 100_000_000  # of a safetensors file, in bytes; the limit of its library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_METADATA = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".bpe", ".codes", ".py")
 _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "vocab.bpe", "bpe.codes", "spiece.model",
     "sentencepiece*.model", "*.spm", "*.tiktoken", "tekken.json", "tokenization_*.py",
 )  # fmt: skip
+
+
+def check_files(folder: Path, spec: str) -> dict[str, Path]:
+    """Return the files of settings and of the tokenizer in a folder by name; refuse pipes, devices and large ones.
+
+    Libraries read any file with a name that they know, and would wait for ever for a pipe without a writer.
+    """
+    found: dict[str, Path] = {}
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise LoadError(f"the folder of {spec!r} cannot be read: {error.strerror or error}") from None
+    for entry in entries:
+        try:
+            mode = entry.stat().st_mode
+        except OSError:  # a link to nothing, which is an error only if the file is needed
+            continue
+        if stat.S_ISDIR(mode):
+            continue
+        weights = entry.suffix == ".safetensors" or any(entry.match(pattern) for pattern in _PICKLES)
+        check_file(
+            entry, name=f"{shown(entry.name)} of {spec!r}", most=1 << 62 if weights else _MOST_BYTES, error=LoadError
+        )
+        if entry.suffix in _METADATA:
+            found[entry.name] = entry
+    return found
 
 
 def weight_files(folder: Path, spec: str) -> list[Path]:
@@ -45,10 +76,16 @@ def weight_files(folder: Path, spec: str) -> list[Path]:
 
 
 def _shards(index: Path, spec: str) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise LoadError(f"the weight index {str(index)!r} is corrupted: get it again") from None
+    content = read_json(index, name=f"the weight index {shown(index)}", most=_MOST_HEADER, error=LoadError)
+    listed = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
+        raise LoadError(f"the weight index {shown(index)} is corrupted: get it again")
+    names = sorted(set(listed.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors") or len(name) > _LONGEST_NAME:
+            raise LoadError(
+                f"the weight index {shown(index)} names {shown(name)}: only .safetensors files of the same folder work"
+            )
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise LoadError(
@@ -79,14 +116,14 @@ def _check_complete(file: Path) -> None:
         size = file.stat().st_size
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
-            if length > size - 8:
-                raise ValueError("its header is cut short")
-            header = json.loads(stream.read(length))
+            if length > min(size - 8, _MOST_HEADER):
+                raise ValueError("its header is cut short, or too long")
+            header = parse_json(stream.read(length), name="its header")
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
         if expected != size:
             raise ValueError(f"{size} bytes instead of {expected}")
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, ConfigError) as error:
         reason = (str(error).splitlines() or [""])[0][:100]
         raise LoadError(f"weights file {str(file)!r} is truncated or corrupted ({reason}): get it again") from None
 
@@ -159,10 +196,7 @@ def apply_adapter(model: Any, folder: Path, spec: str) -> Any:
 
 
 def _read(folder: Path, spec: str) -> dict[str, Any]:
-    try:
-        raw = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{ADAPTER_CONFIG} of {spec!r} cannot be read: {one_line(error)}") from None
+    raw = read_json(folder / ADAPTER_CONFIG, name=f"{ADAPTER_CONFIG} of {spec!r}", error=LoadError)
     if not isinstance(raw, dict):
         raise LoadError(f"{ADAPTER_CONFIG} of {spec!r} is no table of settings: get it again")
     return raw

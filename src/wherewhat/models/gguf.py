@@ -6,8 +6,10 @@ import errno
 import functools
 import importlib
 import json
+import mmap
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +23,8 @@ from safetensors import SafetensorError
 from wherewhat.errors import LoadError, one_line
 from wherewhat.hashes import model_file_sha256
 from wherewhat.imports import quiet, require
-from wherewhat.models.suitability import check_config, check_loaded
+from wherewhat.models.suitability import check_config, check_loaded, describe_folder
+from wherewhat.models.trial import attempt, time_limit
 
 # Bump when conversions change, so that older folders are converted again.
 _FORMAT = 2
@@ -35,6 +38,9 @@ _BOS_SPLITS = (
 )  # fmt: skip
 # Tensors that are not trained weights of the decoder.
 _NOT_WEIGHTS = ("rope_freqs.", "rope_factors_")
+# Numbers of types in GGUF files, and bytes of those of fixed size.
+_STRING, _LIST = 8, 9
+_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 # Most tokens of a vocabulary that can do without merges: single characters and bytes.
 _SINGLE = 1024
 
@@ -109,7 +115,7 @@ def cached_conversion(
             folder.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(folder.with_name(f"{digest}.lock")):
                 # Another process may have converted the file while this one waited.
-                manifest = _verified(folder) or _build(path, folder, digest, progress)
+                manifest = _verified(folder) or _build(path, folder, digest, progress, trusted=sha256 is not None)
         except OSError as error:
             reason = error.strerror or str(error)
             raise LoadError(
@@ -133,20 +139,28 @@ def _verified(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _build(path: Path, folder: Path, digest: str, progress: Callable[[str], None] | None) -> dict[str, Any]:
+def _build(
+    path: Path, folder: Path, digest: str, progress: Callable[[str], None] | None, *, trusted: bool
+) -> dict[str, Any]:
     """Convert into a temporary folder, then rename it to the final one. The lock must be held."""
+    seconds = time_limit(path.stat().st_size)
     if progress is not None:
-        progress(f"converting {path.name} once; the next load takes seconds")
+        limit = "" if trusted else f" in another process, for at most {seconds} s"
+        progress(f"converting {path.name} once{limit}; the next load takes seconds")
     _remove_leftovers(folder)
     draft = folder.parent / f".{digest}.{os.getpid()}"
     draft.mkdir()
     try:
-        facts = _convert(path, draft)
+        if trusted:
+            facts = convert(str(path), str(draft))
+        else:
+            arguments = {"path": str(path), "folder": str(draft)}
+            facts = attempt(convert, spec=str(path), seconds=seconds, limit_memory=False, **arguments)
         files = {
             entry.name: {"size": entry.stat().st_size, "sha256": model_file_sha256(entry)}
             for entry in sorted(draft.iterdir())
         }
-        manifest = {"format": _FORMAT, "source": digest, "bos": facts.bos, "files": files}
+        manifest = {"format": _FORMAT, "source": digest, "bos": facts["bos"], "files": files}
         for name in files:
             _flush(draft / name)
         # Last, so that a folder with a manifest is complete.
@@ -170,20 +184,21 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _convert(path: Path, folder: Path) -> _Header:
-    """Write float32 safetensors, config and tokenizer of a GGUF file into an empty folder.
+def convert(path: str, folder: str) -> dict[str, Any]:
+    """Write float32 safetensors, config and tokenizer of a GGUF file into an empty folder; return its BOS token's id.
 
     Only float32 represents de-quantised blocks (scale * integer + minimum) exactly: a quarter to four fifths of
     SmolLM2's Q4_1 and Q8_0 entries change in float16.
     """
+    file = Path(path)
     with _single_reader():
-        header = _read_header(path)
+        header = _read_header(file)
         needed = 4 * (header.elements + header.output_elements)
         if shutil.disk_usage(folder).free < needed:
             raise OSError(errno.ENOSPC, f"{needed / 1e9:.1f} GB needed and not free")
         try:
             with quiet(stderr=True):
-                model, tokenizer = _read(path, header)
+                model, tokenizer = _read(file, header)
                 # transformers refuses to save a model that it counts as quantised, which this one no longer is.
                 model.hf_quantizer = None
                 if hasattr(model.config, "quantization_config"):
@@ -192,19 +207,20 @@ def _convert(path: Path, folder: Path) -> _Header:
                 model.config._name_or_path = ""
                 model.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
-        except (NotImplementedError, ValueError, IndexError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-            unsupported = "not supported" in str(error) or "Unknown gguf" in str(error)
-            if unsupported or isinstance(error, NotImplementedError):
-                raise LoadError(f"GGUF file {str(path)!r} cannot be read: {one_line(error)}") from None
-            raise _damaged(path, error) from None
+                describe_folder(folder)  # what the caller will do
+        except LoadError:
+            raise
         except SafetensorError as error:
             raise OSError(errno.EIO, one_line(error)) from None
-        except OSError as error:
-            # transformers also raises OSError, without a number, for content that it cannot interpret.
-            if error.errno is not None:
+        except Exception as error:
+            # For damaged files transformers raises any exception, among them OSError without a number.
+            if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise _damaged(path, error) from None
-    return header
+            unsupported = "not supported" in str(error) or "Unknown gguf" in str(error)
+            if unsupported or isinstance(error, NotImplementedError):
+                raise LoadError(f"GGUF file {path!r} cannot be read: {one_line(error)}") from None
+            raise _damaged(file, error) from None
+    return {"bos": header.bos}
 
 
 @contextmanager
@@ -227,6 +243,7 @@ def _read_header(path: Path) -> _Header:
         if file.read(4) != b"GGUF":
             raise LoadError(f"{str(path)!r} is not a GGUF file: it does not start with the letters GGUF")
     try:
+        _check_lengths(path)
         reader = gguf.GGUFReader(path)
         fields = {name: field for name, field in reader.fields.items() if not name.endswith((".tokens", ".merges"))}
         architecture = str(fields["general.architecture"].contents())
@@ -234,7 +251,7 @@ def _read_header(path: Path) -> _Header:
         parts = int(_value(fields, "split.count", 1))
         bos = _bos(fields)
         scaling = _rope_scaling(fields, architecture, set(sizes))
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, MemoryError) as error:
+    except Exception as error:  # noqa: BLE001 - for damaged files the reader raises any exception
         raise _damaged(path, error) from None
     if parts > 1:
         raise LoadError(f"{str(path)!r} is one of {parts} parts of a split GGUF: join with `llama-gguf-split --merge`")
@@ -243,6 +260,45 @@ def _read_header(path: Path) -> _Header:
     kept = {name: size for name, size in sizes.items() if not name.startswith(_NOT_WEIGHTS)}
     output = kept.pop("output.weight", 0)
     return _Header(architecture, bos, scaling, sum(kept.values()), output)
+
+
+def _check_lengths(path: Path) -> None:
+    """Check that every list and string of a GGUF file's settings ends inside the file, and none is nested.
+
+    The reader goes through a list of any length, also beyond the end of the file.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        order = ">" if data[4:6] == b"\0\0" else "<"  # of the version
+        tensors, count = struct.unpack_from(f"{order}QQ", data, 8)
+        if max(tensors, count) > len(data):
+            raise ValueError(f"{tensors} tensors and {count} settings in {len(data)} bytes")
+        at = 24
+
+        def number(form: str) -> int:
+            nonlocal at
+            (value,) = struct.unpack_from(order + form, data, at)
+            at += struct.calcsize(form)
+            return int(value)
+
+        def skip(size: int) -> None:
+            nonlocal at
+            at += size
+            if at > len(data):
+                raise ValueError(f"a setting ends at byte {at} of {len(data)}")
+
+        for _ in range(count):
+            skip(number("Q"))
+            kind = number("I")
+            length = 1
+            if kind == _LIST:
+                kind, length = number("I"), number("Q")
+            if kind == _STRING:
+                for _ in range(min(length, len(data))):
+                    skip(number("Q"))
+            elif kind in _WIDTHS:
+                skip(length * _WIDTHS[kind])
+            else:
+                raise ValueError(f"a setting of type {kind}")
 
 
 def _damaged(path: Path, error: BaseException) -> LoadError:

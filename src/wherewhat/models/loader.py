@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
-from wherewhat.errors import LoadError, one_line
-from wherewhat.hashes import ascii_json_sha256, model_file_sha256
-from wherewhat.imports import quiet
+from wherewhat.errors import LoadError, StoreError, WherewhatError, one_line
+from wherewhat.files import make_folder
+from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
+from wherewhat.imports import package_version, quiet
+from wherewhat.models.capacity import check_memory, check_stored
 from wherewhat.models.controls import random_control, shuffle_query_key
-from wherewhat.models.folder import adapter_identity, apply_adapter, check_tokenizer_files, weight_files
+from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
     PROBE,
@@ -28,7 +30,15 @@ from wherewhat.models.loaded import (
     tokenizer_hash,
 )
 from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
-from wherewhat.models.suitability import check_finite, check_loaded, is_readable, read_config, stored_tensors
+from wherewhat.models.suitability import (
+    check_finite,
+    check_loaded,
+    describe_folder,
+    is_readable,
+    read_config,
+    stored_tensors,
+)
+from wherewhat.models.trial import attempt, prepare, time_limit
 from wherewhat.options import check_seed, checked
 
 
@@ -80,10 +90,19 @@ def load(
         identity |= adapter_identity(source.adapter, source.spec, cache=cache / "digests")
     # All files are local now: only remote code could still need the network.
     local_only = offline or not trust_remote_code
+    if source.gguf is not None:
+        files = weight_files(folder, source.spec)
+        parameters: int | None = sum(file.stat().st_size for file in files) // 4  # converted to float32
+    else:
+        parameters = None if trust_remote_code else _try(folder, source.spec, cache, progress)
     with quiet(), torch.random.fork_rng(devices=[]):
         config = read_config(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         check_tokenizer_files(folder, source.spec)
         tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
+        if parameters is not None and not hasattr(config, "quantization_config"):
+            if weights != "random" and source.gguf is None:
+                check_stored(parameters, weight_files(folder, source.spec), source.spec)
+            check_memory(parameters, target_dtype, target, source.spec)
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
         if device_map is not None:
@@ -100,7 +119,9 @@ def load(
                 shuffle_query_key(model, seed=seed)
             if target is not None:
                 model.to(target)
-        except (RuntimeError, OSError, ValueError, ImportError, KeyError, TypeError, SafetensorError) as error:
+        except WherewhatError:
+            raise
+        except Exception as error:
             raise LoadError(f"{source.spec!r} could not be loaded: {one_line(error, most=300)}") from error
         check_finite(model.state_dict().items(), source.spec, dtype)
         if weights != "random" and not all(map(is_readable, model.parameters())):
@@ -135,6 +156,7 @@ def _files(
         return conversion.folder, {"gguf": conversion.sha256}, conversion.bos
     folder = source.folder
     assert folder is not None
+    check_files(folder, source.spec)
     config = folder / "config.json"
     if not config.is_file():
         raise LoadError(f"{source.spec!r} has no config.json in {str(folder)!r}: is it a model folder?")
@@ -145,6 +167,30 @@ def _files(
         for file in [config, *files, *code]
     }
     return folder, identity, None
+
+
+def _try(folder: Path, spec: str, cache: Path, progress: Callable[[str], None] | None) -> int | None:
+    """Read config and tokenizer of a folder in another process, unless that was done before.
+
+    Returns:
+        Number of parameters; None if the model could not be built without weights, which loading then explains.
+    """
+    files = check_files(folder, spec)
+    identity = {name: model_file_sha256(file) for name, file in files.items()}
+    versions = {name: package_version(name) for name in ("wherewhat", "transformers", "tokenizers")}
+    record = cache / "trials" / f"{ascii_json_sha256([identity, versions])}.json"
+    known = read_sealed(record)
+    if known is None:
+        prepare()
+        seconds = time_limit(sum(file.stat().st_size for file in files.values()))
+        if progress is not None:
+            progress(f"first load of {Path(spec).name}: reading it in another process, for at most {seconds} s")
+        known = attempt(describe_folder, spec=spec, seconds=seconds, limit_memory=True, folder=str(folder))
+        with suppress(StoreError):  # a cache that cannot be written only costs time
+            make_folder(record.parent)
+            write_sealed(record, known)
+    parameters = known["parameters"]
+    return parameters if isinstance(parameters, int) else None
 
 
 def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], placement: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
 
+from wherewhat.boundary import check_file, shown, user_path
 from wherewhat.errors import ConfigError, LoadError, one_line
 from wherewhat.imports import quiet
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter
@@ -58,7 +59,7 @@ def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
     """Return the cache folder: the argument, else $WHEREWHAT_CACHE, else the platform's user cache."""
     given = cache_dir if cache_dir is not None else os.environ.get("WHEREWHAT_CACHE") or None
     if given is not None:
-        return Path(given).expanduser().absolute()
+        return user_path(given, name="the cache folder", error=LoadError).absolute()
     try:
         import platformdirs
     except ImportError:
@@ -119,9 +120,7 @@ def _find(
     text = os.fspath(spec)
     if not text.strip():
         raise LoadError(f"the model name is empty: give {EMBEDDED}, a Hugging Face id, a folder or a .gguf file")
-    if "\0" in text:
-        raise LoadError(f"the model name {text!r} contains a NUL character")
-    path = Path(text).expanduser()
+    path = user_path(text, name="the model", error=LoadError)
     here = text == EMBEDDED or path.exists()
     if here and revision is not None:
         raise ConfigError(f"--revision {revision!r} does not go with {text!r}: only Hugging Face ids have revisions")
@@ -181,10 +180,13 @@ def _cached_hub_ids() -> list[str]:
 
 
 def _cached(repo: str, revision: str | None, hint: str) -> Path:
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import errors, try_to_load_from_cache
 
     found = (try_to_load_from_cache(repo, name, revision=revision) for name in ("config.json", ADAPTER_CONFIG))
-    config = next((file for file in found if isinstance(file, str)), None)
+    try:
+        config = next((file for file in found if isinstance(file, str)), None)
+    except errors.HFValidationError:
+        raise LoadError(f"{shown(repo)} is neither an existing path nor a Hugging Face id{hint}") from None
     if config is None:
         at = f" at revision {revision!r}" if revision else ""
         raise LoadError(
@@ -214,6 +216,7 @@ def _embedded(spec: str) -> Source:
 def _local(spec: str, path: Path) -> Source:
     if path.is_dir():
         return Source(spec=spec, name=path.resolve().name, folder=path)
+    check_file(path, name=f"the model {shown(spec)}", most=1 << 62, error=LoadError)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"GGUF" or path.suffix.lower() == ".gguf":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from wherewhat.boundary import read_json
 from wherewhat.errors import LoadError, one_line
+from wherewhat.imports import quiet
+from wherewhat.models.capacity import check_layers
+from wherewhat.models.loaded import PROBE
 
 # Causal language models in which no layer computes a softmax over positions.
 _NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
@@ -29,13 +32,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    file = folder / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise LoadError(f"{spec!r} has no config.json in {str(folder)!r}: is it a model folder?") from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"config.json of {spec!r} cannot be read: {one_line(error)}") from None
+    raw = read_json(folder / "config.json", name=f"config.json of {spec!r}", error=LoadError)
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(kind, str) or not kind:
         raise LoadError(f"config.json of {spec!r} has no 'model_type', so the architecture is unknown")
@@ -46,6 +43,7 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
                 f"trust_remote_code=True (--trust-remote-code)"
             )
         raise LoadError(f"model type {kind!r} of {spec!r} is not known to the installed transformers: upgrade it")
+    check_layers(raw, spec)
     try:
         config = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
@@ -53,7 +51,30 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
     except Exception as error:  # noqa: BLE001 - config classes and remote code may raise any exception
         raise LoadError(f"config.json of {spec!r} is not a valid {kind!r} config: {one_line(error)}") from None
     check_config(config, spec)
+    config.return_dict = True  # outputs by name; a tuple has the same values
     return config
+
+
+def describe_folder(folder: str) -> dict[str, int | None]:
+    """Read config and tokenizer of a model folder, build the model without weights, and count its parameters.
+
+    Returns:
+        The number of ``parameters``; None if something cannot be read, which loading explains better.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    options = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(folder, **options)
+            AutoTokenizer.from_pretrained(folder, **options)(PROBE)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - config classes, tokenizers and models may raise any exception
+        return {"parameters": None}
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
 def check_config(config: Any, spec: str) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
 
+from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError
+from wherewhat.models.capacity import free_memory
 from wherewhat.models.source import EMBEDDED
 from wherewhat.sweep.cells import Cell
 
 _GIB = 1 << 30
 _BASE = _GIB
 """A worker with torch, transformers and the activations of a small model."""
+_UNKNOWN = 8 * _GIB
+"""Free memory that is assumed where the system does not report it."""
 
 
 def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int | None) -> list[dict[str, str]]:
@@ -37,7 +39,8 @@ def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int |
     if gpus:
         count = workers or len(gpus)
         return [{**base, "CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(count)]
-    by_memory = int(0.8 * free_memory() // max(memory, 1))
+    free = free_memory()
+    by_memory = int(0.8 * (_UNKNOWN if free is None else free) // max(memory, 1))
     return [base] * (workers or max(1, min(usable_cores() // cpus, by_memory)))
 
 
@@ -56,58 +59,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory(*, root: Path = Path("/")) -> int:
-    """Return the free bytes of main memory, also inside a container; 8 GiB where the system does not report it.
-
-    Args:
-        root: Folder of ``proc`` and ``sys``.
-    """
-    available = _number(root / "proc/meminfo", "MemAvailable:")
-    free = _free_pages() if available is None else available * 1024
-    return max(0, min([free, *_left_to_groups(root)]))
-
-
-def _free_pages() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 8 * _GIB
-
-
-def _left_to_groups(root: Path) -> Iterator[int]:
-    """Yield the bytes left to each limited control group of this process, in versions 2 and 1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if not controllers:
-            mount, limited, used, cached = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            mount, limited, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cached = "total_inactive_file"
-        else:
-            continue
-        # Inside a container the group of the process is often the mount itself, under another name.
-        inner = PurePosixPath(name.lstrip("/"))
-        for group in (inner, *inner.parents):
-            folder = root / mount / group
-            limit, usage = _number(folder / limited), _number(folder / used)
-            if limit is not None and usage is not None:
-                # Cached files count as used but can be evicted, as in MemAvailable.
-                yield limit - usage + (_number(folder / "memory.stat", cached) or 0)
-
-
-def _number(path: Path, name: str = "") -> int | None:
-    """Return the number after a name in a system file, or the only one in it; None where there is none."""
-    try:
-        found = re.search(rf"^{name}\s*(\d+)", path.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
-
-
 def memory_needed(cell: Cell) -> int:
     """Return the approximate bytes of main memory of a cell: its weights in their dtype, and the rest of a worker.
 
@@ -118,7 +69,7 @@ def memory_needed(cell: Cell) -> int:
     size = {"float64": 8, "float32": 4}.get(model.dtype, 2)
     if name == EMBEDDED:
         return _BASE + 135_000_000 * size
-    path = Path(name).expanduser()
+    path = user_path(name, name="the model")
     if path.is_file():
         return _BASE + path.stat().st_size * size
     return _BASE + sum(file.stat().st_size for file in path.glob("*.safetensors")) * size // 2
