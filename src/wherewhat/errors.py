@@ -4,6 +4,9 @@ Every message is one line that states what was wrong, with which value, and what
 line and exits with code 2; no other type of exception should reach a user.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class WherewhatError(Exception):
     """Base class of all errors caused by the user's input or machine rather than by a bug."""
@@ -43,5 +46,21 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException, *, most: int = 200) -> str:
-    """Return the message of an error on one line of at most `most` characters; its class if the message is empty."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+    """Return the message of an error on one line of at most `most` characters; with its class if it is one word."""
+    words = str(error).split()
+    line = " ".join(words)[:most]
+    return line if len(words) > 1 else f"{type(error).__name__} {line}".strip()
+
+
+@contextmanager
+def as_one_line(kind: type[WherewhatError], message: str) -> Iterator[None]:
+    """Turn whatever a library raises inside the context into an error of one line: the message and the reason.
+
+    Errors of this package and interrupts pass. A panic of a library in Rust is a BaseException, but no Exception.
+    """
+    try:
+        yield
+    except (WherewhatError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{message}: {one_line(error, most=300)}") from error

@@ -16,7 +16,7 @@ def answer(number: int, here: int = -1) -> dict[str, int | bool]:
 
 
 def print_lines() -> str:
-    print("a line")
+    sys.stdout.write("a line\n")
     sys.stderr.write("another\n")
     os.write(1, b"{}\n")
     return "done"

@@ -6,8 +6,8 @@ import os
 import time
 
 import pytest
-from helpers.hostile_steps import abort, allocate, answer, disk_full, print_lines, refuse, stop_quietly, wait_for_ever
 
+from helpers.hostile_steps import abort, allocate, answer, disk_full, print_lines, refuse, stop_quietly, wait_for_ever
 from wherewhat.errors import CaptureError, LoadError
 from wherewhat.models import trial
 from wherewhat.models.trial import attempt, time_limit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wherewhat.errors import ConfigError, LoadError, TextError, one_line
+from wherewhat.errors import ConfigError, LoadError, TextError
 from wherewhat.hashes import ascii_json_sha256
 from wherewhat.imports import require
 from wherewhat.models.positions import max_positions
@@ -105,10 +105,8 @@ class LoadedModel:
                 )
                 raise TextError(f"{problem}: {self.name} has ids 0 to {rows - 1}")
             return list(text)
-        try:
+        with as_one_line(TextError, "the tokenizer cannot read the text"):  # which may hold lone surrogates
             body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        except (TypeError, UnicodeError) as error:  # lone surrogates
-            raise TextError(f"the tokenizer cannot read the text: {one_line(error)}") from None
         if not body:
             raise TextError("the text is empty: it has no tokens")
         if max(body) >= rows:
@@ -150,13 +148,31 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check_attention(implementation: str | None) -> None:
+    """Refuse an attention implementation whose masks cannot be read."""
+    if implementation is not None and "flex_attention" in implementation:
+        raise ConfigError(
+            f"attn_implementation={implementation!r} cannot be measured, since its masks are functions: use sdpa or "
+            "eager"
+        )
+
+
 def check_device_map(device_map: Any, device: str) -> None:
-    """Refuse a device map that is given with a device or without accelerate."""
+    """Refuse a device map that is given with a device or without accelerate, or is an unknown word or device."""
     if device_map is None:
         return
     if device != "auto":
         raise ConfigError(f"device={device!r} and device_map={device_map!r} were both given: give only one")
     require("accelerate", why="device_map", install="'wherewhat[large]'")
+    if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
+        try:
+            resolve_device(device_map)
+        except ConfigError:
+            words = ", ".join(_DEVICE_MAPS)
+            raise ConfigError(f"unknown device_map {device_map!r}: use {words} or the name of a device") from None
 
 
 def model_name(model: Any) -> str:

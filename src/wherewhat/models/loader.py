@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from wherewhat.errors import LoadError, StoreError, WherewhatError, one_line
+from wherewhat.boundary import read_json
+from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import make_folder
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
-from wherewhat.models.capacity import check_memory, check_stored
+from wherewhat.models.capacity import check_layers, check_memory, check_stored
 from wherewhat.models.controls import random_control, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
     PROBE,
     LoadedModel,
+    check_attention,
     check_device_map,
     describe_device,
     describe_dtype,
@@ -80,6 +83,7 @@ def load(
     check_seed(seed)
     target_dtype = resolve_dtype(dtype)
     check_device_map(device_map, device)
+    check_attention(attn_implementation)
     target = resolve_device(device) if device_map is None else None
     source = resolve(
         spec, offline=offline, revision=revision, with_weights=weights != "random", with_code=trust_remote_code
@@ -107,7 +111,7 @@ def load(
         placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
         if device_map is not None:
             placement["device_map"] = device_map
-        try:
+        with as_one_line(LoadError, f"{source.spec!r} could not be loaded"):
             if weights == "random":
                 model = _random(config, seed, options, placement)
             else:
@@ -119,10 +123,6 @@ def load(
                 shuffle_query_key(model, seed=seed)
             if target is not None:
                 model.to(target)
-        except WherewhatError:
-            raise
-        except Exception as error:
-            raise LoadError(f"{source.spec!r} could not be loaded: {one_line(error, most=300)}") from error
         check_finite(model.state_dict().items(), source.spec, dtype)
         if weights != "random" and not all(map(is_readable, model.parameters())):
             # Offloaded or quantised weights are checked in the files.
@@ -160,6 +160,7 @@ def _files(
     config = folder / "config.json"
     if not config.is_file():
         raise LoadError(f"{source.spec!r} has no config.json in {str(folder)!r}: is it a model folder?")
+    check_layers(read_json(config, name=f"config.json of {source.spec!r}", error=LoadError), source.spec)
     files = weight_files(folder, source.spec) if weights != "random" else []
     code = sorted(folder.rglob("*.py")) if with_code else []
     identity = {
@@ -182,6 +183,7 @@ def _try(folder: Path, spec: str, cache: Path, progress: Callable[[str], None] |
     known = read_sealed(record)
     if known is None:
         prepare()
+        import_module("transformers.modeling_utils")  # needed later, while the other process does the same
         seconds = time_limit(sum(file.stat().st_size for file in files.values()))
         if progress is not None:
             progress(f"first load of {Path(spec).name}: reading it in another process, for at most {seconds} s")
@@ -224,13 +226,11 @@ def _load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_o
     """Return the tokenizer of a model folder, checked to produce tokens."""
     from transformers import AutoTokenizer
 
-    try:
+    with as_one_line(LoadError, f"the tokenizer of {spec!r} cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
         )
         works = bool(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
-    except Exception as error:  # noqa: BLE001 - the Rust tokenizers raise bare Exception
-        raise LoadError(f"the tokenizer of {spec!r} cannot be read: {one_line(error)}") from None
     if not works:
         raise LoadError(f"the tokenizer of {spec!r} is empty: {PROBE!r} gives no tokens")
     return tokenizer

@@ -10,11 +10,12 @@ import torch
 from safetensors import safe_open
 
 from wherewhat.boundary import read_json
-from wherewhat.errors import LoadError, one_line
+from wherewhat.errors import LoadError, as_one_line
 from wherewhat.imports import quiet
-from wherewhat.models.capacity import check_layers
 from wherewhat.models.loaded import PROBE
 
+# Words, numbers, repeated letters and other scripts: a pattern of a tokenizer may take exponential time on them.
+_LINE = "The quick brown fox, 1234567890 times: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n\n  naïve Ünïcödé 漢字 🙂!"
 # Causal language models in which no layer computes a softmax over positions.
 _NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
 # Encoders that transformers can also run as decoders, and that are missing from its masked-LM table.
@@ -43,13 +44,10 @@ def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only:
                 f"trust_remote_code=True (--trust-remote-code)"
             )
         raise LoadError(f"model type {kind!r} of {spec!r} is not known to the installed transformers: upgrade it")
-    check_layers(raw, spec)
-    try:
+    with as_one_line(LoadError, f"config.json of {spec!r} is not a valid {kind!r} config"):
         config = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only
         )
-    except Exception as error:  # noqa: BLE001 - config classes and remote code may raise any exception
-        raise LoadError(f"config.json of {spec!r} is not a valid {kind!r} config: {one_line(error)}") from None
     check_config(config, spec)
     config.return_dict = True  # outputs by name; a tuple has the same values
     return config
@@ -67,7 +65,9 @@ def describe_folder(folder: str) -> dict[str, int | None]:
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, **options)
-            AutoTokenizer.from_pretrained(folder, **options)(PROBE)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            for text in (PROBE, _LINE):
+                tokenizer(text)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config)
     except MemoryError:

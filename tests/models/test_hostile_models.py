@@ -1,0 +1,214 @@
+"""Adversarial: models made to hang, to abort or to fill the memory end in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from wherewhat.errors import ConfigError, LoadError, WherewhatError
+from wherewhat.models import capacity
+from wherewhat.models.loader import load
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+
+
+@pytest.fixture
+def folder(build, tmp_path, monkeypatch):
+    """A model folder, and a cache without earlier trials."""
+    monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
+    return build.model(tmp_path / "m")
+
+
+def configured(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+def refused(spec, match, *, within=30, **options):
+    start = time.monotonic()
+    with pytest.raises(WherewhatError, match=match) as caught:
+        load(spec, **{"device": "cpu", **options})
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - start < within
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("~nosuchuser/x", "home folder of an unknown user"),
+        ("a\0b", "NUL"),
+        ("x" * 300, "File name too long"),
+        ("/" + "y/" * 3000, "File name too long"),
+        ("models--x", "neither an existing path nor a Hugging Face id"),
+        ("a/" + "b" * 120, "neither an existing path nor a Hugging Face id"),
+    ],
+)
+def test_names_that_no_system_accepts(name, match):
+    refused(name, match, offline=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors", "x.json"],
+)
+def test_pipes_in_a_folder(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    refused(folder, f"'{name}' of .* cannot be read: it is a named pipe")
+
+
+def test_a_pipe_or_a_device_as_model(tmp_path):
+    os.mkfifo(tmp_path / "m.gguf")
+    refused(tmp_path / "m.gguf", "named pipe")
+    refused("/dev/zero", "it is a device")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "adapter_config.json"]
+)
+def test_deep_nesting(folder, name):
+    if name == "adapter_config.json":
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(DEEP)
+    refused(folder, "nested more than 64 deep|recursion")
+
+
+def test_deep_nesting_in_weights(folder):
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(DEEP)) + DEEP.encode())
+    refused(folder, "nested more than 64 deep")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers = 2147483648: at most 1,000 layers work"),
+        ({"num_hidden_layers": 1e300}, "at most 1,000 layers work"),
+        ({"intermediate_size": 2**40}, "describes [0-9,]{10,} weights"),
+        ({"vocab_size": 2**33}, "describes [0-9,]{10,} weights"),
+        ({"num_key_value_heads": 0}, "by zero"),
+        ({"head_dim": 0}, "could not be loaded"),
+        ({"head_dim": -8}, "negative dimension"),
+        ({"num_attention_heads": 0}, "by zero"),
+        ({"pad_token_id": 10**6}, "could not be loaded: Padding_idx"),
+        ({"text_config": 3}, "could not be loaded"),
+        ({"transformers_weights": 3}, "could not be loaded"),
+        ({"hidden_act": "nosuch"}, "could not be loaded: KeyError 'nosuch'"),
+    ],
+)
+def test_settings_out_of_range(folder, changes, match):
+    refused(configured(folder, **changes), match)
+
+
+def test_a_model_larger_than_the_memory(folder, monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory", lambda: 1000)
+    refused(folder, r"needs [0-9.]+ KiB for its [0-9,]+ weights, 1000 bytes of main memory are free")
+    configured(folder, hidden_size=2**17, intermediate_size=2**20, vocab_size=2**21)
+    refused(folder, "TiB for its .* weights", weights="random")
+
+
+def test_outputs_without_names_are_named(folder):
+    loaded = load(configured(folder, return_dict=False), device="cpu")
+    assert loaded.model(loaded.encode("the cat")[None]).logits.ndim == 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "match"),
+    [
+        ("/etc/passwd", "names '/etc/passwd'"),
+        ("../m/model.safetensors", "names '../m"),
+        ("pytorch_model.bin", "only .safetensors files"),
+        ("x" * 5000, "only .safetensors files"),
+        ("", "names ''"),
+        (5, "corrupted"),
+        (None, "corrupted"),
+        (["a"], "corrupted"),
+    ],
+)
+def test_weight_indexes_that_leave_the_folder(folder, entry, match):
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": entry}}))
+    refused(folder, match)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "PreTrainedTokenizerBase", "AutoTokenizer", "pipeline", 5])
+def test_tokenizer_classes_that_are_none(folder, name):
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tokenizer_class": name}))
+    refused(folder, "the tokenizer of .* cannot be read")
+
+
+def test_a_tokenizer_that_aborts_the_process(folder):
+    """Four bytes as the character map of a normalizer are the length of an allocation inside native code."""
+    file = folder / "tokenizer.json"
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
+    refused(folder, "a library that read it was stopped by signal 6")
+    normalizer = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}  # panics
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
+    refused(folder, "could not be loaded: PanicException: index out of bounds")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 3e38])
+def test_weights_that_are_all_equal_can_be_measured_or_are_refused(cli, folder, text, value):
+    file = folder / "model.safetensors"
+    equal = {name: tensor * 0 + value for name, tensor in load_file(file).items()}
+    save_file(equal, file, metadata={"format": "pt"})
+    for command in ("check", "axes", "heads", "planes", "frequencies", "residual"):
+        given = () if command == "check" else ("--text", text, "--tokens", 16, "--out", "runs")
+        outcome = cli(command, folder, *given)
+        assert outcome.code in (0, 2)
+        assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"attn_implementation": "flex_attention"}, "its masks are functions: use sdpa or eager"),
+        ({"attn_implementation": "nosuch"}, "could not be loaded"),
+        ({"device_map": "nosuch", "device": "auto"}, "unknown device_map 'nosuch'"),
+        ({"device_map": "cuda:99", "device": "auto"}, "cuda:99"),
+    ],
+)
+def test_options_that_libraries_refuse(folder, options, match):
+    if "device_map" in options:
+        pytest.importorskip("accelerate")
+    refused(folder, match, **options)
+
+
+def gguf_header(*settings, tensors=0, count=None):
+    """Return a GGUF header of settings, each a name, the number of a type, and bytes."""
+    found = b"GGUF" + struct.pack("<IQQ", 3, tensors, len(settings) if count is None else count)
+    for name, kind, data in settings:
+        found += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + data
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (gguf_header(("a", 9, struct.pack("<IQ", 0, 10**9))), "a setting ends at byte"),
+        (gguf_header(("a", 9, struct.pack("<IQ", 8, 10**9) + b"\0" * 64)), "a setting ends|unpack"),
+        (gguf_header(("a", 9, struct.pack("<IQIQ", 9, 1, 9, 1) * 100)), "a setting of type 9"),
+        (gguf_header(("a", 8, struct.pack("<Q", 2**62))), "a setting ends at byte"),
+        (gguf_header(count=2**62), "settings in 24 bytes"),
+        (gguf_header(tensors=2**62), "tensors and 0 settings"),
+        (gguf_header(("a", 77, b"")), "a setting of type 77"),
+        (b"GGUF", "truncated or corrupted"),
+    ],
+)
+def test_gguf_headers_that_claim_more_than_the_file(tmp_path, data, match):
+    (tmp_path / "m.gguf").write_bytes(data)
+    refused(tmp_path / "m.gguf", match)
+
+
+def test_errors_have_the_class_of_their_cause(folder):
+    with pytest.raises(ConfigError):
+        load(folder, attn_implementation="flex_attention")
+    with pytest.raises(LoadError):
+        load("~nosuchuser/x")
