@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import time
 
@@ -143,15 +144,17 @@ def test_tokenizer_classes_that_are_none(folder, name):
     refused(folder, "the tokenizer of .* cannot be read")
 
 
-def test_a_tokenizer_that_aborts_the_process(folder):
+def test_a_tokenizer_that_aborts_the_process(speller, tmp_path):
     """Four bytes as the character map of a normalizer are the length of an allocation inside native code."""
+    folder = tmp_path / "m"
+    shutil.copytree(speller, folder)
     file = folder / "tokenizer.json"
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
-    refused(folder, "a library that read it was stopped by signal 6")
-    normalizer = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}  # panics
-    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
-    refused(folder, "could not be loaded: PanicException: index out of bounds")
+    original = json.loads(file.read_text())
+    aborting = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    panicking = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}
+    for normalizer, match in ((aborting, "was stopped by signal 6"), (panicking, "PanicException: index out of")):
+        file.write_text(json.dumps({**original, "normalizer": normalizer}))
+        refused(folder, match, cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 3e38])

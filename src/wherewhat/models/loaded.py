@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wherewhat.errors import ConfigError, LoadError, TextError
+from wherewhat.errors import ConfigError, LoadError, TextError, as_one_line
 from wherewhat.hashes import ascii_json_sha256
 from wherewhat.imports import require
 from wherewhat.models.positions import max_positions
