@@ -108,11 +108,15 @@ class _Server:
         )
         self._ready = False
 
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to one request; the time limit begins when the process has imported its libraries."""
+    def wait(self) -> None:
+        """Wait until the process has imported its libraries."""
         if not self._ready:
             self._read(None)
             self._ready = True
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to one request, within a time limit that begins when the process is ready."""
+        self.wait()
         stream = cast("BinaryIO", self.process.stdin)
         try:
             stream.write(json.dumps(request).encode() + b"\n")
