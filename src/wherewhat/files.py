@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,7 +20,17 @@ from wherewhat.errors import StoreError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+MOST_BYTES = 1 << 30
+"""Largest size of a file of a run directory that is read at once."""
+
 _PREFIX = ".tmp-"
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 _ATTEMPTS = 100
 _PAUSE = 0.01
 
@@ -108,6 +119,31 @@ def is_folder(path: Path) -> bool:
     return True
 
 
+def kind_of_file(path: Path) -> str | None:
+    """Return what `path` is in words if it exists and is not a regular file, such as ``a folder``; else None."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode), None if stat.S_ISREG(mode) else "no regular file")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise OSError for pipes and devices, which may never end."""
+    kind = kind_of_file(path)
+    if kind is not None and kind != _KINDS[stat.S_IFDIR]:
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file")
+    return path.open("rb")
+
+
+def read_regular(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file of a run directory; raise OSError if it is not a regular file, or is too large."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+        return file.read()
+
+
 def make_folder(path: Path) -> list[Path]:
     """Create `path` and its missing parents.
 
@@ -129,6 +165,25 @@ def make_folder(path: Path) -> list[Path]:
         reason = explain(error) if isinstance(error, OSError) else str(error)
         raise StoreError(f"cannot make the folder {path}: {reason}") from error
     return made
+
+
+def check_writable(path: Path) -> None:
+    """Check, without writing, that the folder `path` can be made or written."""
+    existing = nearest_folder(path)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise StoreError(f"cannot write to {existing}: permission denied; choose another folder")
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return `path` if it is a folder, else the first of its parents that exists."""
+    for folder in (path, *path.parents):
+        try:
+            if is_folder(folder):
+                return folder
+        except (OSError, ValueError) as error:
+            reason = explain(error) if isinstance(error, OSError) else str(error)
+            raise StoreError(f"cannot make the folder {path}: {reason}") from error
+    return Path()
 
 
 def _remove_empty(folders: list[Path]) -> None:

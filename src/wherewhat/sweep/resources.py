@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from wherewhat.errors import ConfigError
 from wherewhat.models.source import EMBEDDED
-from wherewhat.sweep.cells import Cell
+from wherewhat.sweep.cells import Cell, model_path
 
 _GIB = 1 << 30
 _BASE = _GIB
@@ -25,8 +24,6 @@ def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int |
         memory: Bytes of the largest cell.
         workers: Number of workers; None for one per GPU, or as many as cores and memory allow.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers is {workers}: at least 1 is needed")
     base = {"OMP_NUM_THREADS": str(cpus), "TOKENIZERS_PARALLELISM": "false"}
     # A model distributed over GPUs, or on a chosen device, needs all of them visible.
     devices = {cell.model.device for cell in cells}
@@ -118,7 +115,7 @@ def memory_needed(cell: Cell) -> int:
     size = {"float64": 8, "float32": 4}.get(model.dtype, 2)
     if name == EMBEDDED:
         return _BASE + 135_000_000 * size
-    path = Path(name).expanduser()
+    path = model_path(name)
     if path.is_file():
         return _BASE + path.stat().st_size * size
     return _BASE + sum(file.stat().st_size for file in path.glob("*.safetensors")) * size // 2

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherewhat.boundary import read_user_file
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
-from wherewhat.files import explain
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -108,10 +107,7 @@ _HASHED = re.compile("@[0-9a-f]{12}$")
 
 
 def _file_hash(path: str) -> str:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise ConfigError(f"cannot read the plan {path}: {explain(error)}") from error
+    return hashlib.sha256(read_user_file(path, name="the plan")).hexdigest()[:12]
 
 
 _BY_METHOD = (
