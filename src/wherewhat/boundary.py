@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,8 +25,11 @@ MOST_VALUES = 1_000_000
 MOST_TOKENS = 1 << 24
 """Largest number of tokens of a text, and largest distance in one; above the length of every known model."""
 
-MOST_DOCUMENTS = 1 << 24
+MOST_DOCUMENTS = 100_000
 """Largest number of documents, items or prompts."""
+
+MOST_LAYERS = 10_000
+"""Largest number of layers of a model, and of draws, bands and other parts of a measurement."""
 
 _LONGEST_SHOWN = 120
 _LONGEST_NAME = 255
@@ -220,11 +224,12 @@ def check_whole_number(name: str, value: Any, *, error: type[Exception] = Config
             raise error(f"{name} is {text}: it must be from -2^63 to 2^63 - 1")
 
 
-def check_at_most(most: int, **numbers: float | None) -> None:
-    """Refuse numbers above ``most``, which no memory could hold or no time suffice for."""
-    for name, number in numbers.items():
-        if number is not None and number > most:
-            raise ConfigError(f"{name} is {number}: give at most {most:,}")
+def check_at_most(most: int, **numbers: float | Sequence[float] | None) -> None:
+    """Refuse numbers, or sequences with numbers, above ``most``: for them memory or time would not suffice."""
+    for name, given in numbers.items():
+        for number in given if isinstance(given, Sequence) else (given,):
+            if number is not None and number > most:
+                raise ConfigError(f"{name} is {number}: give at most {most:,}")
 
 
 def size_in_words(count: int) -> str:

@@ -238,9 +238,15 @@ def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
         if key != "seed":  # check_seed names its range
             check_whole_number(key, converted[key])
         numbers = converted[key] if isinstance(converted[key], tuple) else (converted[key],)
+        if len(numbers) > _MOST_ENTRIES:
+            raise ConfigError(f"{key} has {len(numbers):,} values: give at most {_MOST_ENTRIES:,}")
         if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
             raise ConfigError(f"{key}={_cut(value)} is not a finite number")
     return config_type(**converted)
+
+
+_MOST_ENTRIES = 10_000
+"""Largest number of values of one option."""
 
 
 def config_values(config: Any) -> dict[str, Any]:

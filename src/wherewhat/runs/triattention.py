@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.boundary import output_file
+from wherewhat.boundary import MOST_TOKENS, check_at_most, output_file
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
@@ -168,6 +168,7 @@ def save_triattention(
     """
     progress = progress or Silent()
     file = output_file(file, name="the file")
+    check_at_most(MOST_TOKENS, tokens=tokens)
     documents = list(texts) if texts is not None else read_documents(text)
     progress.say(f"loading {model.model}")
     loaded = load_model(model, say=progress.say, hashed=False)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.boundary import read_user_file
+from wherewhat.boundary import MOST_TOKENS, check_at_most, read_user_file
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
@@ -73,6 +73,7 @@ class ExtendConfig:
                 raise ConfigError(f"{name} is {value}: give at least 4 tokens")
         if min(self.depths) < 0 or max(self.depths) > 100:
             raise ConfigError(f"depths={self.depths}: percentages are from 0 to 100")
+        check_at_most(MOST_TOKENS, trained=self.trained, window=self.window, run=self.run, top=self.top)
         if self.top is not None and self.top < 1:
             raise ConfigError(f"top is {self.top}: give at least 1 far key")
         if self.plan is not None and not _HASHED.search(self.plan):
