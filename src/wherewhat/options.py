@@ -340,8 +340,8 @@ def _parse_toml(content: str) -> Any:
     return tomllib.loads(content)
 
 
-_MOST_YAML_BYTES = 1 << 20
-"""Largest size of a YAML file, of which 100 KB take a second."""
+_MOST_YAML_BYTES = 256 << 10
+"""Largest size of a YAML file, of which 100 KB may take several seconds."""
 
 _DOTTED = re.compile(
     rf"""(?:^|[\[{{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_DEPTH}}}""", re.MULTILINE

@@ -253,3 +253,35 @@ def test_separator_and_count_that_do_not_fit(write):
     assert "there are only 2" in refusal([path], separator="---", count=3)
     assert "there is only 1" in refusal([path], count=3)
     assert "1 or more" in refusal([path], count=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zeros.txt").symlink_to("/dev/zero")
+    assert "it is a named pipe" in refusal([str(tmp_path / "pipe.txt")])
+    assert "it is a device" in refusal([str(tmp_path / "zeros.txt")])
+    assert "folder without .txt files" in refusal([str(tmp_path)])
+    assert "home folder of an unknown user" in refusal(["~nosuchuser/x"])
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="needs /dev/fd")
+def test_stream_of_the_shell():
+    read, write = os.pipe()
+    os.write(write, b"the cat sat")
+    os.close(write)
+    try:
+        assert texts(read_documents([f"/dev/fd/{read}"])) == ["the cat sat"]
+    finally:
+        os.close(read)
+
+
+def test_too_many_json_lines(write, monkeypatch):
+    monkeypatch.setattr(reading_module, "MAX_LINES", 3)
+    assert "more than 3 lines" in refusal([write("many.jsonl", '{"text": "a"}\n\n\n\n\n')])
+
+
+def test_deep_json_lines(write):
+    assert "line 1 is not usable JSON" in refusal(
+        [write("deep.jsonl", '{"text": "a", "x": ' + "[" * 70 + "]" * 70 + "}")]
+    )
