@@ -265,7 +265,7 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path):
     assert "home folder of an unknown user" in refusal(["~nosuchuser/x"])
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="needs /dev/fd")
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="needs /dev/fd")
 def test_stream_of_the_shell():
     read, write = os.pipe()
     os.write(write, b"the cat sat")

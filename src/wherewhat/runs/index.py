@@ -43,9 +43,9 @@ FACTS: dict[str, str] = {
 """Facts that runs can be grouped by, and the type of each."""
 
 _CHECKPOINT = re.compile(
-    r"^(?:(?:global[-_]?)?step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)([km]?)(?:[-_.].*)?$", re.I
+    r"^(?:(?:global[-_]?)?step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d{1,99})([km]?)(?:[-_.].*)?$", re.I
 )
-_SIZE = re.compile(r"(?:^|[-_.x])(\d+(?:\.\d+)?)([kmbt])(?=$|[-_.])", re.I)
+_SIZE = re.compile(r"(?:^|[-_.x])(\d{1,99}(?:\.\d+)?)([kmbt])(?=$|[-_.])", re.I)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -80,13 +80,13 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
 def training_step(checkpoint: str) -> int | None:
     """Return the step in the name of a checkpoint: 1000 in ``step1000``, ``checkpoint-1000`` or ``global_step1k``."""
     found = _CHECKPOINT.match(PurePosixPath(checkpoint).name)
-    return None if found is None else _integer(int(found[1][:20]) * _FACTORS[found[2].lower()])
+    return None if found is None else _integer(int(found[1]) * _FACTORS[found[2].lower()])
 
 
 def stated_size(model: str) -> int | None:
     """Return the number of parameters in a model's name: 160,000,000 in ``pythia-160m``."""
     found = _SIZE.search(model)
-    return None if found is None else _integer(round(float(found[1][:20]) * _FACTORS[found[2].lower()]))
+    return None if found is None else _integer(round(float(found[1]) * _FACTORS[found[2].lower()]))
 
 
 def _model(config: Mapping[str, Any], extra: Mapping[str, Any]) -> tuple[str | None, str | None]:
