@@ -246,3 +246,9 @@ def test_json_is_read_as_written(tmp_path):
     value = {"a": [1, 2.5, None], "b": {"c": "é"}}
     (tmp_path / "x.json").write_text(json.dumps(value), encoding="utf-8")
     assert read_json(tmp_path / "x.json", name="x") == value
+
+
+def test_errors_show_control_characters_by_their_code():
+    assert str(StoreError("no \x1b[31mfile\r here\u202e")) == r"no \x1b[31mfile\r here\u202e"
+    assert str(ConfigError("first\nsecond")) == "first\nsecond"
+    assert str(ConfigError()) == ""

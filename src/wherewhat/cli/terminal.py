@@ -7,7 +7,7 @@ from typing import Any
 from rich import table
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from wherewhat.errors import printable
+from wherewhat.errors import printable, printable_lines
 
 
 class Table(table.Table):
@@ -22,14 +22,14 @@ class Table(table.Table):
 
     def add_column(self, *args: Any, **options: Any) -> None:
         """Add a column as rich's table, with ``overflow="fold"`` by default."""
-        super().add_column(*map(_printable_lines, args), **{"overflow": "fold", **options})
+        super().add_column(*map(_printable, args), **{"overflow": "fold", **options})
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         """Add a row as rich's table."""
-        super().add_row(*map(_printable_lines, cells), **options)
+        super().add_row(*map(_printable, cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self.title, self.caption = _printable_lines(self.title), _printable_lines(self.caption)
+        self.title, self.caption = _printable(self.title), _printable(self.caption)
         return super().__rich_console__(console, options)
 
 
@@ -45,5 +45,5 @@ def print_line(console: Console, line: object, *, wrap: bool = False, style: str
     console.print(printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style)
 
 
-def _printable_lines(value: Any) -> Any:
-    return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
+def _printable(value: Any) -> Any:
+    return printable_lines(value) if isinstance(value, str) else value
