@@ -35,6 +35,14 @@ _ATTEMPTS = 100
 _PAUSE = 0.01
 
 
+class ForeignFileError(OSError):
+    """A file of a run directory that this package did not write: a pipe, a device, or far too large."""
+
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ForeignFileError)
+"""Errors of a file of a run directory that is missing, or that something else replaces: it is written again."""
+
+
 def explain(error: OSError) -> str:
     """Return the reason of an operating system error in a few words, without the path."""
     return error.strerror or str(error) or type(error).__name__
@@ -129,19 +137,32 @@ def kind_of_file(path: Path) -> str | None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; raise OSError for pipes and devices, which may never end."""
+    """Open a file for reading; raise ForeignFileError for pipes, devices and loops of links."""
     kind = kind_of_file(path)
     if kind is not None and kind != _KINDS[stat.S_IFDIR]:
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file")
-    return path.open("rb")
+        raise ForeignFileError(errno.EINVAL, f"it is {kind}, not a file")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignFileError(errno.EINVAL, explain(error)) from None
+        raise
 
 
 def read_regular(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file of a run directory; raise OSError if it is not a regular file, or is too large."""
+    """Return the content of a file of a run directory; raise ForeignFileError if it is no file, or too large."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+            raise ForeignFileError(errno.EFBIG, f"it has more than {most:,} bytes")
         return file.read()
+
+
+def check_written(file: BufferedReader) -> None:
+    """Raise ForeignFileError for gigabytes of which hardly any take space, which it would take hours to read."""
+    found = os.fstat(file.fileno())
+    taken = 512 * getattr(found, "st_blocks", found.st_size)
+    if found.st_size > MOST_BYTES and taken < found.st_size // 64:
+        raise ForeignFileError(errno.EFBIG, f"almost all of its {found.st_size:,} bytes were never written")
 
 
 def make_folder(path: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 
 from wherewhat.boundary import check_depth
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.files import explain, open_regular, read_regular, write_file
+from wherewhat.files import ABSENT, check_written, explain, open_regular, read_regular, write_file
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 """A value that JSON can store."""
@@ -98,7 +98,9 @@ def ascii_json_sha256(value: Any) -> str:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file of a run directory."""
     try:
-        return _digest(path)
+        with open_regular(path) as file:
+            check_written(file)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
 
@@ -171,7 +173,7 @@ def read_sealed(path: Path) -> dict[str, JSON] | None:
     """Return the content that `write_sealed` wrote; None if the file is missing, truncated or altered."""
     try:
         content = parse_object(read_regular(path))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except ABSENT:
         return None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
@@ -199,7 +201,7 @@ def first_damaged(folder: Path, expected: JSON) -> str | None:
             if fingerprints(folder, [name])[name] != fingerprint:
                 return name
         except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            if isinstance(error.__cause__, ABSENT):
                 return name
             raise
     return None

@@ -277,8 +277,13 @@ def test_scores_in_a_pipe_are_left_out(tmp_path):
     other = finished(tmp_path, {"a": 0.7}, seed=1)
     (other.path / "scores.parquet").unlink()
     os.mkfifo(other.path / "scores.parquet")
-    with pytest.raises(StoreError, match="named pipe"):
-        compare([tmp_path])
+    found = compare([tmp_path])
+    assert found.runs == 1
+    assert list(found.unreadable) == [other.path.name]
+    (other.path / "config.json").unlink()
+    os.mkfifo(other.path / "config.json")
+    (tmp_path / INDEX).unlink()
+    assert list(compare([tmp_path]).unreadable) == [other.path.name]
 
 
 @pytest.mark.parametrize(

@@ -304,19 +304,27 @@ def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize("name", ["config.json", "complete.json", "scores.parquet", "profiles.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "deep"])
-def test_files_that_are_no_files_are_refused(tmp_path, name, kind):
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "loop", "sparse"])
+def test_files_that_are_no_files_are_written_again(tmp_path, name, kind):
     run, _ = complete_run(tmp_path)
+    before = result_bytes(run)
     (run.path / name).unlink()
     if kind == "pipe":
         os.mkfifo(run.path / name)
     elif kind == "device":
         (run.path / name).symlink_to("/dev/zero")
+    elif kind == "loop":
+        (run.path / name).symlink_to(name)
+    elif kind == "sparse":
+        with (run.path / name).open("wb") as file:
+            file.truncate(1 << 42)
     else:
         (run.path / name).write_text('{"a":' * 100_000)
     with pytest.raises(StoreError) as refused:
         RunDirectory.load(run.path)
     assert "\n" not in str(refused.value)
+    complete_run(tmp_path)
+    assert result_bytes(run) == before
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 300, "~nosuchuser/x"])

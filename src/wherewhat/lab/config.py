@@ -61,8 +61,8 @@ class LabConfig:
         parameters = self.width * (self.vocabulary + self.positions + 12 * self.layers * self.width)
         if parameters > _MOST_PARAMETERS:
             raise ConfigError(
-                f"a model with width {self.width}, {self.layers} layers, {self.vocabulary} tokens and {self.positions} "
-                f"positions has about {parameters:.1e} parameters: at most {_MOST_PARAMETERS:.0e} work"
+                f"width={self.width}, layers={self.layers}, vocabulary={self.vocabulary} and "
+                f"positions={self.positions} give {parameters:.1e} parameters: at most {_MOST_PARAMETERS:.0e} work"
             )
         if self.width % (2 * self.heads):
             raise ConfigError(

@@ -14,6 +14,7 @@ from typing import cast
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import (
+    ABSENT,
     atomic_folder,
     explain,
     is_temporary,
@@ -55,7 +56,7 @@ def read_object(path: Path) -> dict[str, JSON] | None:
     """Return the JSON object in a file; None when the file is missing or holds anything else."""
     try:
         return parse_object(read_regular(path))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except ABSENT:
         return None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error

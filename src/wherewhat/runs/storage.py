@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from wherewhat.boundary import user_path
 from wherewhat.errors import StoreError, one_line
-from wherewhat.files import explain, make_folder, read_regular, write_file
+from wherewhat.files import ABSENT, explain, make_folder, read_regular, write_file
 from wherewhat.imports import require
 
 _PREFIX = ".tmp-"
@@ -51,7 +51,7 @@ class Folder:
         """Return a file's content; None where there is no such file."""
         try:
             return read_regular(self.path / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {self.path / name}: {explain(error)}") from error
