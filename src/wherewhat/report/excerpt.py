@@ -16,7 +16,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.files import make_folder, write_file
+from wherewhat.files import make_folder, read_regular, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, run_folder_name
 from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel
@@ -199,7 +199,7 @@ class ExcerptFile:
             sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
             capacity = Capacity(**stored.pop("capacity"))
             return Excerpt(passages=passages, sinks=sinks, capacity=capacity, **stored)
-        except (StoreError, KeyError, TypeError):
+        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def write(self, excerpt: Excerpt) -> None:
@@ -224,7 +224,7 @@ class ExcerptFile:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(parse_object(path.read_bytes()) or {})
+        return dict(parse_object(read_regular(path)) or {})
     except OSError:
         return {}
 

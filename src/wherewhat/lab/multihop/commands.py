@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, check_whole_number
+from wherewhat.cli.options import Out
+from wherewhat.cli.terminal import print_line
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +24,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of run directories.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Set = Annotated[
     list[str] | None,
@@ -92,7 +94,10 @@ def lengths(
 
     if count < 1:
         raise ConfigError(f"--count is {count}: at least 1 sequence is needed")
-    _show_lengths([open_run(path) for path in runs], _whole(at, "--at"), count, device)
+    check_at_most(MOST_DOCUMENTS, **{"--count": count})
+    lengths = _whole(at, "--at")
+    check_at_most(MOST_TOKENS, **{"--at": lengths})
+    _show_lengths([open_run(path) for path in runs], lengths, count, device)
 
 
 @app.command()
@@ -106,6 +111,7 @@ def roles(
 
     if count < 8:
         raise ConfigError(f"--count is {count}: at least 8 sequences are needed")
+    check_at_most(MOST_DOCUMENTS, **{"--count": count})
     console = Console()
     for path in runs:
         console.print(roles_table(open_run(path), count))
@@ -151,7 +157,7 @@ def _show(runs: list[MultihopRun]) -> None:
         if len(same) > 1:
             console.print(alignment_table(name, same))
     for found in runs:
-        console.print(str(found.path), soft_wrap=True, markup=False, highlight=False)
+        print_line(console, found.path)
 
 
 def _show_lengths(runs: list[MultihopRun], at: tuple[int, ...], count: int, device: str) -> None:
@@ -185,4 +191,5 @@ def _whole(text: str, option: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} is {text!r}: give whole numbers with commas between them") from None
     if min(found) < 0:
         raise ConfigError(f"{option} holds {min(found)}: give numbers from 0 on")
+    check_whole_number(option, found)
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.files import remove
 from wherewhat.lab.checkpoints import load_model
@@ -174,8 +175,10 @@ class MultihopRecipe:
 
     def __post_init__(self) -> None:
         """Check the values and make the setups."""
-        if not self.seeds:
-            raise ConfigError("seeds is empty: give at least one")
+        for name in ("tasks", "seeds", "lengths"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} is empty: give at least one")
+        check_at_most(MOST_TOKENS, lengths=self.lengths, length_count=self.length_count)
         if not all(isinstance(own, Mapping) for own in self.task_options.values()):
             raise ConfigError("in a recipe, task_options is a table of tables")
         made = (Setup.of(task, {**self.options, **self.task_options.get(task, {})}) for task in self.tasks)

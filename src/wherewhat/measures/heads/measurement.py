@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
 from wherewhat.measures.measurement import (
@@ -131,6 +132,7 @@ class HeadsConfig(PatternConfig):
             raise ConfigError(f"tau={min((self.tau, *self.taus)):g} must be positive: it divides weight differences")
         if any(block < 1 for block in (self.block, *self.blocks)):
             raise ConfigError(f"block={min((self.block, *self.blocks))}: a block has at least 1 token")
+        check_at_most(MOST_TOKENS, block=self.block, blocks=self.blocks, positions=self.positions)
         if not 0 < self.gamma < 0.5:
             raise ConfigError(f"gamma={self.gamma:g} must be between 0 and 0.5")
 
