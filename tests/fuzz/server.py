@@ -1,0 +1,363 @@
+"""A process that has imported everything and runs each case in a fork of itself; and its client."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fuzz.outcome import Outcome, Step, check
+
+LIMIT = 30.0
+"""Seconds that a case may take."""
+MOST_MEMORY = 1 << 30
+"""Bytes that a case may use above an idle process."""
+_FATAL_MEMORY = 6 << 30
+_IMPORTED = ["torch", "transformers", "transformers.models.llama.modeling_llama", "gguf", "peft", "pandas", "yaml"]
+_IMPORTED += ["transformers.models.auto.tokenization_auto", "transformers.models.gpt2.modeling_gpt2", "filelock"]
+_IMPORTED += ["pyarrow.parquet", "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main"]
+_IMPORTED += [
+    "wherewhat.runs.execution",
+    "wherewhat.cli.tables",
+    "wherewhat.report.report",
+    "wherewhat.sweep.execution",
+]
+_IMPORTED += ["wherewhat.lab.multihop.commands", "wherewhat.lab.encoding_study.commands", "fuzz.cases"]
+_SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "COLUMNS": "100",
+    "PYTHONHASHSEED": "0",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+_READ_ALL = (1, 2)
+"""Capabilities by which root opens every file: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
+
+
+class Server:
+    """A server process; a context manager.
+
+    Args:
+        limit: Seconds that a case may take.
+    """
+
+    def __init__(self, *, limit: float = LIMIT) -> None:
+        paths = [str(Path(__file__).parents[1]), *(path for path in sys.path if path)]
+        environment = {**os.environ, **_SETTINGS, "PYTHONPATH": os.pathsep.join(paths)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fuzz.server", str(limit)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Server:
+        """Return the server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process, which removes its files."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def run(self, kind: str, index: int, seed: int, *, keep: bool = False) -> Outcome:
+        """Run one case; ``keep`` its files."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([kind, index, seed, keep]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server has ended with code {self._process.wait()}")
+        return Outcome.of(json.loads(line))
+
+
+def serve(limit: float) -> None:
+    """Run the cases that standard input names, one per line, and write their outcomes to standard output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print while they are imported
+    for name in _IMPORTED:
+        import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="wherewhat-fuzz-") as home:
+        materials = Path(home) / "materials"
+        materials.mkdir()
+        # In a fork, so that this process starts no thread of a library.
+        if _forked(lambda: import_module("fuzz.materials").make(materials), Path(home) / "made") != 0:
+            raise SystemExit(f"the fuzzer cannot make its materials: {(Path(home) / 'made.err').read_text()}")
+        idle = _idle_memory()
+        for number, line in enumerate(sys.stdin):
+            kind, index, seed, keep = json.loads(line)
+            place = Path(tempfile.mkdtemp(prefix="wherewhat-case-")) if keep else Path(home) / f"case-{number}"
+            outcome = _run(kind, index, seed, place, materials, limit=limit, idle=idle)
+            if keep:
+                outcome.folder = str(place)
+            else:
+                remove(place)
+            answers.write(json.dumps(outcome.plain()) + "\n")
+            answers.flush()
+
+
+def _forked(work: Callable[[], object], log: Path) -> int:
+    """Run a function in a fork and return its exit code; its output is in ``log`` with .out and .err."""
+    child = os.fork()
+    if child == 0:
+        with _exit_after():
+            _redirect(log)
+            work()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@contextlib.contextmanager
+def _exit_after() -> Iterator[None]:
+    """End the process at the end of the context, without the clean-up that belongs to its parent."""
+    code = 70
+    try:
+        yield
+        code = 0
+    except BaseException:  # noqa: BLE001 - a fork must not return
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    """Write standard output and error to new files, and as text as the command does."""
+    for descriptor, ending in ((1, ".out"), (2, ".err")):
+        opened = os.open(f"{log}{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.stdout = os.fdopen(1, "w", errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", errors="replace", buffering=1, closefd=False)
+
+
+def _idle_memory() -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    return os.wait4(child, 0)[2].ru_maxrss * 1024
+
+
+def _run(kind: str, index: int, seed: int, place: Path, materials: Path, *, limit: float, idle: int) -> Outcome:
+    """Run one case in a fork, wait for it, end all its processes, and check it."""
+    (place / "work").mkdir(parents=True)
+    outcome = Outcome(f"{kind}:{index}", seed)
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        with _exit_after():
+            _redirect(place / "case")
+            _case(kind, index, seed, place, materials)
+    status, usage, hung = _wait(child, place, started + limit, idle)
+    outcome.seconds = time.monotonic() - started
+    outcome.memory = max(0, usage.ru_maxrss * 1024 - idle)
+    _read(outcome, place)
+    ended = os.waitstatus_to_exitcode(status)
+    if ended > 0:
+        outcome.notes.append((place / "case.err").read_text(errors="replace")[-2000:])
+    check(outcome, ended=ended, hung=hung, folder=place / "work", most_memory=MOST_MEMORY, limit=limit)
+    return outcome
+
+
+def _wait(child: int, place: Path, until: float, idle: int) -> tuple[int, resource.struct_rusage, str]:
+    """Return status and usage of a case's process, and the frame in which it hung; then nothing of it runs."""
+    hung, pause, look = "", 0.002, time.monotonic() + 1
+    try:
+        while True:
+            ended, status, usage = os.wait4(child, os.WNOHANG)
+            if ended:
+                return status, usage, hung
+            time.sleep(pause)
+            pause = min(0.05, pause * 1.5)
+            now = time.monotonic()
+            if now > look:
+                look = now + 0.5
+                if now > until or _memory(child) > idle + _FATAL_MEMORY:
+                    hung = _frame(child, place)
+                    _end(child)
+    finally:
+        _end(child)
+
+
+def _members(session: int) -> list[int]:
+    """Return the processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                    found.append(int(entry.name))
+    return found
+
+
+def _memory(session: int) -> int:
+    total = 0
+    for process in _members(session):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total = max(total, int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize())
+    return total
+
+
+def _frame(child: int, place: Path) -> str:
+    """Return the innermost frame of the product in which a process is."""
+    os.kill(child, signal.SIGUSR1)
+    time.sleep(0.3)
+    with contextlib.suppress(OSError):
+        lines = (place / "hang").read_text().splitlines()
+        frames = [line.strip() for line in lines if line.lstrip().startswith("File ")]
+        inside = [line for line in frames if "/wherewhat/" in line and " in guarded" not in line]
+        for line in inside or frames:
+            path, _, function = line.removeprefix('File "').rpartition('", line ')
+            return f"{'/'.join(Path(path).parts[-2:])} {function.partition(' in ')[2]}"
+    return "unknown frame"
+
+
+def _end(session: int) -> None:
+    for process in _members(session):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _read(outcome: Outcome, place: Path) -> None:
+    """Fill an outcome with what the case's process wrote."""
+    with contextlib.suppress(FileNotFoundError):
+        made = json.loads((place / "case.json").read_text())
+        outcome.notes += made["notes"]
+        outcome.steps = [Step(words) for words in made["steps"]]
+    for number, step in enumerate(outcome.steps):
+        with contextlib.suppress(FileNotFoundError):
+            step.out, step.err = (_text(place / f"{number}{ending}") for ending in (".out", ".err"))
+            step.code, step.error = json.loads((place / f"{number}.json").read_text())
+    with contextlib.suppress(FileNotFoundError):
+        outcome.problems += [(kind, text) for kind, text in json.loads((place / "found.json").read_text())]
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(1 << 20).decode("utf-8", "replace")
+
+
+def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> None:
+    """Build a case and run its commands; in a fork, which is its own session."""
+    from fuzz.cases import build
+
+    os.setsid()
+    os.chdir(place / "work")
+    _drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ |= {"HOME": str(place / "home"), "WHEREWHAT_CACHE": str(place / "cache"), "TMPDIR": str(place)}
+    tempfile.tempdir = None
+    socket.socket.connect = _refused(socket.socket.connect)  # type: ignore[method-assign]
+    case = build(kind, index, seed, materials)
+    write_json(place / "case.json", {"notes": case.notes, "steps": case.steps})
+    hang = (place / "hang").open("w")
+    faulthandler.register(signal.SIGUSR1, file=hang)
+    for number, words in enumerate(case.steps):
+        _redirect(place / str(number))
+        faulthandler.enable(file=2)
+        os.dup2(os.open(case.stdin or os.devnull, os.O_RDONLY), 0)
+        sys.stdin = os.fdopen(0, closefd=False)
+        code, error = _perform(words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        write_json(place / f"{number}.json", [code, error])
+    if case.verify is not None:
+        steps = [Step(words) for words in case.steps]
+        for number, step in enumerate(steps):
+            step.out, step.err = (_text(place / f"{number}{ending}") for ending in (".out", ".err"))
+            step.code, step.error = json.loads((place / f"{number}.json").read_text())
+        write_json(place / "found.json", [("silent use", text) for text in case.verify(steps)])
+
+
+def _perform(words: list[str]) -> tuple[int, str]:
+    """Run one command; return its exit code, and the exception that left it."""
+    from fuzz.calls import CALLS
+    from wherewhat.cli.main import run_cli
+    from wherewhat.errors import WherewhatError
+
+    try:
+        if words[0] != "python":
+            return run_cli(words[1:]), ""
+        CALLS[words[1]](*words[2:])
+        return 0, ""
+    except WherewhatError as error:
+        sys.stderr.write(f"wherewhat: {error}\n")
+        return 2, ""
+    except SystemExit as error:
+        return (error.code if isinstance(error.code, int) else int(error.code is not None)), ""
+    except BaseException as error:  # noqa: BLE001 - this is what the fuzzer looks for
+        traceback.print_exc()
+        return 1, f"{type(error).__name__} in {_product_frame(error)}"
+
+
+def _product_frame(error: BaseException) -> str:
+    """Return the innermost frame of the product in a traceback: file and function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if "/wherewhat/" in frame.filename]
+    frame = (inside or frames)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-2:])} {frame.name}"
+
+
+def _refused(connect: Any) -> Any:
+    def refuse(self: socket.socket, address: Any) -> Any:
+        if self.family == socket.AF_UNIX:
+            return connect(self, address)
+        raise OSError("the fuzzer has no network")
+
+    return refuse
+
+
+def _drop_capabilities() -> None:
+    """Give up root's right to open every file, so that permissions matter as for other users."""
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    library.capget(header, data)
+    for capability in _READ_ALL:
+        for part in range(3):
+            data[part] &= ~(1 << capability)
+    library.capset(header, data)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(value))
+
+
+def remove(folder: Path) -> None:
+    """Remove a case's files, also those in folders that may not be entered."""
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "u+rwx", str(folder)], stderr=subprocess.DEVNULL, check=False)
+    # By a program: folders may be nested deeper than Python's own function can follow.
+    subprocess.run(["rm", "-rf", str(folder)], check=False)
+
+
+if __name__ == "__main__":
+    serve(float(sys.argv[1]))
