@@ -63,6 +63,11 @@ def take(folder: Path, *names: str) -> None:
             shutil.copy2(source, name)
 
 
+def finished_run() -> Path:
+    """Return the run directory of :data:`materials.RUN`."""
+    return next(path.parent for path in sorted(Path("runs").glob("*/config.json")))
+
+
 # Command lines
 
 
@@ -151,7 +156,7 @@ def _command_line(random: Random, index: int, folder: Path) -> Case:
 def _arguments(path: tuple[str, ...], random: Random) -> tuple[list[str], dict[str, str]]:
     """Return the words of a command that make its work small, some of them hostile, and its settings."""
     model = _word(random) if random.random() < 0.25 else random.choice(["tiny", "tiny", "tiny.gguf", "adapter"])
-    run = _word(random) if random.random() < 0.4 else str(next(Path("runs").glob("axes*"), "runs"))
+    run = _word(random) if random.random() < 0.4 else str(finished_run())
     plan = materials.PLAN[2:]
     small: dict[str, list[str]] = {
         "report": [model, "--text", "text.txt", "--tokens", "16", "--device", "cpu"],
@@ -200,7 +205,7 @@ def _name(random: Random, index: int, folder: Path) -> Case:
     name = pool[index] if index < len(pool) else "/".join(random.sample(pool, 2))
     if name.startswith("/"):
         name = f".{name}"
-    run = str(next(Path("runs").iterdir()))
+    run = str(finished_run())
     commands: list[list[str]] = [
         ["check", name],
         ["attention", name, *_SMALL],
@@ -269,9 +274,11 @@ _FILES: dict[str, tuple[Any, list[str]]] = {
     "plan": (None, ["extend", "tiny", *_SMALL]),
 }
 _LAUGHS = "a: &a [x]\n" + "".join(f"{n}: &{n} [{', '.join([f'*{chr(ord(n) - 1)}'] * 9)}]\n" for n in "bcdefghij")
-_YAML = [_LAUGHS, "!!python/object/apply:os.system ['true']", "tokens: 2020-01-01", "? [1]\n: 2", "<<: 1", "&a [*a]"]
-_YAML += ["{" * 3000, "- " * 3000, "tokens: 0o17\ntext: ~", "1: 2\ntrue: 3", "tokens: !!float x", "a: !!binary x"]
-_YAML += ["%YAML 9.9\n---\na: 1", "\ta: 1"]
+_YAML = [
+    _LAUGHS, "!!python/object/apply:os.system ['true']", "tokens: 2020-01-01", "? [1]\n: 2", "<<: 1", "&a [*a]",
+    "{" * 3000, "- " * 3000, "tokens: 0o17\ntext: ~", "1: 2\ntrue: 3", "tokens: !!float x", "a: !!binary x",
+    "%YAML 9.9\n---\na: 1", "\ta: 1",
+]  # fmt: skip
 
 
 def _file(random: Random, index: int, folder: Path) -> Case:
@@ -369,11 +376,13 @@ def _text(random: Random, index: int, folder: Path) -> Case:
 def _run_directory(random: Random, index: int, folder: Path) -> Case:
     """A finished run with changes: it is refused or gives the same numbers; the same command makes it again."""
     take(folder, "runs")
-    run = next(Path("runs").iterdir())
+    run = finished_run()
     notes = []
     for _ in range(random.choice([1, 1, 2])):
         files = sorted(
-            path for path in run.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o400
+            path
+            for path in Path("runs").rglob("*")
+            if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o400
         )
         if not files:
             break
@@ -464,8 +473,10 @@ def _known(random: Random, index: int, folder: Path) -> Case:
     return KNOWN[index](folder)
 
 
-PLANTED = ["traceback", "exit code", "hang", "abort", "control character", "warning", "memory", "unfinished file"]
-PLANTED += ["two lines", "process", "nothing"]
+PLANTED = [
+    "traceback", "exit code", "hang", "abort", "control character", "warning", "memory", "unfinished file", "two lines",
+    "process", "nothing",
+]  # fmt: skip
 KINDS: dict[str, Callable[[Random, int, Path], Case]] = {
     "known": _known,
     "command": _command_line,

@@ -11,8 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz.cases import Case, take
-from fuzz.models import gguf_fields, with_value
+from fuzz.cases import Case, finished_run, take
+from fuzz.materials import PLAN
+from fuzz.models import NATIVE, gguf_fields, with_value
 from fuzz.mutations import DEEP
 
 _SMALL = ["--text", "text.txt", "--tokens", "16", "--no-control", "--device", "cpu"]
@@ -29,20 +30,30 @@ def _call(*words: str) -> Known:
     return lambda folder: Case([["python", *words]])
 
 
+def _with(material: str, *words: str) -> Known:
+    def build(folder: Path) -> Case:
+        take(folder, material)
+        return Case([["wherewhat", *words]])
+
+    return build
+
+
 def _with_runs(*words: str) -> Known:
     def build(folder: Path) -> Case:
         take(folder, "runs")
-        run = str(next(Path("runs").iterdir()))
+        run = str(finished_run())
         return Case([["wherewhat", *(run if word == "RUN" else word for word in words)]])
 
     return build
 
 
-def _changed(name: str, change: Callable[[Any], None], note: str, *words: str, model: str = "tiny") -> Known:
+def _changed(
+    name: str, change: Callable[[Any], None], note: str, *words: str, model: str = "tiny", taken: bool = False
+) -> Known:
     """A model folder with a changed JSON file."""
 
     def build(folder: Path) -> Case:
-        if model != "tiny":
+        if model != "tiny" and not taken:
             take(folder, model)
         path = Path(model) / name
         tree = json.loads(path.read_text())
@@ -65,11 +76,17 @@ def _tokenizer_config(**values: Any) -> Known:
     return _changed("tokenizer_config.json", lambda tree: tree.update(values), str(values))
 
 
-def _shard(name: Any) -> Known:
+def _shard(name: Any, *, taken: bool = False) -> Known:
     def change(tree: Any) -> None:
         tree["weight_map"] = dict.fromkeys(tree["weight_map"], name)
 
-    return _changed("model.safetensors.index.json", change, f"all weights in {name!r}", model="sharded")
+    return _changed("model.safetensors.index.json", change, f"all weights in {name!r}", model="sharded", taken=taken)
+
+
+def _pickled(folder: Path) -> Case:
+    take(folder, "sharded")
+    Path("sharded/pytorch_model.bin").write_bytes(b"no pickle")
+    return _shard("pytorch_model.bin", taken=True)(folder)
 
 
 def _special(name: str, make: Callable[[Path], None], *words: str) -> Known:
@@ -146,6 +163,18 @@ def _text_lines(line: str, *words: str) -> Known:
 
 _HUGE = "99999999999999999999"
 _LONG = "x" * 300
+_MEASURED = (
+    "axes",
+    "attention",
+    "distance",
+    "extend",
+    "frequencies",
+    "heads",
+    "perturb",
+    "planes",
+    "residual",
+    "split",
+)
 _measured = partial(_command, "attention", "tiny")
 
 KNOWN: list[Known] = [
@@ -209,7 +238,12 @@ KNOWN: list[Known] = [
     _command("attention", "tiny", "--text", "deep.jsonl", "--tokens", "16"),
     _nested_gguf,
     # Huge numbers.
-    _command("prompts", "tiny", "--device", "cpu", "--no-control", "--set", f"count={_HUGE}"),
+    *(_with("speller", "prompts", "speller", *_SMALL[4:], "--set", f"{name}={_HUGE}") for name in ("count", "sizes")),
+    _command("multihop", "train", "--set", "layers=99999999"),
+    _command("multihop", "train", "--set", "width=99999999"),
+    _command("multihop", "train", "--set", f"steps={_HUGE}"),
+    _command("multihop", "train", "--seeds", _HUGE),
+    _command("multihop", "construct", "--longest", _HUGE),
     _command("perturb", "tiny", *_SMALL, "--set", f"reach={_HUGE}"),
     _command("perturb", "tiny", *_SMALL, "--set", "layers=99999999"),
     _command("perturb", "tiny", *_SMALL, "--set", f"seeds={_HUGE}"),
@@ -234,7 +268,8 @@ KNOWN: list[Known] = [
     _gguf("llama.block_count", 2**31),
     # Zeros.
     _special("model.safetensors", _zero_weights),
-    _special("model.safetensors", _zero_weights, "attention", "tiny", *_SMALL),
+    *(_special("model.safetensors", _zero_weights, name, "tiny", *_SMALL) for name in _MEASURED),
+    _special("model.safetensors", _zero_weights, *PLAN),
     _special("model.safetensors", _zero_weights, "report", "tiny", "--text", "text.txt", "--tokens", "16"),
     _config(num_key_value_heads=0),
     _config(num_attention_heads=0),
@@ -259,16 +294,14 @@ KNOWN: list[Known] = [
     _config(layer_types=["x"]),
     _config(dtype="x"),
     *(_tokenizer_config(tokenizer_class=name) for name in ("BertModel", "Trainer", "LlamaConfig", "AutoTokenizer", 5)),
-    _tokenizer(
-        padding={"strategy": {"Fixed": 2**50}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
-    ),
-    _tokenizer(truncation={"max_length": 1, "stride": 5, "strategy": "LongestFirst", "direction": "Right"}),
+    *(_tokenizer(**part) for part in NATIVE),
     _tokenizer(added_tokens=5),
     # Shard indexes.
     *(
         _shard(name)
         for name in ("/etc/passwd", 5, None, _LONG, "pytorch_model.bin", "../tiny/model.safetensors", "a\0b")
     ),
+    _pickled,
     # Options.
     _measured(*_SMALL, "--attn-implementation", "flex_attention"),
     _command(*_CHECK, "--attn-implementation", "flex_attention"),

@@ -17,13 +17,14 @@ def make(folder: Path) -> None:
     """Write all materials to a folder."""
     from transformers import AutoModelForCausalLM, GPT2Config
 
-    from helpers.models import save_model, write_gguf
+    from helpers.models import save_model, save_speller, write_gguf
 
     os.chdir(folder)
     os.environ["WHEREWHAT_CACHE"] = str(folder / "cache")
     save_model(Path("tiny"))
     save_model(Path("sharded"), max_shard_size="4KB")
     save_model(Path("gpt2"), GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2))
+    save_speller(Path("speller"))
     write_gguf(Path("tiny.gguf"))
     write_gguf(Path("pieces.gguf"), tokenizer="llama")
     from peft import LoraConfig, get_peft_model

@@ -13,93 +13,60 @@ from typing import Any
 
 from fuzz import mutations
 
-_CONFIG_KEYS = ["text_config", "return_dict", "transformers_weights", "pad_token_id", "quantization_config", "head_dim"]
-_CONFIG_KEYS += ["rope_scaling", "rope_parameters", "auto_map", "architectures", "dtype", "torch_dtype", "layer_types"]
-_CONFIG_KEYS += ["sliding_window", "attn_implementation", "_attn_implementation", "output_attentions", "is_decoder"]
-_CONFIG_KEYS += [
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_size",
-    "vocab_size",
-    "use_cache",
-]
-_CONFIG_KEYS += ["intermediate_size", "max_position_embeddings", "rms_norm_eps", "hidden_act", "tie_word_embeddings"]
-_CONFIG_KEYS += [
-    "is_encoder_decoder",
-    "chunk_size_feed_forward",
-    "id2label",
-    "pruned_heads",
-    "model_type",
-    "name_or_path",
-]
-_CONFIG_KEYS += ["bos_token_id", "eos_token_id", "attention_bias", "attention_dropout", "initializer_range", "tp_plan"]
+_CONFIG_KEYS = [
+    "text_config", "return_dict", "transformers_weights", "pad_token_id", "quantization_config", "head_dim",
+    "rope_scaling", "rope_parameters", "auto_map", "architectures", "dtype", "torch_dtype", "layer_types",
+    "sliding_window", "attn_implementation", "use_cache", "_attn_implementation", "output_attentions", "is_decoder",
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "intermediate_size",
+    "max_position_embeddings", "rms_norm_eps", "hidden_act", "tie_word_embeddings", "is_encoder_decoder",
+    "chunk_size_feed_forward", "id2label", "pruned_heads", "model_type", "name_or_path", "bos_token_id", "eos_token_id",
+    "attention_bias", "attention_dropout", "initializer_range", "tp_plan", "base_model_tp_plan", "torchscript",
+    "mlp_bias", "problem_type", "num_labels",
+]  # fmt: skip
 _TOKENIZER_KEYS = [
-    "tokenizer_class",
-    "auto_map",
-    "model_max_length",
-    "added_tokens_decoder",
-    "chat_template",
-    "backend",
-]
-_TOKENIZER_KEYS += [
-    "extra_special_tokens",
-    "special_tokens_map",
-    "bos_token",
-    "unk_token",
-    "add_bos_token",
-    "padding_side",
-]
-_TOKENIZER_KEYS += ["tokenizer_file", "vocab_file", "clean_up_tokenization_spaces", "truncation_side", "name_or_path"]
+    "tokenizer_class", "auto_map", "model_max_length", "added_tokens_decoder", "chat_template", "backend", "bos_token",
+    "extra_special_tokens", "special_tokens_map", "unk_token", "add_bos_token", "padding_side", "tokenizer_file",
+    "vocab_file", "name_or_path", "clean_up_tokenization_spaces", "truncation_side", "additional_special_tokens",
+    "model_input_names",
+]  # fmt: skip
 _CLASSES = [
-    "BertModel",
-    "LlamaModel",
-    "PreTrainedTokenizer",
-    "CLIPTokenizer",
-    "LlamaTokenizer",
-    "GPT2Tokenizer",
-    "T5Tokenizer",
-]
-_CLASSES += [
-    "AutoTokenizer",
-    "PreTrainedTokenizerBase",
-    "TokenizersBackend",
-    "BertTokenizer",
-    "Trainer",
-    "pipeline",
-    "os",
-]
-_CLASSES += [
-    "WhisperTokenizer",
-    "ByT5Tokenizer",
-    "CanineTokenizer",
-    "XLNetTokenizer",
-    "LlamaConfig",
-    "MistralCommonTokenizer",
-]
-_OTHER_FILES = ["generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"]
-_OTHER_FILES += [
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "tokenizer.model",
-    "adapter_config.json",
-    "spiece.model",
-]
-_OTHER_FILES += ["model.safetensors.index.json", "pytorch_model.bin", "config.py", "chat_template.json", "vocab.txt"]
+    "BertModel", "LlamaModel", "PreTrainedTokenizer", "CLIPTokenizer", "LlamaTokenizer", "GPT2Tokenizer", "T5Tokenizer",
+    "os", "AutoTokenizer", "PreTrainedTokenizerBase", "TokenizersBackend", "BertTokenizer", "Trainer", "pipeline",
+    "WhisperTokenizer", "ByT5Tokenizer", "CanineTokenizer", "XLNetTokenizer", "LlamaConfig", "MistralCommonTokenizer",
+    "PreTrainedTokenizerFast",
+]  # fmt: skip
+_OTHER_FILES = [
+    "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "config.py",
+    "chat_template.jinja", "preprocessor_config.json", "tokenizer.model", "adapter_config.json", "spiece.model",
+    "pytorch_model.bin", "model.safetensors.index.json", "chat_template.json", "vocab.txt", "processor_config.json",
+]  # fmt: skip
 _SHARDS: list[Any] = [
-    "/etc/passwd",
-    "../tiny/model.safetensors",
-    5,
-    None,
-    "x" * 300,
-    "",
-    ".",
-    "pytorch_model.bin",
-    "fifo",
-    [],
-    {},
+    "/etc/passwd", "../tiny/model.safetensors", "x" * 300, "", ".", "pytorch_model.bin", "fifo", 5, None, [], {}, True,
+    "a\0b", "\x1b[31m", "model.safetensors/x", "~nosuchuser/x", "config.json",
+]  # fmt: skip
+_SLICE = [{"Sequence": {"id": "A", "type_id": 0}}]
+_PADDING = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+_TEN_THOUSAND = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 10_000}
+NATIVE: list[dict[str, Any]] = [
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w" + "A" * 90}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    {"normalizer": {"type": "Sequence", "normalizers": [_TEN_THOUSAND] * 3}},
+    {"normalizer": {"type": "Prepend", "prepend": "x" * 10_000_000}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(t|th|h|e)*$"}, "behavior": "Isolated", "invert": False}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Removed", "invert": True}},
+    {"model": {"type": "BPE", "vocab": {"t": 0, "h": 1}, "merges": [["t", "h"]], "continuing_subword_prefix": "x" * 9}},
+    {"model": {"type": "Unigram", "unk_id": None, "vocab": []}},
+    {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["", 0.0], ["a", 1e308]]}},
+    {"model": {"type": "WordLevel", "vocab": {"<unk>": 2**32 - 1, "the": 2**32 - 2}, "unk_token": "<unk>"}},
+    {"post_processor": {"type": "TemplateProcessing", "single": _SLICE * 300_000, "pair": [], "special_tokens": {}}},
+    {"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}},
+    {"post_processor": {"type": "BertProcessing", "sep": ["x", 2**32 - 1], "cls": ["y", 99]}},
+    {"padding": {"strategy": {"Fixed": 2**50}, **_PADDING}},
+    {"padding": {"strategy": "BatchLongest", "pad_to_multiple_of": 2**40, **_PADDING}},
+    {"truncation": {"max_length": 1, "stride": 5, "strategy": "LongestFirst", "direction": "Right"}},
 ]
-_SHARDS += ["a\0b", "\x1b[31m", "model.safetensors/x", "~nosuchuser/x", True, "config.json"]
+"""Parts of ``tokenizer.json`` that native code cannot cope with: it panics, aborts or does not end."""
 
 
 @functools.cache
@@ -126,7 +93,7 @@ def change_folder(random: Random, materials: Path, take: Callable[..., None]) ->
         elif kind < 0.45 and folder != "adapter":
             notes.append(_set_keys(place / "config.json", _CONFIG_KEYS, random))
         elif kind < 0.6 and (place / "tokenizer.json").is_file():
-            notes += mutations.change_json(place / "tokenizer.json", random)
+            notes.append(_change_tokenizer(place / "tokenizer.json", random))
         elif kind < 0.75 and (place / "tokenizer_config.json").is_file():
             notes.append(_set_keys(place / "tokenizer_config.json", _TOKENIZER_KEYS, random))
         elif kind < 0.82:
@@ -149,6 +116,16 @@ def _set_keys(path: Path, keys: list[str], random: Random) -> str:
     tree[key] = new
     path.write_text(json.dumps(tree))
     return f"{path}: {key} = {repr(new)[:80]}"
+
+
+def _change_tokenizer(path: Path, random: Random) -> str:
+    if random.random() < 0.6:
+        return mutations.change_json(path, random)[0]
+    part = random.choice(NATIVE)
+    if random.random() < 0.5:
+        part, _ = mutations.changed(part, random)
+    path.write_text(json.dumps(json.loads(path.read_text()) | part if isinstance(part, dict) else part))
+    return f"{path}: {repr(part)[:200]}"
 
 
 def _change_index(path: Path, random: Random) -> str:

@@ -9,92 +9,29 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-NUMBERS = ["0", "-1", "1", "2", "3", "7", "0.5", "-0.5", "1e9", "1e308", "1e400", "nan", "inf", "-inf", "2147483648"]
-NUMBERS += ["99999999", "9223372036854775807", "9223372036854775808", "99999999999999999999", "-99999999999999999999"]
-NUMBERS += ["", " ", "0x10", "١٢", "1_000", "1,2", ",", "1,,2", "0,0", "-1,3", "9" * 5000, "many", "true", "None", "{}"]
+NUMBERS = [
+    "0", "-1", "1", "2", "3", "7", "0.5", "-0.5", "1e9", "1e308", "1e400", "nan", "inf", "-inf", "2147483648", "99999999",
+    "9223372036854775807", "9223372036854775808", "99999999999999999999", "-99999999999999999999", "9" * 5000, "", " ",
+    "0x10", "١٢", "1_000", "1,2", ",", "1,,2", "0,0", "-1,3", "many", "true", "None", "{}",
+]  # fmt: skip
 WORDS = [
-    "",
-    " ",
-    "-",
-    "--",
-    "x",
-    "é",
-    "日本",
-    "a b",
-    "a\nb",
-    "a\tb",
-    "\x1b[31mred",
-    "\x07",
-    "\x9b1m",
-    "\udcff",
-    "*",
-    "%s",
-]
-WORDS += ["{0}", "$HOME", "[red]", "<b>", "'", '"', "x" * 300, "x" * 70000, "none", "null", "-1", "auto", "=", "a=b"]
-NAMES = ["~nosuchuser/x", "~", "~/x", ".", "..", "./", "x" * 300, "a/" * 3000 + "a", "models--x", "models--x--y", "x/y"]
-NAMES += [
-    "nobody/" + "x" * 120,
-    "a--b/c",
-    "a..b",
-    "-x",
-    "a/b/c",
-    "\\\\host\\x",
-    "C:\\x",
-    "http://127.0.0.1:9/x",
-    "s3://b/x",
-]
-NAMES += ["file:///x", "memory://x", "x.gguf", "x.safetensors", "x\0y", "é" * 200, "none.jsonl", "harness:x", "x.toml"]
-PROPS = ["fifo", "endless", "oversize", "locked", "locked/x", "locked.txt", "dangling", "loop", "empty", "empty-folder"]
-PROPS += ["binary", "deep.json", "deep.toml", "deep.jsonl", "\x1b[31mred.txt", "text.txt", "text.txt/x", "tiny", "runs"]
+    "", " ", "-", "--", "x", "é", "日本", "a b", "a\nb", "a\tb", "\x1b[31mred", "\x07", "\x9b1m", "\udcff", "*", "%s", "{0}",
+    "$HOME", "[red]", "<b>", "'", '"', "x" * 300, "x" * 70000, "none", "null", "-1", "auto", "=", "a=b",
+]  # fmt: skip
+NAMES = [
+    "~nosuchuser/x", "~", "~/x", ".", "..", "./", "x" * 300, "a/" * 3000 + "a", "models--x", "models--x--y", "x/y", "-x",
+    "nobody/" + "x" * 120, "a--b/c", "a..b", "a/b/c", "\\\\host\\x", "C:\\x", "http://127.0.0.1:9/x", "s3://b/x", "x\0y",
+    "file:///x", "memory://x", "x.gguf", "x.safetensors", "é" * 200, "none.jsonl", "harness:x", "x.toml",
+]  # fmt: skip
+PROPS = [
+    "fifo", "endless", "oversize", "locked", "locked/x", "locked.txt", "dangling", "loop", "empty", "empty-folder",
+    "binary", "deep.json", "deep.toml", "deep.jsonl", "\x1b[31mred.txt", "text.txt", "text.txt/x", "tiny", "runs",
+]  # fmt: skip
 VALUES: list[Any] = [
-    0,
-    -1,
-    1,
-    2,
-    3,
-    7,
-    13,
-    2**31,
-    2**31 - 1,
-    2**40,
-    2**63,
-    2**70,
-    -(2**63),
-    0.0,
-    0.5,
-    -2.5,
-    1e308,
-    1e-308,
-]
-VALUES += [
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    "0",
-    "\0",
-    "\x1b[31m",
-    "é" * 300,
-    "../../x",
-    "/etc/passwd",
-    "~nosuchuser",
-]
-VALUES += [
-    None,
-    True,
-    False,
-    [],
-    {},
-    [0],
-    [None],
-    ["x"],
-    [[]],
-    {"x": 1},
-    {"": {}},
-    [1] * 2000,
-    {"type": "x"},
-    "x" * 70000,
-]
+    0, -1, 1, 2, 3, 7, 13, 2**31, 2**40, 2**63, 2**70, -(2**63), 0.0, 0.5, -2.5, 1e308, 1e-308, float("nan"),
+    float("inf"), "", "x", "0", "\0", "\x1b[31m", "é" * 300, "x" * 70000, "../../x", "/etc/passwd", "~nosuchuser", None,
+    True, False, [], {}, [0], [None], ["x"], [[]], {"x": 1}, {"": {}}, [1] * 2000, {"type": "x"},
+]  # fmt: skip
 DEEP = 20_000
 """Levels of nesting, more than any parser's stack holds."""
 

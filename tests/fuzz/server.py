@@ -28,16 +28,13 @@ LIMIT = 30.0
 MOST_MEMORY = 1 << 30
 """Bytes that a case may use above an idle process."""
 _FATAL_MEMORY = 6 << 30
-_IMPORTED = ["torch", "transformers", "transformers.models.llama.modeling_llama", "gguf", "peft", "pandas", "yaml"]
-_IMPORTED += ["transformers.models.auto.tokenization_auto", "transformers.models.gpt2.modeling_gpt2", "filelock"]
-_IMPORTED += ["pyarrow.parquet", "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main"]
-_IMPORTED += [
-    "wherewhat.runs.execution",
-    "wherewhat.cli.tables",
-    "wherewhat.report.report",
-    "wherewhat.sweep.execution",
-]
-_IMPORTED += ["wherewhat.lab.multihop.commands", "wherewhat.lab.encoding_study.commands", "fuzz.cases"]
+_IMPORTED = [
+    "torch", "transformers", "transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.auto.tokenization_auto", "gguf", "peft", "pandas", "yaml", "filelock", "pyarrow.parquet",
+    "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main", "wherewhat.runs.execution",
+    "wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.sweep.execution", "wherewhat.lab.multihop.commands",
+    "wherewhat.lab.encoding_study.commands", "fuzz.cases",
+]  # fmt: skip
 _SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
