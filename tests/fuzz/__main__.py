@@ -23,25 +23,25 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=sys.maxsize, help="most cases of each kind")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a case may take")
     given = parser.parse_args()
-    with Server(limit=given.limit) as server:
+    with Server() as server:
         if given.case:
             kind, _, index = given.case.partition(":")
-            outcome = server.run(kind, int(index), given.seed, keep=True)
+            outcome = server.run(kind, int(index), given.seed, limit=given.limit, keep=True)
             _say(outcome)
             return int(bool(outcome.problems))
         kinds = [kind for kind in given.kind.split(",") if kind]
-        return int(_run(server, kinds, given.seed, given.seconds, given.cases))
+        return int(_run(server, kinds, given))
 
 
-def _run(server: Server, kinds: list[str], seed: int, seconds: float, cases: int) -> bool:
+def _run(server: Server, kinds: list[str], given: argparse.Namespace) -> bool:
     """Run known cases, then generated ones of all kinds in turn; return whether a promise was broken."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + given.seconds
     counts: Counter[str] = Counter()
     broken: defaultdict[str, list[Outcome]] = defaultdict(list)
-    for kind, index in _cases(kinds, cases):
+    for kind, index in _cases(kinds, given.cases):
         if kind != "known" and time.monotonic() > until:
             break
-        outcome = server.run(kind, index, seed)
+        outcome = server.run(kind, index, given.seed, limit=given.limit)
         counts[kind] += 1
         for what, _ in outcome.problems:
             if not broken[what]:

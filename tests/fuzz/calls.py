@@ -78,8 +78,11 @@ def _planted(fault: str) -> None:
         from wherewhat.errors import WherewhatError
 
         raise WherewhatError("first\nsecond")
-    if fault == "process" and os.fork() == 0:
-        time.sleep(3600)
+    if fault == "process":
+        child = os.fork()
+        if child == 0:
+            time.sleep(3600)
+        Path("process").write_text(str(child))
 
 
 CALLS: dict[str, Callable[..., Any]] = {

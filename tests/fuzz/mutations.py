@@ -10,18 +10,18 @@ from random import Random
 from typing import Any
 
 NUMBERS = [
-    "0", "-1", "1", "2", "3", "7", "0.5", "-0.5", "1e9", "1e308", "1e400", "nan", "inf", "-inf", "2147483648", "99999999",
-    "9223372036854775807", "9223372036854775808", "99999999999999999999", "-99999999999999999999", "9" * 5000, "", " ",
-    "0x10", "١٢", "1_000", "1,2", ",", "1,,2", "0,0", "-1,3", "many", "true", "None", "{}",
+    "0", "-1", "1", "2", "3", "7", "0.5", "-0.5", "1e9", "1e308", "1e400", "nan", "inf", "-inf", "2147483648",
+    "99999999", "9223372036854775807", "9223372036854775808", "99999999999999999999", "-99999999999999999999",
+    "9" * 5000, "", " ", "0x10", "١٢", "1_000", "1,2", ",", "1,,2", "0,0", "-1,3", "many", "true", "None", "{}",
 ]  # fmt: skip
 WORDS = [
-    "", " ", "-", "--", "x", "é", "日本", "a b", "a\nb", "a\tb", "\x1b[31mred", "\x07", "\x9b1m", "\udcff", "*", "%s", "{0}",
-    "$HOME", "[red]", "<b>", "'", '"', "x" * 300, "x" * 70000, "none", "null", "-1", "auto", "=", "a=b",
+    "", " ", "-", "--", "x", "é", "日本", "a b", "a\nb", "a\tb", "\x1b[31mred", "\x07", "\x9b1m", "\udcff", "*", "%s",
+    "{0}", "$HOME", "[red]", "<b>", "'", '"', "x" * 300, "x" * 70000, "none", "null", "-1", "auto", "=", "a=b",
 ]  # fmt: skip
 NAMES = [
-    "~nosuchuser/x", "~", "~/x", ".", "..", "./", "x" * 300, "a/" * 3000 + "a", "models--x", "models--x--y", "x/y", "-x",
-    "nobody/" + "x" * 120, "a--b/c", "a..b", "a/b/c", "\\\\host\\x", "C:\\x", "http://127.0.0.1:9/x", "s3://b/x", "x\0y",
-    "file:///x", "memory://x", "x.gguf", "x.safetensors", "é" * 200, "none.jsonl", "harness:x", "x.toml",
+    "~nosuchuser/x", "~", "~/x", ".", "..", "./", "x" * 300, "a/" * 3000 + "a", "models--x", "models--x--y", "x/y",
+    "-x", "nobody/" + "x" * 120, "a--b/c", "a..b", "a/b/c", "\\\\host\\x", "C:\\x", "http://127.0.0.1:9/x", "s3://b/x",
+    "x\0y", "file:///x", "memory://x", "x.gguf", "x.safetensors", "é" * 200, "none.jsonl", "harness:x", "x.toml",
 ]  # fmt: skip
 PROPS = [
     "fifo", "endless", "oversize", "locked", "locked/x", "locked.txt", "dangling", "loop", "empty", "empty-folder",

@@ -48,17 +48,13 @@ _READ_ALL = (1, 2)
 
 
 class Server:
-    """A server process; a context manager.
+    """A server process; a context manager."""
 
-    Args:
-        limit: Seconds that a case may take.
-    """
-
-    def __init__(self, *, limit: float = LIMIT) -> None:
+    def __init__(self) -> None:
         paths = [str(Path(__file__).parents[1]), *(path for path in sys.path if path)]
         environment = {**os.environ, **_SETTINGS, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fuzz.server", str(limit)],
+            [sys.executable, "-m", "fuzz.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,11 +73,11 @@ class Server:
         self._process.stdin.close()
         self._process.wait()
 
-    def run(self, kind: str, index: int, seed: int, *, keep: bool = False) -> Outcome:
-        """Run one case; ``keep`` its files."""
+    def run(self, kind: str, index: int, seed: int, *, limit: float = LIMIT, keep: bool = False) -> Outcome:
+        """Run one case within a limit in seconds; ``keep`` its files."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([kind, index, seed, keep]) + "\n")
+        self._process.stdin.write(json.dumps([kind, index, seed, limit, keep]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -89,7 +85,7 @@ class Server:
         return Outcome.of(json.loads(line))
 
 
-def serve(limit: float) -> None:
+def serve() -> None:
     """Run the cases that standard input names, one per line, and write their outcomes to standard output."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print while they are imported
@@ -106,7 +102,7 @@ def serve(limit: float) -> None:
             raise SystemExit(f"the fuzzer cannot make its materials: {(Path(home) / 'made.err').read_text()}")
         idle = _idle_memory()
         for number, line in enumerate(sys.stdin):
-            kind, index, seed, keep = json.loads(line)
+            kind, index, seed, limit, keep = json.loads(line)
             place = Path(tempfile.mkdtemp(prefix="wherewhat-case-")) if keep else Path(home) / f"case-{number}"
             outcome = _run(kind, index, seed, place, materials, limit=limit, idle=idle)
             if keep:
@@ -357,4 +353,4 @@ def remove(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve(float(sys.argv[1]))
+    serve()
