@@ -144,30 +144,35 @@ def _command_line(random: Random, index: int, folder: Path) -> Case:
         elif random.random() < 0.5:
             words += [name, _plausible(name, random)]
         else:
-            words += [name, _number(name, random) if name in ("--seeds", "--count", "--longest") else _word(random)]
+            words += [
+                name,
+                _number(name, random) if name in ("--seeds", "--count", "--longest") else mutations.word(random),
+            ]
     for key, text in given.items():
         words += ["--set", f"{key}={text}"]
     if random.random() < 0.15:
         at = random.randrange(len(path) + 1, len(words) + 1)
-        words[at : at + random.randrange(2)] = [_word(random)]
+        words[at : at + random.randrange(2)] = [mutations.word(random)]
     return Case([["wherewhat", *words]])
 
 
 def _arguments(path: tuple[str, ...], random: Random) -> tuple[list[str], dict[str, str]]:
     """Return the words of a command that make its work small, some of them hostile, and its settings."""
-    model = _word(random) if random.random() < 0.25 else random.choice(["tiny", "tiny", "tiny.gguf", "adapter"])
-    run = _word(random) if random.random() < 0.4 else str(finished_run())
+    model = (
+        mutations.word(random) if random.random() < 0.25 else random.choice(["tiny", "tiny", "tiny.gguf", "adapter"])
+    )
+    run = mutations.word(random) if random.random() < 0.4 else str(finished_run())
     plan = materials.PLAN[2:]
     small: dict[str, list[str]] = {
         "report": [model, "--text", "text.txt", "--tokens", "16", "--device", "cpu"],
         "check": [model, "--device", "cpu"],
         "plan": [model, *plan],
-        "compare": ["runs" if random.random() < 0.6 else _word(random)],
+        "compare": ["runs" if random.random() < 0.6 else mutations.word(random)],
         "export": [run, random.choice(["x.csv", "x.parquet", "x.html", "x", "", "locked/x.csv", "empty-folder"])],
-        "sweep": [random.choice(["deep.toml", "text.txt", _word(random)])],
+        "sweep": [random.choice(["deep.toml", "text.txt", mutations.word(random)])],
         "encodings": ["empty-folder"]
         if path[-1] == "report"
-        else ["--recipe", random.choice(["deep.toml", _word(random)])],
+        else ["--recipe", random.choice(["deep.toml", mutations.word(random)])],
         "prompts": [model, "--tokens", "16", "--device", "cpu", "--no-control"],
         "choices": [model, "--items", "items.jsonl", "--device", "cpu", "--no-control"],
     }
@@ -175,16 +180,11 @@ def _arguments(path: tuple[str, ...], random: Random) -> tuple[list[str], dict[s
     given = {}
     if path[0] == "multihop":
         runs = [run]
-        words = {"train": [random.choice(["number", "letter", "index", _word(random)])], "construct": []}.get(
+        words = {"train": [random.choice(["number", "letter", "index", mutations.word(random)])], "construct": []}.get(
             path[1], runs
         )
         given = dict(_LAB) if path[1] == "train" else {}
     return [*path, *words], given
-
-
-def _word(random: Random) -> str:
-    """Return a hostile word that names no large model and nothing outside the working directory."""
-    return mutations.word(random)
 
 
 def _number(name: str, random: Random) -> str:

@@ -112,7 +112,11 @@ def _set_keys(path: Path, keys: list[str], random: Random) -> str:
         return mutations.change_json(path, random)[0]
     key = random.choice(keys)
     special = {"model_type": model_types(), "tokenizer_class": _CLASSES}
-    new = random.choice(special[key]) if key in special and random.random() < 0.8 else mutations.value(random)
+    new = (
+        random.choice(special[key])
+        if key in special and random.random() < 0.8
+        else mutations.value(random, tree.get(key))
+    )
     tree[key] = new
     path.write_text(json.dumps(tree))
     return f"{path}: {key} = {repr(new)[:80]}"

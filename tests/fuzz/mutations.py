@@ -61,9 +61,10 @@ def word(random: Random) -> str:
     return random.choice(pool)
 
 
-def value(random: Random) -> Any:
-    """Return a hostile JSON value."""
-    return copy.deepcopy(random.choice(VALUES))
+def value(random: Random, like: Any = None) -> Any:
+    """Return a hostile JSON value; often one of the type of another value, which gets further."""
+    same = [one for one in VALUES if type(one) is type(like)] if random.random() < 0.6 else []
+    return copy.deepcopy(random.choice(same or VALUES))
 
 
 def changed(tree: Any, random: Random) -> tuple[Any, str]:
@@ -88,7 +89,7 @@ def changed(tree: Any, random: Random) -> tuple[Any, str]:
     if kind < 0.2:
         holder[key] = [holder[key]]
         return tree, f"{key!r} inside a list"
-    holder[key] = value(random)
+    holder[key] = value(random, holder[key])
     return tree, f"{key!r} is {_brief(holder[key])}"
 
 

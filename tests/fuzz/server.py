@@ -33,7 +33,7 @@ _IMPORTED = [
     "transformers.models.auto.tokenization_auto", "gguf", "peft", "pandas", "yaml", "filelock", "pyarrow.parquet",
     "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main", "wherewhat.runs.execution",
     "wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.sweep.execution", "wherewhat.lab.multihop.commands",
-    "wherewhat.lab.encoding_study.commands", "fuzz.cases",
+    "wherewhat.lab.encoding_study.commands", "fuzz.cases", "fuzz.known",
 ]  # fmt: skip
 _SETTINGS = {
     "HF_HUB_OFFLINE": "1",
