@@ -144,10 +144,7 @@ def _command_line(random: Random, index: int, folder: Path) -> Case:
         elif random.random() < 0.5:
             words += [name, _plausible(name, random)]
         else:
-            words += [
-                name,
-                _number(name, random) if name in ("--seeds", "--count", "--longest") else mutations.word(random),
-            ]
+            words += [name, _number(name, random) if name[2:] in LONG_WORK else mutations.word(random)]
     for key, text in given.items():
         words += ["--set", f"{key}={text}"]
     if random.random() < 0.15:
@@ -265,12 +262,21 @@ _MULTIHOP = {
     "length_count": 2,
     "options": {k: int(v) for k, v in _LAB.items()},
 }
+_ENCODINGS = {
+    "encodings": ["rope"],
+    "seeds": [0],
+    "held_out": 0.2,
+    "model": {"layers": 1, "heads": 2, "width": 16},
+    "training": {"context": 32, "batch": 2, "steps": 2, "warmup": 1, "save_every": 1, "threads": 1},
+    "watch": {"records": 2, "loss_windows": 1, "documents": 1, "queries": 2, "repeats": 1},
+    "after": {"times": 2, "length_documents": 1, "perturb_documents": 1, "residual_documents": 1, "draws": 1},
+}
 _FILES: dict[str, tuple[Any, list[str]]] = {
     "config": (_CONFIG, ["axes", "--config"]),
     "sweep": (_SWEEP, ["sweep", "--workers", "1"]),
     "status": (_SWEEP, ["sweep", "--status"]),
     "multihop": (_MULTIHOP, ["multihop", "run"]),
-    "encodings": (None, ["encodings", "run", "--recipe"]),
+    "encodings": (_ENCODINGS, ["encodings", "run", "--recipe"]),
     "plan": (None, ["extend", "tiny", *_SMALL]),
 }
 _LAUGHS = "a: &a [x]\n" + "".join(f"{n}: &{n} [{', '.join([f'*{chr(ord(n) - 1)}'] * 9)}]\n" for n in "bcdefghij")
@@ -286,12 +292,8 @@ def _file(random: Random, index: int, folder: Path) -> Case:
     take(folder, "plan.json")
     kind = random.choice(sorted(_FILES))
     tree, words = _FILES[kind]
-    if kind == "plan":
+    if tree is None:
         tree = json.loads(Path("plan.json").read_text())
-    elif kind == "encodings":
-        from helpers.lab import VALUES
-
-        tree = VALUES
     notes = []
     # An unchanged sweep or study runs for long.
     for _ in range(random.choice([1, 1, 1, 2, 3])):

