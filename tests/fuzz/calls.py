@@ -10,50 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
-def _load(model: str) -> None:
-    import wherewhat
-
-    wherewhat.load(model, device="cpu")
-
-
-def _measure(measurement: str, model: str, text: str) -> None:
-    import wherewhat
-
-    wherewhat.measure(measurement, model, text=text, tokens=16)
+import wherewhat
 
 
 def _run(measurement: str, model: str, out: str) -> None:
-    import wherewhat
-
-    request = wherewhat.Request(measurement, model=model, text=("text.txt",), tokens=16)
-    wherewhat.run(request, out=out)
-
-
-def _read_documents(source: str) -> None:
-    import wherewhat
-
-    wherewhat.read_documents(source)
+    wherewhat.run(wherewhat.Request(measurement, model=model, text=("text.txt",), tokens=16), out=out)
 
 
 def _open_result(run: str) -> None:
-    import wherewhat
-
     found = wherewhat.Result.load(run)
     found.summary()
     found.heads(tidy=True)
-
-
-def _open_training(run: str) -> None:
-    import wherewhat
-
-    wherewhat.TrainingRun.load(run).table()
-
-
-def _open_plan(path: str) -> None:
-    import wherewhat
-
-    wherewhat.Plan.load(path)
 
 
 def _planted(fault: str) -> None:
@@ -75,9 +42,7 @@ def _planted(fault: str) -> None:
     if fault == "unfinished file":
         Path(".tmp-0123").write_text("")
     if fault == "two lines":
-        from wherewhat.errors import WherewhatError
-
-        raise WherewhatError("first\nsecond")
+        raise wherewhat.WherewhatError("first\nsecond")
     if fault == "process":
         child = os.fork()
         if child == 0:
@@ -86,12 +51,12 @@ def _planted(fault: str) -> None:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "load": _load,
-    "measure": _measure,
+    "load": lambda model: wherewhat.load(model, device="cpu"),
+    "measure": lambda name, model, text: wherewhat.measure(name, model, text=text, tokens=16),
     "run": _run,
-    "read_documents": _read_documents,
+    "read_documents": lambda source: wherewhat.read_documents(source),
     "Result.load": _open_result,
-    "TrainingRun.load": _open_training,
-    "Plan.load": _open_plan,
+    "TrainingRun.load": lambda run: wherewhat.TrainingRun.load(run).table(),
+    "Plan.load": lambda path: wherewhat.Plan.load(path),
     "planted": _planted,
 }

@@ -243,13 +243,19 @@ def _read(outcome: Outcome, place: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         made = json.loads((place / "case.json").read_text())
         outcome.notes += made["notes"]
-        outcome.steps = [Step(words) for words in made["steps"]]
-    for number, step in enumerate(outcome.steps):
+        outcome.steps = _steps(made["steps"], place)
+    with contextlib.suppress(FileNotFoundError):
+        outcome.problems += [(kind, text) for kind, text in json.loads((place / "found.json").read_text())]
+
+
+def _steps(commands: list[list[str]], place: Path) -> list[Step]:
+    """Return commands with their output and exit codes, as far as they ran."""
+    steps = [Step(words) for words in commands]
+    for number, step in enumerate(steps):
         with contextlib.suppress(FileNotFoundError):
             step.out, step.err = (_text(place / f"{number}{ending}") for ending in (".out", ".err"))
             step.code, step.error = json.loads((place / f"{number}.json").read_text())
-    with contextlib.suppress(FileNotFoundError):
-        outcome.problems += [(kind, text) for kind, text in json.loads((place / "found.json").read_text())]
+    return steps
 
 
 def _text(path: Path) -> str:
@@ -286,11 +292,8 @@ def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> Non
         sys.stderr.flush()
         write_json(place / f"{number}.json", [code, error])
     if case.verify is not None:
-        steps = [Step(words) for words in case.steps]
-        for number, step in enumerate(steps):
-            step.out, step.err = (_text(place / f"{number}{ending}") for ending in (".out", ".err"))
-            step.code, step.error = json.loads((place / f"{number}.json").read_text())
-        write_json(place / "found.json", [("silent use", text) for text in case.verify(steps)])
+        found = case.verify(_steps(case.steps, place))
+        write_json(place / "found.json", [("silent use", text) for text in found])
 
 
 def _perform(words: list[str]) -> tuple[int, str]:
