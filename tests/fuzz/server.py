@@ -71,9 +71,7 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the process, which removes its files."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
     def run(self, kind: str, index: int, seed: int, *, limit: float = LIMIT, keep: bool = False) -> Outcome:
         """Run one case within a limit in seconds; ``keep`` its files."""
@@ -200,12 +198,13 @@ def _wait(child: int, place: Path, until: float, idle: int) -> tuple[int, resour
 
 
 def _members(session: int) -> list[int]:
-    """Return the processes of a session."""
+    """Return the running processes of a session."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(of) == session and state not in "ZX":
                     found.append(int(entry.name))
     return found
 
@@ -233,9 +232,12 @@ def _frame(child: int, place: Path) -> str:
 
 
 def _end(session: int) -> None:
-    for process in _members(session):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    """End the processes of a session, also those that they start meanwhile."""
+    while members := _members(session):
+        for process in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _read(outcome: Outcome, place: Path) -> None:
