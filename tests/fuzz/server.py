@@ -45,6 +45,8 @@ _SETTINGS = {
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
+_SUBREAPER = 36
+"""Option of ``prctl`` by which orphans of a case become children of the server, wherever they have moved."""
 _READ_ALL = (1, 2)
 """Capabilities by which root opens every file: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
 
@@ -94,6 +96,7 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="wherewhat-fuzz-") as home:
         materials = Path(home) / "materials"
         materials.mkdir()
@@ -166,9 +169,9 @@ def _run(kind: str, index: int, seed: int, place: Path, materials: Path, *, limi
         with _exit_after():
             _redirect(place / "case")
             _case(kind, index, seed, place, materials)
-    status, usage, hung = _wait(child, place, started + limit, idle)
+    status, peak, hung = _wait(child, place, started + limit, idle)
     outcome.seconds = time.monotonic() - started
-    outcome.memory = max(0, usage.ru_maxrss * 1024 - idle)
+    outcome.memory = max(0, peak - idle)
     _read(outcome, place)
     ended = os.waitstatus_to_exitcode(status)
     if ended > 0:
@@ -177,44 +180,50 @@ def _run(kind: str, index: int, seed: int, place: Path, materials: Path, *, limi
     return outcome
 
 
-def _wait(child: int, place: Path, until: float, idle: int) -> tuple[int, resource.struct_rusage, str]:
-    """Return status and usage of a case's process, and the frame in which it hung; then nothing of it runs."""
-    hung, pause, look = "", 0.002, time.monotonic() + 1
-    try:
-        while True:
-            ended, status, usage = os.wait4(child, os.WNOHANG)
-            if ended:
-                return status, usage, hung
-            time.sleep(pause)
-            pause = min(0.05, pause * 1.5)
-            now = time.monotonic()
-            if now > look:
-                look = now + 0.5
-                if now > until or _memory(child) > idle + _FATAL_MEMORY:
-                    hung = _frame(child, place)
-                    _end(child)
-    finally:
-        _end(child)
+def _wait(child: int, place: Path, until: float, idle: int) -> tuple[int, int, str]:
+    """Return status and peak memory of a case's process, and the frame in which it hung; then nothing of it runs."""
+    hung, pause, look, peak = "", 0.002, time.monotonic() + 1, 0
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+        now = time.monotonic()
+        if now > look:
+            look, peak = now + 0.5, max(peak, _memory())
+            if now > until or peak > idle + _FATAL_MEMORY:
+                hung = _frame(child, place)
+                _end()
+    _end()
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans of the case
+            pass
+    return status, max(peak, usage.ru_maxrss * 1024), hung
 
 
-def _members(session: int) -> list[int]:
-    """Return the running processes of a session."""
-    found = []
+def _descendants() -> list[int]:
+    """Return the running processes that this one or its descendants have started."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(of) == session and state not in "ZX":
-                    found.append(int(entry.name))
-    return found
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                parents[int(entry.name)] = (int(parent), state)
+    found = {os.getpid()}
+    while more := {process for process, (parent, _) in parents.items() if parent in found} - found:
+        found |= more
+    return [process for process in found - {os.getpid()} if parents[process][1] not in "ZX"]
 
 
-def _memory(session: int) -> int:
-    total = 0
-    for process in _members(session):
+def _memory() -> int:
+    """Return the memory of the largest process of a case."""
+    largest = 0
+    for process in _descendants():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            total = max(total, int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize())
-    return total
+            pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+            largest = max(largest, pages * resource.getpagesize())
+    return largest
 
 
 def _frame(child: int, place: Path) -> str:
@@ -231,10 +240,10 @@ def _frame(child: int, place: Path) -> str:
     return "unknown frame"
 
 
-def _end(session: int) -> None:
-    """End the processes of a session, also those that they start meanwhile."""
-    while members := _members(session):
-        for process in members:
+def _end() -> None:
+    """End all processes of a case, also those that they start meanwhile; keep the status of the first."""
+    while running := _descendants():
+        for process in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
@@ -268,7 +277,6 @@ def _text(path: Path) -> str:
 def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> None:
     """Build a case and run its commands; in a fork, which is its own session."""
     from fuzz.cases import build
-    from wherewhat.sweep import local_engine
 
     os.setsid()
     os.chdir(place / "work")
@@ -277,8 +285,7 @@ def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> Non
     os.environ |= {"HOME": str(place / "home"), "WHEREWHAT_CACHE": str(place / "cache"), "TMPDIR": str(place)}
     tempfile.tempdir = None
     socket.socket.connect = _refused(socket.socket.connect)
-    # Workers of a sweep are forks of this process, which has imported everything.
-    local_engine.multiprocessing = SimpleNamespace(get_context=lambda kind: multiprocessing.get_context("fork"))
+    _fork_in_place_of_new_processes()
     Distribution.from_name = _without_embedded_model(Distribution.from_name)
     case = build(kind, index, seed, materials)
     write_json(place / "case.json", {"notes": case.notes, "steps": case.steps})
@@ -325,6 +332,50 @@ def _product_frame(error: BaseException) -> str:
     inside = [frame for frame in frames if "/wherewhat/" in frame.filename]
     frame = (inside or frames)[-1]
     return f"{'/'.join(Path(frame.filename).parts[-2:])} {frame.name}"
+
+
+def _fork_in_place_of_new_processes() -> None:
+    """Make workers of a sweep and trials of a model forks of this process, which has imported everything."""
+    from wherewhat.models import trial
+    from wherewhat.sweep import local_engine
+
+    local_engine.multiprocessing = SimpleNamespace(get_context=lambda kind: multiprocessing.get_context("fork"))
+    trial.subprocess = SimpleNamespace(PIPE=None, DEVNULL=None, Popen=lambda *words, **options: Forked(trial.serve))
+
+
+class Forked:
+    """A fork with the interface of ``subprocess.Popen``; its standard input and output are pipes."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        (requests, stdin), (stdout, answers) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            with _exit_after():
+                os.setsid()
+                os.dup2(requests, 0)
+                os.dup2(answers, 1)
+                os.closerange(3, max(stdin, stdout, requests, answers) + 1)
+                sys.stdin = os.fdopen(0, closefd=False)
+                work()
+        os.close(requests)
+        os.close(answers)
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+        self._code: int | None = None
+
+    def poll(self, how: int = os.WNOHANG) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, how)
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code
+
+    def wait(self) -> int | None:
+        """Wait for the end and return the exit code."""
+        return self.poll(0)
+
+    def kill(self) -> None:
+        """End the process."""
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def _refused(connect: Any) -> Any:
