@@ -17,9 +17,8 @@ from fuzz.outcome import Step
 
 LONG_WORK = {"steps", "sequences", "seeds", "count", "longest", "batch", "record_every", "at", "lengths"}
 """Options by which long work may be asked for: they get numbers that are small, or too large for anything."""
-_RESULTS = ("scores.parquet", "profiles.safetensors", "config.json")
+_RESULTS = ("scores.parquet", "profiles.safetensors", "config.json", "model.safetensors")
 _SMALL = ["--text", "text.txt", "--tokens", "16", "--no-control", "--device", "cpu"]
-_LAB = {"layers": "2", "heads": "2", "width": "16", "steps": "3", "record_every": "2", "batch": "4", "sequences": "800"}
 
 
 @dataclass
@@ -63,9 +62,9 @@ def take(folder: Path, *names: str) -> None:
             shutil.copy2(source, name)
 
 
-def finished_run() -> Path:
-    """Return the run directory of :data:`materials.RUN`."""
-    return next(path.parent for path in sorted(Path("runs").glob("*/config.json")))
+def finished_run(store: str = "runs") -> Path:
+    """Return the run directory of :data:`materials.RUN`, or that of the training in ``lab``."""
+    return next(path.parent for path in sorted(Path(store).glob("*/config.json")))
 
 
 # Command lines
@@ -95,7 +94,16 @@ def _settings(path: tuple[str, ...]) -> list[str]:
     from wherewhat.measures.registry import measurements
 
     if path == ("multihop", "train"):
-        return [*_LAB, "dropout", "context", "learning_rate", "seed", "hops", "encoding", "vocabulary"]
+        return [
+            *materials.SMALL_TRAINING,
+            "dropout",
+            "context",
+            "learning_rate",
+            "seed",
+            "hops",
+            "encoding",
+            "vocabulary",
+        ]
     declared = measurements().get(path[0])
     return [f.name for f in dataclasses.fields(declared.config)] if declared else []
 
@@ -180,7 +188,7 @@ def _arguments(path: tuple[str, ...], random: Random) -> tuple[list[str], dict[s
         words = {"train": [random.choice(["number", "letter", "index", mutations.word(random)])], "construct": []}.get(
             path[1], runs
         )
-        given = dict(_LAB) if path[1] == "train" else {}
+        given = dict(materials.SMALL_TRAINING) if path[1] == "train" else {}
     return [*path, *words], given
 
 
@@ -260,7 +268,7 @@ _MULTIHOP = {
     "seeds": [0],
     "lengths": [17],
     "length_count": 2,
-    "options": {k: int(v) for k, v in _LAB.items()},
+    "options": {k: int(v) for k, v in materials.SMALL_TRAINING.items()},
 }
 _ENCODINGS = {
     "encodings": ["rope"],
@@ -377,57 +385,50 @@ def _text(random: Random, index: int, folder: Path) -> Case:
 
 def _run_directory(random: Random, index: int, folder: Path) -> Case:
     """A finished run with changes: it is refused or gives the same numbers; the same command makes it again."""
-    take(folder, "runs")
-    run = finished_run()
+    store = random.choice(["runs", "runs", "runs", "lab"])
+    take(folder, store)
+    run = finished_run(store)
     notes = []
     for _ in range(random.choice([1, 1, 2])):
-        files = sorted(
-            path
-            for path in Path("runs").rglob("*")
-            if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o400
-        )
-        if not files:
-            break
-        path = random.choice(files)
-        if path.suffix == ".json" and random.random() < 0.4:
-            try:
-                notes += mutations.change_json(path, random)
-            except ValueError:
-                notes.append(mutations.change_file(path, random))
-        elif random.random() < 0.1:
-            other = random.choice(files)
+        files = [path for path in sorted(Path(store).rglob("*")) if _usual(path)]
+        path, other = random.choice(files), random.choice(files)
+        kind = random.random()
+        if kind < 0.1:
             path.write_bytes(other.read_bytes())
             notes.append(f"{path} is a copy of {other}")
+        elif kind < 0.4 and path.suffix == ".json" and path.stat().st_size:
+            notes += mutations.change_json(path, random)
         else:
             notes.append(mutations.change_file(path, random))
-    steps = [
-        ["export", str(run), "export.csv"],
-        ["compare", "runs", "--csv", "compare.csv"],
-        materials.RUN,
-        ["export", str(run), "again.csv"],
-    ]
-    if random.random() < 0.1:
+            break
+    export = ["export", str(run), "again.csv"]
+    steps = [["export", str(run), "export.csv"], ["compare", "runs", "--csv", "compare.csv"], materials.RUN, export]
+    if store == "lab":
+        steps = [["multihop", random.choice(["dynamics", "roles", "lengths"]), str(run)], materials.TRAIN]
+    elif random.random() < 0.1:
         steps.insert(2, ["report", "tiny", "--text", "text.txt", "--tokens", "16", "--device", "cpu"])
 
     def verify(done: list[Step]) -> list[str]:
-        def same(made: str, kept: str) -> bool:
-            return Path(made).read_bytes() == (folder / kept).read_bytes()
-
-        codes = {" ".join(step.words[1:])[:12]: step.code for step in done}
-        found = []
-        for made, kept in (("export.csv", "export.csv"), ("again.csv", "export.csv"), ("compare.csv", "compare.csv")):
-            if Path(made).is_file() and not same(made, kept):
-                found.append(f"{made} differs from that of the run before it was changed")
-        if codes.get("axes tiny --") == 0:
-            pristine = folder / run
-            for name in _RESULTS:
-                if (pristine / name).exists() and not same(str(run / name), str(run / name)):
-                    found.append(f"{name} has other bytes after the same command")
-            if not Path("again.csv").is_file():
-                found.append("the run cannot be exported after the same command")
-        return found
+        made = [name for name in ("export.csv", "again.csv", "compare.csv") if Path(name).is_file()]
+        kept = {name: folder / name.replace("again", "export") for name in made}
+        if next(step.code for step in done if step.words[1:] in (materials.RUN, materials.TRAIN)) == 0:
+            files = [path for path in (folder / run).iterdir() if path.name in _RESULTS]
+            kept |= {str(path.relative_to(folder)): path for path in files}
+            if store == "runs" and "again.csv" not in made:
+                return ["the run cannot be exported after the same command"]
+        changed = [name for name, path in kept.items() if not _same(Path(name), path)]
+        return [f"{name} has other bytes than before the run was changed" for name in changed]
 
     return Case([["wherewhat", *words] for words in steps], notes, verify=verify)
+
+
+def _usual(path: Path) -> bool:
+    """Return whether a path is a file that can be read."""
+    return path.is_file() and not path.is_symlink() and bool(path.stat().st_mode & 0o400)
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.is_file() and path.read_bytes() == other.read_bytes()
 
 
 def _planted(random: Random, index: int, folder: Path) -> Case:

@@ -10,6 +10,12 @@ RUN = ["axes", "tiny", "--text", "text.txt", "--tokens", "16", "--no-control", "
 """The command of the finished run in ``runs``."""
 PLAN = ["plan", "tiny", "--text", "text.txt", "--text", "more.txt", "--tokens", "24", "--choose", "1"]
 PLAN += ["--documents", "0", "--window", "4", "--sinks", "1", "--device", "cpu"]
+SMALL_TRAINING = {
+    "layers": "2", "heads": "2", "width": "16", "steps": "3", "record_every": "2", "batch": "4", "sequences": "800",
+}  # fmt: skip
+TRAIN = ["multihop", "train", "number", "--out", "lab", "--device", "cpu"]
+TRAIN += [word for name, value in SMALL_TRAINING.items() for word in ("--set", f"{name}={value}")]
+"""The command of the finished training in ``lab``."""
 _SENTENCE = "the cat sat on a mat and the dog ran "
 
 
@@ -46,7 +52,7 @@ def run_directories() -> None:
 
     run = ""
     export, compare = ["export", "RUN", "export.csv"], ["compare", "runs", "--csv", "compare.csv"]
-    for words in (RUN, export, compare, [*PLAN, "--out", "plans", "--file", "plan.json"]):
+    for words in (RUN, export, compare, [*PLAN, "--out", "plans", "--file", "plan.json"], TRAIN):
         if code := run_cli([run if word == "RUN" else word for word in words]):
             raise RuntimeError(f"{words} ended with code {code}")
         run = str(next(entry for entry in Path("runs").iterdir() if (entry / "config.json").exists()))

@@ -28,7 +28,7 @@ from fuzz.outcome import Outcome, Step, check
 LIMIT = 30.0
 """Seconds that a case may take."""
 MOST_MEMORY = 1 << 30
-"""Bytes that a case may use above an idle process."""
+"""Bytes that a command's own process may use above an idle one."""
 _FATAL_MEMORY = 6 << 30
 _IMPORTED = [
     "torch", "transformers", "transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2",
@@ -171,6 +171,8 @@ def _run(kind: str, index: int, seed: int, place: Path, materials: Path, *, limi
             _case(kind, index, seed, place, materials)
     status, peak, hung = _wait(child, place, started + limit, idle)
     outcome.seconds = time.monotonic() - started
+    with contextlib.suppress(FileNotFoundError):  # the case's own process, without those that read models for it
+        peak = int((place / "memory").read_text())
     outcome.memory = max(0, peak - idle)
     _read(outcome, place)
     ended = os.waitstatus_to_exitcode(status)
@@ -184,22 +186,22 @@ def _wait(child: int, place: Path, until: float, idle: int) -> tuple[int, int, s
     """Return status and peak memory of a case's process, and the frame in which it hung; then nothing of it runs."""
     hung, pause, look, peak = "", 0.002, time.monotonic() + 1, 0
     while True:
-        ended, status, usage = os.wait4(child, os.WNOHANG)
+        ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)
         now = time.monotonic()
         if now > look:
-            look, peak = now + 0.5, max(peak, _memory())
-            if now > until or peak > idle + _FATAL_MEMORY:
+            look, peak = now + 0.5, max(peak, _memory(child))
+            if now > until or max(map(_memory, _descendants()), default=0) > idle + _FATAL_MEMORY:
                 hung = _frame(child, place)
                 _end()
     _end()
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:  # orphans of the case
             pass
-    return status, max(peak, usage.ru_maxrss * 1024), hung
+    return status, peak, hung
 
 
 def _descendants() -> list[int]:
@@ -216,14 +218,11 @@ def _descendants() -> list[int]:
     return [process for process in found - {os.getpid()} if parents[process][1] not in "ZX"]
 
 
-def _memory() -> int:
-    """Return the memory of the largest process of a case."""
-    largest = 0
-    for process in _descendants():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-            largest = max(largest, pages * resource.getpagesize())
-    return largest
+def _memory(process: int) -> int:
+    """Return the memory of a process in bytes, 0 if it has ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def _frame(child: int, place: Path) -> str:
@@ -300,6 +299,7 @@ def _case(kind: str, index: int, seed: int, place: Path, materials: Path) -> Non
         sys.stdout.flush()
         sys.stderr.flush()
         write_json(place / f"{number}.json", [code, error])
+        (place / "memory").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
     if case.verify is not None:
         found = case.verify(_steps(case.steps, place))
         write_json(place / "found.json", [("silent use", text) for text in found])
