@@ -163,18 +163,7 @@ def _text_lines(line: str, *words: str) -> Known:
 
 _HUGE = "99999999999999999999"
 _LONG = "x" * 300
-_MEASURED = (
-    "axes",
-    "attention",
-    "distance",
-    "extend",
-    "frequencies",
-    "heads",
-    "perturb",
-    "planes",
-    "residual",
-    "split",
-)
+_MEASURED = ("axes", "frequencies", "heads", "perturb", "planes", "residual")
 _measured = partial(_command, "attention", "tiny")
 
 KNOWN: list[Known] = [
@@ -270,7 +259,6 @@ KNOWN: list[Known] = [
     _special("model.safetensors", _zero_weights),
     *(_special("model.safetensors", _zero_weights, name, "tiny", *_SMALL) for name in _MEASURED),
     _special("model.safetensors", _zero_weights, *PLAN),
-    _special("model.safetensors", _zero_weights, "report", "tiny", "--text", "text.txt", "--tokens", "16"),
     _config(num_key_value_heads=0),
     _config(num_attention_heads=0),
     _config(head_dim=0),

@@ -15,7 +15,7 @@ from fuzz.server import Server, remove
 pytestmark = pytest.mark.slow
 
 SEED = 0
-CASES = {"command": 14, "name": 14, "file": 14, "text": 14, "model": 24, "gguf": 24, "safetensors": 20, "run": 12}
+CASES = {"command": 10, "name": 10, "file": 10, "text": 8, "model": 16, "gguf": 16, "safetensors": 12, "run": 8}
 PARTS = 4
 
 
@@ -80,7 +80,7 @@ def test_processes_end_with_their_case(server):
     remove(Path(outcome.folder))
 
 
-@pytest.mark.parametrize("kind", GENERATED)
+@pytest.mark.parametrize("kind", ["command", "model"])
 def test_a_case_repeats_exactly(server, kind):
     first, second = (server.run(kind, 1, SEED) for _ in range(2))
     assert (first.notes, [step.words for step in first.steps]) == (second.notes, [step.words for step in second.steps])
