@@ -24,6 +24,7 @@ from wherewhat.measures.frequencies.planes import (
     frequency_ids,
     frequency_use,
     mean_frequency,
+    mean_frequency_softmax,
     partial_logits,
     plane_queries,
     plane_swaps,
@@ -194,6 +195,21 @@ def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     found = mean_frequency(single, attention.rotation.inv_freq)
     assert float(found[0]) == 1.0
     assert bool(found[1].isnan())
+    assert float(mean_frequency_softmax(torch.ones(1, count), attention.rotation.inv_freq)) == (count + 1) / 2
+    assert bool(mean_frequency_softmax(single, attention.rotation.inv_freq)[1].isnan())
+
+
+def test_softmax_weights_follow_the_dominant_plane():
+    """As in arXiv 2605.31558: one plane with 46 logits among 63 with 1 is the mean, but not with linear weights."""
+    inv_freq = 10000.0 ** -(torch.arange(64) / 64)
+    use = torch.ones(1, 64, dtype=torch.float64)
+    use[0, 1] = 46.0
+    assert float(mean_frequency_softmax(use, inv_freq)) == pytest.approx(2.0, abs=1e-9)
+    expected = (46 * 2 + sum(range(1, 65)) - 2) / (46 + 63)
+    assert float(mean_frequency(use, inv_freq)) == pytest.approx(expected)
+    weights = [math.exp(x) for x in use[0].tolist()]
+    by_hand = sum(w * rank for rank, w in enumerate(weights, 1)) / sum(weights)
+    assert float(mean_frequency_softmax(use, inv_freq)) == pytest.approx(by_hand)
 
 
 @pytest.mark.slow

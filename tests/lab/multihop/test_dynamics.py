@@ -4,7 +4,7 @@ against curves whose outcome is known; end-to-end: a small training with its wit
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from wherewhat.lab.multihop.study import train
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
+from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import share_intervals
@@ -87,6 +87,7 @@ def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
             fit = fit_layer(one)
             assert torch.allclose(found.s_pos[layer, :, row], swaps.s_pos[:, 0], atol=1e-6, rtol=0)
             assert torch.allclose(found.s_sym[layer, :, row], swaps.s_sym[:, 0], atol=1e-6, rtol=0)
+            assert torch.allclose(found.effective[layer, :, row], swaps.effective[:, 0], rtol=1e-4)
             weights = one.pattern(slice(n - 1, n))[0, :, 0].double()
             entropy = -(weights * weights.log()).sum(-1)
             assert torch.allclose(found.entropy[layer, :, row], entropy, atol=2e-6, rtol=0)
@@ -104,9 +105,12 @@ def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
             assert torch.allclose(found.use[layer], mean, rtol=1e-5)
             expected = mean_frequency(mean, attention.rotation.inv_freq)
             assert torch.allclose(found.mean_frequency[layer], expected, rtol=1e-5)
+            expected = mean_frequency_softmax(mean, attention.rotation.inv_freq)
+            assert torch.allclose(found.mean_frequency_softmax[layer], expected, rtol=1e-5)
         else:
             assert found.use.shape[-1] == 0
             assert bool(found.mean_frequency.isnan().all())
+            assert bool(found.mean_frequency_softmax.isnan().all())
 
 
 def test_accuracy_counts_right_answers(held_out):
@@ -140,8 +144,9 @@ def test_threads_change_nothing(held_out):
     finally:
         torch.set_num_threads(before)
     one, two = found
-    for name in ("s_pos", "s_sym", "entropy", "r", "r_pooled", "use", "mean_frequency", "s_pos_path", "s_sym_path"):
-        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    for field in fields(one):
+        if field.name != "accuracy":
+            assert torch.equal(getattr(one, field.name), getattr(two, field.name)), field.name
     assert torch.equal(one.accuracy.loss, two.accuracy.loss)
 
 
@@ -275,7 +280,11 @@ def curves(labels, accuracy, *, counts=(100, 100), every=50):
         "loss": torch.zeros(records, len(counts)),
         "s_pos": scores[..., 0],
         "s_sym": scores[..., 1],
-        **dict.fromkeys(("s_pos_spread", "s_sym_spread", "entropy", "mean_frequency", "r", "r_pooled"), nothing),
+        **dict.fromkeys(
+            ("s_pos_spread", "s_sym_spread", "entropy", "mean_frequency", "mean_frequency_softmax", "r", "r_pooled"),
+            nothing,
+        ),
+        "effective_swaps": nothing + 1,
         "s_pos_path": scores[..., 1],
         "s_sym_path": scores[..., 0],
         "use": nothing[..., None],

@@ -104,10 +104,18 @@ class FrequenciesMeasurement(TextMeasurement):
     config = FrequenciesConfig
     metrics = (
         Metric(
-            "mean_frequency",
+            "mean_frequency_softmax",
             "mean frequency ID",
-            "Mean rank of the planes by frequency, 1 the fastest, weighted by the largest logit of each; the control "
-            "is equal use of all planes.",
+            "Mean rank of the planes by frequency, 1 the fastest, weighted by the softmax of the largest logit of each "
+            "(arXiv 2605.31558); the control is equal use of all planes.",
+            control="mean_frequency_even",
+            control_title="even use",
+        ),
+        Metric(
+            "mean_frequency",
+            "mean frequency ID, linear",
+            "The same, weighted by the largest logits themselves: many planes with small logits count as much as one "
+            "with a large logit.",
             control="mean_frequency_even",
             control_title="even use",
         ),
@@ -121,15 +129,33 @@ class FrequenciesMeasurement(TextMeasurement):
             "s_sym", "symbolic", "1 if the head's attention follows the contents when they are swapped.", range=SHARE
         ),
         Metric(
-            "frequency_s_pos",
+            "effective_swaps",
+            "effective number of swaps",
+            "Exponential of the entropy of the swap weights of both scores, mean over queries.",
+            range=NON_NEGATIVE,
+        ),
+        Metric(
+            "frequency_softmax_s_pos",
             "frequency ID × positional",
             "Correlation over heads of mean frequency ID and positional score; above 0, slow heads are positional.",
             range=CORRELATION,
         ),
         Metric(
-            "frequency_s_sym",
+            "frequency_softmax_s_sym",
             "frequency ID × symbolic",
             "Correlation over heads of mean frequency ID and symbolic score; above 0, slow heads are symbolic.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "frequency_s_pos",
+            "linear frequency ID × positional",
+            "The same correlation with linear weights of the mean frequency ID.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "frequency_s_sym",
+            "linear frequency ID × symbolic",
+            "The same correlation with linear weights of the mean frequency ID.",
             range=CORRELATION,
         ),
         Metric(

@@ -83,9 +83,16 @@ def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[
 
 
 def _correlations(layers: Sequence[LayerScores]) -> dict[str, float]:
-    """Return correlations over heads of the mean frequency with the swap scores."""
-    used, s_pos, s_sym = (torch.cat([x.heads[name] for x in layers]) for name in ("mean_frequency", "s_pos", "s_sym"))
-    return {"frequency_s_pos": correlation(used, s_pos), "frequency_s_sym": correlation(used, s_sym)}
+    """Return correlations over heads of the two mean frequencies with the swap scores."""
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([x.heads[name] for x in layers])
+
+    return {
+        f"{name}_{score}": correlation(joined(used), joined(score))
+        for name, used in (("frequency_softmax", "mean_frequency_softmax"), ("frequency", "mean_frequency"))
+        for score in ("s_pos", "s_sym")
+    }
 
 
 def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count: int) -> dict[str, float]:
