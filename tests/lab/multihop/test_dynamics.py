@@ -14,7 +14,7 @@ from wherewhat.errors import ConfigError, MeasureError, StoreError
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import accuracy_by_length, measure_accuracy, solved_by, split_rows
+from wherewhat.lab.multihop.accuracy import accuracy_by_extra, measure_accuracy, solved_by, split_rows
 from wherewhat.lab.multihop.purity import align, find_learning, find_purity
 from wherewhat.lab.multihop.records import AXES, multihop_recorder, noise_level, overall_accuracy, record_scores
 from wherewhat.lab.multihop.scores import hold_out, score_model
@@ -312,11 +312,14 @@ def test_purity_and_when_it_came():
     assert purity.final[0, 0].tolist() == [LABELS.index(x) for x in ("positional", "symbolic", "positional", "uniform")]
     assert purity.since[0, 0].tolist() == [150, 100, 200, -1]
     assert purity.counts[0].tolist() == [[1, 0, 0, 3], [2, 1, 1, 0], [1, 0, 3, 0], [1, 1, 2, 0], [0, 2, 1, 1]]
+    assert purity.ever[0].tolist() == [[1, 0, 0, 3], [2, 1, 1, 3], [3, 1, 3, 3], [3, 1, 3, 3], [3, 2, 3, 4]]
     assert torch.equal(purity.codes[0], purity.codes[1])  # γ = 0.05 as well
     strict = find_purity(curves(LABELLED, RISING), gammas=(0.01,))
     assert strict.pure("positional", 0.01) == []
     assert strict.pure("symbolic", 0.01) == [(0, 1)]
     assert purity.pure("positional", 0.1) == [(0, 0), (0, 2)]
+    assert purity.pure("symbolic", 0.1) == [(0, 1)]
+    assert purity.pure("symbolic", 0.1, ever=True) == [(0, 1), (0, 2), (0, 3)]
     other_way = find_purity(curves(LABELLED, RISING), along_path=True)
     assert other_way.pure("symbolic", 0.1) == [(0, 0), (0, 2)]
     for call in (lambda: purity.pure("round", 0.1), lambda: purity.pure("mixed", 0.3)):
@@ -333,6 +336,11 @@ def test_purity_is_what_a_walk_over_records_says():
     chosen[5:, 20:] = chosen[5, 20:]
     dynamics = curves([[names[code] for code in row] for row in chosen.tolist()], [(0.0, 0.0)] * 9)
     since = find_purity(dynamics).since[0, 0].tolist()
+    ever = find_purity(dynamics).ever[0]
+    for record in range(9):
+        for code, name in enumerate(LABELS):
+            had = sum(any(names[chosen[at, head]] == name for at in range(record + 1)) for head in range(40))
+            assert int(ever[record, code]) == had
     for head in range(40):
         walk = [names[code] for code in chosen[:, head].tolist()]
         expected = -1
@@ -387,12 +395,13 @@ def test_wilson_is_the_other_one():
     assert bool(share_intervals(torch.tensor(0), torch.tensor(0)).isnan().all())
 
 
-def test_accuracy_by_length():
+def test_accuracy_by_extra_tokens():
     model = make(spread=0.2)
-    found = accuracy_by_length(model, TASK, lengths=(9, 12, 40), count=61, seed=7)
-    assert [int(found[n].counts.sum()) for n in (9, 12, 40)] == [61] * 3
-    for n, accuracy in found.items():
-        sequences = TASK.sample(61, seed=7, extra=n - 9)
+    found = accuracy_by_extra(model, TASK, extra=(0, 3, 31), count=61, seed=7)
+    assert [int(found[extra].counts.sum()) for extra in (0, 3, 31)] == [61] * 3
+    for extra, accuracy in found.items():
+        sequences = TASK.sample(61, seed=7, extra=extra)
+        assert sequences.tokens.shape[1] == TASK.length + extra
         with torch.no_grad():
             right = model(sequences.tokens).argmax(-1) == sequences.answers
         assert accuracy.overall == pytest.approx(float(right.double().mean()))
@@ -401,11 +410,11 @@ def test_accuracy_by_length():
         low, high = accuracy.overall_interval
         assert low <= accuracy.overall <= high
     perfect = index_transformer(TASK, theta=0.866, layers=3, longest=60)
-    found = accuracy_by_length(perfect, TASK, lengths=(9, 60), count=30)
+    found = accuracy_by_extra(perfect, TASK, extra=(0, 60 - TASK.length), count=30)
     assert [accuracy.overall for accuracy in found.values()] == [1.0, 1.0]
-    with pytest.raises(ConfigError, match="length 8 is too short"):
-        accuracy_by_length(model, TASK, lengths=(9, 8))
+    with pytest.raises(ConfigError, match="extra is -1: it counts tokens added to the 9"):
+        accuracy_by_extra(model, TASK, extra=(0, -1))
     with pytest.raises(ConfigError, match="16 positions"):
-        accuracy_by_length(LabModel(replace(SMALL, encoding="learned")), TASK, lengths=(17,))
+        accuracy_by_extra(LabModel(replace(SMALL, encoding="learned")), TASK, extra=(8,))
     with pytest.raises(ConfigError, match="empty"):
-        accuracy_by_length(model, TASK, lengths=())
+        accuracy_by_extra(model, TASK, extra=())

@@ -140,6 +140,18 @@ def index_leak(layers: int) -> float:
     return low
 
 
+def repeating_distance(theta: float, longest: int) -> int | None:
+    """Return the smallest t < ``longest`` for which tθ is a multiple of 2π in float32, None if there is none.
+
+    Keys at distances d and d + t have equal logits then, and Index has no unique largest one. Such a t exists at some
+    length if and only if θ/π is rational; an irrational θ is not enough: θ = 2π/7 is irrational and repeats after 7.
+    """
+    turns = torch.arange(1, longest, dtype=torch.float64) * theta / (2 * math.pi)
+    apart = (turns - turns.round()).abs() * 2 * math.pi
+    found = (apart <= turns * 2 * math.pi * ROUNDING).nonzero()
+    return int(found[0]) + 1 if len(found) else None
+
+
 def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: float = LEAK) -> float:
     """Return a temperature at which Index layers are correct on all inputs of up to ``longest`` tokens.
 
@@ -154,6 +166,12 @@ def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: floa
     theta = rounded_angle(theta)
     # The bound is fast at any length. Where it is too small, so is the gap, which is not larger.
     check_gap(index_bound(longest, theta), longest=longest, theta=theta)
+    repeated = repeating_distance(theta, longest)
+    if repeated is not None:
+        raise ConfigError(
+            f"theta={theta:.6g} times {repeated} is a multiple of 2π in float32, and keys {repeated} apart have equal "
+            f"logits: choose an angle whose ratio to π is irrational, or at most {repeated} tokens"
+        )
     gap = index_discrepancy(longest, theta, at="worst")
     check_gap(gap, longest=longest, theta=theta)
     return softmax_temperature(gap, longest - 1, leak=min(leak, index_leak(layers)))
@@ -235,7 +253,8 @@ def index_transformer(
 
     Args:
         task: A number or index task.
-        theta: Angle per position; 2π must not be a small multiple of it.
+        theta: Angle per position. No length limits it if θ/π is irrational; for n0 tokens it is enough that no tθ with
+            t < n0 is a multiple of 2π (:func:`repeating_distance`).
         layers: Number of layers, the largest number of hops it can do.
         temperature: Logits are divided by it; by default low enough for ``longest`` tokens.
         longest: Largest number of tokens, n0; that of the task by default.

@@ -91,6 +91,12 @@ def overall_accuracy(records: Records) -> Tensor:
     return (records["accuracy"].double() * counts).sum(-1) / counts.sum()
 
 
+def best_step(records: Records) -> int:
+    """Return the step of the best checkpoint: the first record with the largest accuracy on held-out sequences."""
+    hits = (records["accuracy"].double() * records["counts"]).round().sum(-1)  # whole numbers, so that equal is equal
+    return int(records.steps[hits.argmax()])
+
+
 def noise_level(records: Records) -> float:
     """Return the r of logits that are pure noise, the reference for the recorded ``r``."""
     n = int(records["about"][2])

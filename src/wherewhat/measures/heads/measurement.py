@@ -175,12 +175,6 @@ class HeadsMeasurement(TextMeasurement):
             range=SHARE,
         ),
         Metric(
-            "effective_swaps",
-            "effective number of swaps",
-            "Exponential of the entropy of the swap weights, mean over queries: 1 if one swap determines both scores.",
-            range=NON_NEGATIVE,
-        ),
-        Metric(
             "heads_positional",
             "pure positional heads",
             "Share of heads with a high positional score alone.",
@@ -270,6 +264,12 @@ class HeadsMeasurement(TextMeasurement):
         ),
         Metric(
             "corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r.", range=CORRELATION
+        ),
+        Metric(
+            "effective_swaps",
+            "effective number of swaps",
+            "Exponential of the entropy of the swap weights, mean over queries: 1 if one swap determines both scores.",
+            range=NON_NEGATIVE,
         ),
         Metric(
             "swap_bound",
