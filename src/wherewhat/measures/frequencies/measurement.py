@@ -35,6 +35,11 @@ class FrequenciesConfig:
     masking: bool = option(True, "also measure the model with each band removed, and with only that band")
     heads: tuple[str, ...] = option((), "heads to mask, as layer.head, such as 3.1,5.0; all if empty")
     block_mib: int = option(64, "memory for one block of logits, in MiB")
+    unrotate: bool = option(
+        False,
+        "also measure the model with planes un-rotated (angle 0), and the plane with the largest norm",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -92,6 +97,68 @@ def _band_metrics(band: int) -> list[Metric]:
             f"Change of the masked heads' mean symbolic score with {planes} masked.",
         ),
     ]
+
+
+def _unrotated_band(band: int) -> Metric:
+    """Return the loss with one band un-rotated."""
+    return Metric(
+        f"loss_unrotated_band_{band}",
+        f"loss, band {band} un-rotated",
+        f"Loss with the angles of band {band} set to 0: its queries and keys keep their content and ignore positions.",
+        unit="nats",
+        control="loss_unrotated_random",
+        control_title="random planes",
+        range=NON_NEGATIVE,
+    )
+
+
+def _slow(name: str, title: str, reading: str) -> Metric:
+    """Return a loss with as many planes changed as are slower than the predicted band."""
+    return Metric(
+        name,
+        title,
+        reading,
+        unit="nats",
+        control="loss_unrotated_slow_random",
+        control_title="random planes",
+        range=NON_NEGATIVE,
+    )
+
+
+_UNROTATED = (
+    Metric(
+        "band_measured",
+        "plane of the largest norm",
+        "Index of the plane with the largest norm of queries times keys, 0 the fastest; the control is the prediction "
+        "from the trained length, d/2 · log_base(L / 3.657).",
+        control="band_predicted",
+        control_title="predicted",
+        range=NON_NEGATIVE,
+    ),
+    Metric(
+        "band_peak",
+        "plane of the largest norm, of a layer",
+        "The same for the mean over the heads of a layer of each plane's share of the norm.",
+        control="band_predicted",
+        control_title="predicted",
+        range=NON_NEGATIVE,
+    ),
+    _slow(
+        "loss_unrotated_slow",
+        "loss, slow planes un-rotated",
+        "Loss with all planes un-rotated that are slower than the predicted band; the control un-rotates as many "
+        "random planes of each layer.",
+    ),
+    _slow("loss_unrotated_fast", "loss, fast planes un-rotated", "Loss with as many of the fastest planes un-rotated."),
+    _slow("loss_without_slow", "loss without slow planes", "Loss with the slow planes masked instead."),
+    Metric(
+        "loss_unrotated_all",
+        "loss, all planes un-rotated",
+        "Loss with all planes un-rotated: that of the model with all positions equal.",
+        unit="nats",
+        range=NON_NEGATIVE,
+    ),
+)
 
 
 class FrequenciesMeasurement(TextMeasurement):
@@ -172,7 +239,8 @@ class FrequenciesMeasurement(TextMeasurement):
         "of turns over the text depends on its length. Soft-cap and bias are not part of a plane. A masked model is "
         "not a model trained without the band: the loss shows that this model relies on the band, not that the task "
         "requires it. Later layers have changed inputs, so changes of scores include the effect of masking earlier "
-        "layers."
+        "layers. Slow planes hardly turn in a text much shorter than the trained length: un-rotating them there is "
+        "harmless for any model."
     )
 
     def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> DocumentScores:
@@ -184,7 +252,10 @@ class FrequenciesMeasurement(TextMeasurement):
     def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
         """Return the metrics of every band, ordered by metric and then by band."""
         by_band = [_band_metrics(band) for band in range(1, config.bands + 1)]
-        return tuple(metric for same in zip(*by_band, strict=True) for metric in same)
+        found = tuple(metric for same in zip(*by_band, strict=True) for metric in same)
+        if not config.unrotate:
+            return found
+        return (*found, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it: with no more bands than there are planes."""
