@@ -73,6 +73,15 @@ def test_constructions_are_right(cli, kind):
     assert "its bound" in shown.out
 
 
+def test_a_head_that_is_not_additive(cli):
+    shown = cli("multihop", "construct", "fourier", "--longest", 48)
+    assert shown.code == 0, shown.err
+    rows = [line.split("│")[1:-1] for line in shown.out.splitlines() if "│" in line]
+    r = {(row[0].strip(), row[1].strip()): (float(row[2]), float(row[3])) for row in rows}
+    assert all(found == 1 for (name, _), (found, _) in r.items() if name == "additive")
+    assert all(abs(found - noise) < 0.1 for (name, _), (found, noise) in r.items() if name == "random")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),

@@ -20,9 +20,15 @@ ROUNDING = 2.0**-23
 
 
 def blank_model(
-    vocabulary: int, *, layers: int, theta: float, temperature: float, residual: bool, dtype: torch.dtype
+    vocabulary: int,
+    *,
+    layers: int,
+    angles: tuple[float, ...],
+    temperature: float,
+    residual: bool,
+    dtype: torch.dtype,
 ) -> LabModel:
-    """Return a model with one head and one angle per layer, without norm, MLP and dropout, and with one-hot embeddings.
+    """Return a model with one head per layer, without norm, MLP and dropout, and with one-hot embeddings.
 
     Coordinate t of the residual stream belongs to token t, the next one, the bias coordinate, is 1 for every token, and
     one more is 0 where the width would be odd. Output projections are the identity, and the output reads the tokens'
@@ -31,7 +37,7 @@ def blank_model(
     Args:
         vocabulary: Number of tokens.
         layers: Number of layers.
-        theta: Angle per position of the heads' first plane; others do not rotate.
+        angles: Angles per position of the heads' first planes; others do not rotate.
         temperature: Logits are divided by it.
         residual: Whether a layer adds to the stream or replaces it.
         dtype: Dtype of the weights.
@@ -50,7 +56,7 @@ def blank_model(
             mlp=False,
             residual=residual,
             scale=1 / temperature,
-            angles=(theta,),
+            angles=angles,
         )
     ).to(dtype)
     with torch.no_grad():
@@ -71,7 +77,8 @@ def write_layers(model: LabModel, *, queries: Tensor, keys: Tensor, values: Tens
 
     Args:
         model: A blank model.
-        queries: Contribution of each coordinate of the stream to the query in the rotated plane, ``(coordinates, 2)``.
+        queries: Contribution of each coordinate of the stream to the first dimensions of the query, the rotated ones,
+            ``(coordinates, dimensions)``.
         keys: The same for the key.
         values: Factor of each coordinate of the stream in the value, ``(coordinates,)``.
     """
@@ -79,8 +86,8 @@ def write_layers(model: LabModel, *, queries: Tensor, keys: Tensor, values: Tens
     for block in model.blocks:
         assert isinstance(block.qkv, torch.nn.Linear)
         of_q, of_k, of_v = torch.split(block.qkv.weight, width)
-        of_q[:2, : len(queries)] = queries.T.to(of_q.dtype)
-        of_k[:2, : len(keys)] = keys.T.to(of_k.dtype)
+        of_q[: queries.shape[1], : len(queries)] = queries.T.to(of_q.dtype)
+        of_k[: keys.shape[1], : len(keys)] = keys.T.to(of_k.dtype)
         of_v.diagonal()[: len(values)] = values.to(of_v.dtype)
 
 
@@ -266,7 +273,7 @@ def index_transformer(
     if temperature is None:
         temperature = index_temperature(longest or task.length, theta, layers=layers)
     model = blank_model(
-        task.vocabulary, layers=layers, theta=theta, temperature=temperature, residual=True, dtype=dtype
+        task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=True, dtype=dtype
     )
     letters = task.answers
     integers = torch.arange(1, task.vocabulary - letters + 1, dtype=torch.float64)
@@ -316,7 +323,7 @@ def retrieval_transformer(
     if temperature is None:
         temperature = retrieval_temperature(longest or task.length, theta, omega, layers=layers)
     model = blank_model(
-        task.vocabulary, layers=layers, theta=theta, temperature=temperature, residual=False, dtype=dtype
+        task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=False, dtype=dtype
     )
     left, asked = pair_letters(task, torch.arange(task.vocabulary))
     keys, queries = (directions(-letters.double() * omega) for letters in (left, asked))

@@ -119,10 +119,13 @@ def roles(
 
 @app.command()
 def construct(
-    kind: Annotated[str, typer.Argument(help="index or retrieval.")] = "index",
+    kind: Annotated[str, typer.Argument(help="index, retrieval or fourier.")] = "index",
     longest: Annotated[int, typer.Option(help="Longest input to construct it for, up to 4096 tokens.")] = 32,
 ) -> None:
-    """Construct the weights of an Index or Retrieval transformer, check it, and show its discrepancy by length."""
+    """Construct the weights of an Index or Retrieval transformer, or of a head whose logits are not additive.
+
+    Index and Retrieval are checked and shown with their discrepancy by length; fourier with r of the additive fit.
+    """
     from wherewhat.lab.multihop.tables import construction_tables
     from wherewhat.progress import TerminalProgress
 

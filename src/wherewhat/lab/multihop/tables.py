@@ -230,8 +230,43 @@ def prediction_table(
     return table
 
 
+_LONGEST_FOURIER = 1024
+"""Most tokens of a Fourier head, whose width they determine."""
+
+
+def _fourier_table(n: int) -> Table:
+    """Return r of heads with given functions of a token and a distance as logits, beside that of noise."""
+    from wherewhat.lab.constructions.fourier import (
+        additive_function,
+        distinct_tokens,
+        fourier_transformer,
+        index_function,
+        random_function,
+    )
+    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.measures.swaps.layer import layer_swaps
+
+    table = Table(
+        title=f"constructed RoPE heads with any function of token and distance, {n} different tokens",
+        title_justify="left",
+        caption="r: correlation with the best sum of a distance, a query and a key term; near that of noise for "
+        "functions that are not additive, 1 for additive ones. Scores are of all swaps at the last token.",
+        caption_justify="left",
+    )
+    for name in ("function", "of the", "r", "r of noise", "s_pos", "s_sym"):
+        table.add_column(name, justify="left" if name in ("function", "of the") else "right")
+    for name, function in (("random", random_function), ("Index", index_function), ("additive", additive_function)):
+        for side in ("query", "key"):
+            model = fourier_transformer(function(n, n), side=side)
+            attention = model.attention(distinct_tokens(model, n))[0]
+            fit, swaps = fit_layer(attention), layer_swaps(attention, [n - 1])
+            shown = (float(x) for x in (fit.r, fit.noise_floor, swaps.s_pos, swaps.s_sym))
+            table.add_row(name, side, *(f"{value:.3f}" for value in shown))
+    return table
+
+
 def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
-    """Return the correctness of a constructed transformer, and its discrepancy by length with the theorem's bound."""
+    """Return the correctness of a constructed transformer and its discrepancy by length, or r of Fourier heads."""
     from wherewhat.lab.constructions.checks import LONGEST, check_randomly
     from wherewhat.lab.constructions.discrepancy import (
         index_bound,
@@ -242,12 +277,14 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
     from wherewhat.lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
     from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
 
-    if kind not in ("index", "retrieval"):
-        raise ConfigError(f"there is no construction '{kind}': known: index, retrieval")
+    if kind not in ("index", "retrieval", "fourier"):
+        raise ConfigError(f"there is no construction '{kind}': known: index, retrieval, fourier")
     if longest < 4:
         raise ConfigError(f"--longest is {longest}: at least 4 tokens are needed")
     if longest > LONGEST:
         raise ConfigError(f"--longest is {longest}: inputs of at most {LONGEST} tokens can be checked")
+    if kind == "fourier":
+        return [_fourier_table(min(longest, _LONGEST_FOURIER))]
     if kind == "index":
         theta, omega = 0.866, 0.0
         index = IndexTask(target=min(16, longest - 1))
