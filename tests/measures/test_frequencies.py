@@ -368,7 +368,7 @@ def test_unrotated_losses(name):
     named = {metric.name for metric in FrequenciesMeasurement().all_metrics(config)}
     controls = {metric.control for metric in FrequenciesMeasurement().all_metrics(config)}
     assert set(whole) <= named | controls
-    assert {"loss_unrotated_random", "loss_unrotated_slow_random", "loss_unrotated_slow"} <= set(whole)
+    assert {"loss_unrotated_random", "loss_unrotated_slow_random", "loss_without_slow_random"} <= set(whole)
 
 
 def test_masking_in_small_blocks_is_the_same():

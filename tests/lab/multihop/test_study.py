@@ -94,6 +94,25 @@ def test_the_best_checkpoint_is_the_first_with_the_largest_accuracy(tmp_path):
         assert run.test(checkpoint).hits.tolist() == measure_accuracy(model, testing).hits.tolist()
 
 
+def test_interrupted_between_a_record_and_its_checkpoint(tmp_path, monkeypatch):
+    setup = Setup.of("number", {**OPTIONS, "threads": 1, "save_every": 2})
+    whole = train_and_record(setup, out=tmp_path / "whole", scored=6, tested=12)
+
+    def killed(records):
+        if int(records.steps[-1]) == 4:
+            raise KeyboardInterrupt
+        return best_step(records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "best_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_and_record(setup, out=tmp_path / "again", scored=6, tested=12)
+    (path,) = (tmp_path / "again").iterdir()
+    assert {"state.safetensors", "records.safetensors", "best.safetensors"} <= {file.name for file in path.iterdir()}
+    again = train_and_record(setup, out=tmp_path / "again", scored=6, tested=12)
+    assert contents(again) == contents(whole)
+
+
 def test_best_step_is_the_first_of_equals():
     accuracy = torch.tensor([[0.5, 0.0], [0.5, 1.0], [1.0, 0.5], [0.0, 1.0]])
     constants = {"counts": Profile(torch.tensor([2, 2]), ("hop",))}

@@ -112,14 +112,14 @@ def _unrotated_band(band: int) -> Metric:
     )
 
 
-def _slow(name: str, title: str, reading: str) -> Metric:
+def _slow(name: str, title: str, reading: str, *, control: str = "loss_unrotated_slow_random") -> Metric:
     """Return a loss with as many planes changed as are slower than the predicted band."""
     return Metric(
         name,
         title,
         reading,
         unit="nats",
-        control="loss_unrotated_slow_random",
+        control=control,
         control_title="random planes",
         range=NON_NEGATIVE,
     )
@@ -150,7 +150,12 @@ _UNROTATED = (
         "random planes of each layer.",
     ),
     _slow("loss_unrotated_fast", "loss, fast planes un-rotated", "Loss with as many of the fastest planes un-rotated."),
-    _slow("loss_without_slow", "loss without slow planes", "Loss with the slow planes masked instead."),
+    _slow(
+        "loss_without_slow",
+        "loss without slow planes",
+        "Loss with the slow planes masked instead; the control masks as many random planes of each layer.",
+        control="loss_without_slow_random",
+    ),
     Metric(
         "loss_unrotated_all",
         "loss, all planes un-rotated",

@@ -176,4 +176,5 @@ def _unrotated(masking: Masking, slow: dict[int, Tensor], bands: int) -> dict[st
         "loss_unrotated_slow_random": masking.random_loss(0, slower, how="unrotate"),
         "loss_unrotated_fast": masking.loss(lambda attention: ~faster(attention), how="unrotate"),
         "loss_without_slow": masking.loss(lambda attention: ~slower(attention)),
+        "loss_without_slow_random": masking.random_loss(0, slower),
     }
