@@ -54,7 +54,7 @@ def test_scores_equal_swaps_made_for_real(family, block):
             found = layer_swaps(before, queries, tau=1e-2, block=block)
             for ours, theirs in zip((found.s_pos, found.s_sym), expected[:2], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if exact else 2e-5)
-            torch.testing.assert_close(found.effective, expected[2], rtol=1e-9 if exact else 1e-4, atol=0)
+            torch.testing.assert_close(found.effective, expected[2], rtol=1e-5 if exact else 1e-3, atol=0)
             assert float(found.exclusion.min()) >= 1 - 1e-9
 
 

@@ -180,7 +180,7 @@ def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *
     products = q[:, None, :turned] * before[..., :turned]
     use = (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale
     entropy = torch.special.entr(weights).sum(-1)
-    found = (x[:, 0, 0] for x in (scores.s_pos, scores.s_sym, scores.effective))
+    found = (scores.s_pos[:, 0, 0], scores.s_sym[:, 0, 0], scores.effective[:, 0])
     return QueryScores(*(x.unflatten(0, shape) for x in (*found, entropy, use)))
 
 

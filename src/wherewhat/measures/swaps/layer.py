@@ -112,7 +112,7 @@ def layer_swaps(
         scores = score_swaps(logits, taus=(tau, *taus), block=block)
         s_pos[:, columns], s_sym[:, columns] = by_head(scores.s_pos), by_head(scores.s_sym)
         bound[:, columns], kept[:, columns] = by_head(scores.bound), by_head(scores.kept)
-        effective[:, columns] = by_head(scores.effective[..., 0])
+        effective[:, columns] = by_head(scores.effective)
         deviations = logit_deviations(logits, block=block)
         exclusion[:, columns] = by_head(deviations.exclusion)
         reach = 2 * deviations.variance.clamp_min(1e-300)
