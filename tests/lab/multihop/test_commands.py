@@ -90,7 +90,7 @@ def test_a_head_that_is_not_additive(cli):
         (("train", "number", "--set", "layer=2"), ["did you mean 'layers'"]),
         (("train", "number", "--set", "steps=0"), ["steps is 0"]),
         (("train", "number", "--seeds", "a"), ["--seeds"]),
-        (("train", "number", "--seeds", f"0,{2**63}"), [f"seed is {2**63}"]),
+        (("train", "number", "--seeds", f"0,{2**63}"), [f"seeds is {2**63}"]),
         (("lengths", "nowhere"), ["nowhere"]),
         (("dynamics", "nowhere"), ["nowhere"]),
         (("run", "missing.toml"), ["missing.toml"]),
