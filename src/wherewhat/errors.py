@@ -12,8 +12,8 @@ class WherewhatError(Exception):
     """Base class of all errors caused by the user's input or machine rather than by a bug."""
 
     def __str__(self) -> str:
-        """Return the message, with control characters of names and values shown by their code."""
-        return printable_lines(super().__str__())
+        """Return the message on one line, with control characters of names and values shown by their code."""
+        return printable(super().__str__())
 
 
 class ConfigError(WherewhatError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import wherewhat
+from fuzz.kills import kill
 
 
 def _run(measurement: str, model: str, out: str) -> None:
@@ -42,7 +43,8 @@ def _planted(fault: str) -> None:
     if fault == "unfinished file":
         Path(".tmp-0123").write_text("")
     if fault == "two lines":
-        raise wherewhat.WherewhatError("first\nsecond")
+        sys.stderr.write("first\n")
+        raise wherewhat.WherewhatError("second")
     if fault == "process":
         child = os.fork()
         if child == 0:
@@ -54,6 +56,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "load": lambda model: wherewhat.load(model, device="cpu"),
     "measure": lambda name, model, text: wherewhat.measure(name, model, text=text, tokens=16),
     "run": _run,
+    "kill": kill,
     "read_documents": lambda source: wherewhat.read_documents(source),
     "Result.load": _open_result,
     "TrainingRun.load": lambda run: wherewhat.TrainingRun.load(run).table(),

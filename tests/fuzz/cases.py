@@ -12,12 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz import materials, models, mutations
+from fuzz import kills, materials, models, mutations
 from fuzz.outcome import Step
 
-LONG_WORK = {"steps", "sequences", "seeds", "count", "longest", "batch", "record_every", "at", "lengths"}
+LONG_WORK = {"steps", "sequences", "seeds", "count", "longest", "batch", "record_every", "extra"}
 """Options by which long work may be asked for: they get numbers that are small, or too large for anything."""
-_RESULTS = ("scores.parquet", "profiles.safetensors", "config.json", "model.safetensors")
 _SMALL = ["--text", "text.txt", "--tokens", "16", "--no-control", "--device", "cpu"]
 
 
@@ -266,8 +265,8 @@ _SWEEP = {
 _MULTIHOP = {
     "tasks": ["number"],
     "seeds": [0],
-    "lengths": [17],
-    "length_count": 2,
+    "extra": [3],
+    "extra_count": 2,
     "options": {k: int(v) for k, v in materials.SMALL_TRAINING.items()},
 }
 _ENCODINGS = {
@@ -404,7 +403,8 @@ def _run_directory(random: Random, index: int, folder: Path) -> Case:
     export = ["export", str(run), "again.csv"]
     steps = [["export", str(run), "export.csv"], ["compare", "runs", "--csv", "compare.csv"], materials.RUN, export]
     if store == "lab":
-        steps = [["multihop", random.choice(["dynamics", "roles", "lengths"]), str(run)], materials.TRAIN]
+        command = random.choice([["dynamics"], ["roles"], ["lengths", "--extra", "3", "--count", "2"]])
+        steps = [["multihop", *command, str(run)], materials.TRAIN]
     elif random.random() < 0.1:
         steps.insert(2, ["report", "tiny", "--text", "text.txt", "--tokens", "16", "--device", "cpu"])
 
@@ -412,7 +412,7 @@ def _run_directory(random: Random, index: int, folder: Path) -> Case:
         made = [name for name in ("export.csv", "again.csv", "compare.csv") if Path(name).is_file()]
         kept = {name: folder / name.replace("again", "export") for name in made}
         if next(step.code for step in done if step.words[1:] in (materials.RUN, materials.TRAIN)) == 0:
-            files = [path for path in (folder / run).iterdir() if path.name in _RESULTS]
+            files = [path for path in (folder / run).iterdir() if path.name in kills.RESULTS]
             kept |= {str(path.relative_to(folder)): path for path in files}
             if store == "runs" and "again.csv" not in made:
                 return ["the run cannot be exported after the same command"]
@@ -420,6 +420,15 @@ def _run_directory(random: Random, index: int, folder: Path) -> Case:
         return [f"{name} has other bytes than before the run was changed" for name in changed]
 
     return Case([["wherewhat", *words] for words in steps], notes, verify=verify)
+
+
+def _killed(random: Random, index: int, folder: Path) -> Case:
+    """A command that is killed, alone or beside others on the same run; the same command ends as undisturbed."""
+    take(folder, "speller", "more.txt", "items.jsonl", "lines.jsonl")
+    Path("sweep.json").write_text(json.dumps(kills.SWEEP))
+    words = kills.COMMANDS[index % len(kills.COMMANDS)]
+    steps = [["python", "kill", str(random.random()), *words], ["wherewhat", *words]]
+    return Case(steps, verify=lambda done: kills.differences())
 
 
 def _usual(path: Path) -> bool:
@@ -491,6 +500,7 @@ KINDS: dict[str, Callable[[Random, int, Path], Case]] = {
     "gguf": _gguf,
     "safetensors": _safetensors,
     "run": _run_directory,
+    "kill": _killed,
     "planted": _planted,
 }
 GENERATED = [kind for kind in KINDS if kind not in ("known", "planted")]

@@ -98,6 +98,7 @@ def change_folder(random: Random, materials: Path, take: Callable[..., None]) ->
             notes.append(_set_keys(place / "tokenizer_config.json", _TOKENIZER_KEYS, random))
         elif kind < 0.82:
             notes.append(_add_file(place / random.choice(_OTHER_FILES), random))
+            break  # which may no longer be JSON
         else:
             files = sorted(path for path in place.iterdir() if path.is_file() and not path.is_symlink())
             notes.append(mutations.change_file(random.choice(files), random))

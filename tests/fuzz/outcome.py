@@ -128,7 +128,8 @@ def check(outcome: Outcome, *, ended: int, hung: str, folder: Path, most_memory:
     for step in outcome.steps:
         for what, text in _wrong(step):
             problems.append((what, f"{text} ({escaped(step.shown)[:80]})" if len(outcome.steps) > 1 else text))
-    if outcome.memory > most_memory:
+    worked = bool(outcome.steps) and all(step.code == 0 for step in outcome.steps)
+    if outcome.memory > most_memory and not worked:  # what is refused must need little memory
         used = f"{outcome.memory / 2**30:.1f} GiB"
         problems.append(("memory", f"used {used} more than an idle process"))
     leftovers = sorted(str(path.relative_to(folder)) for path in folder.rglob(".tmp-*"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wherewhat.boundary import check_file, shown, user_path
-from wherewhat.errors import ConfigError, LoadError, one_line
+from wherewhat.errors import ConfigError, LoadError, as_one_line
 from wherewhat.imports import quiet
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter
 
@@ -146,26 +146,23 @@ def _download(repo: str, *, revision: str | None, with_weights: bool, with_code:
     wanted = [*_METADATA, *weights, *(["*.py"] if with_code else [])]
     # Remote code may import from subfolders of its repository.
     ignored = _DUPLICATES if with_code else ["*/*", *_DUPLICATES]
-    # Not every version derives its network errors from OSError.
-    network_error: type[Exception] = getattr(errors, "HTTPError", OSError)
-    try:
-        with quiet():
-            return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=ignored))
-    except errors.GatedRepoError:
-        raise LoadError(f"{repo!r} is gated: accept its terms on the hub and log in with `hf auth login`") from None
-    except errors.RevisionNotFoundError:
-        raise LoadError(f"{repo!r} has no revision {revision!r} on the Hugging Face hub") from None
-    except errors.RepositoryNotFoundError:
-        raise LoadError(f"no model {repo!r} on the Hugging Face hub, and no such path{hint}") from None
-    except errors.HFValidationError:
-        raise LoadError(f"{repo!r} is neither an existing path nor a Hugging Face id{hint}") from None
-    except errors.LocalEntryNotFoundError:
-        raise LoadError(
-            f"no such path as {repo!r}, and the Hugging Face hub cannot be reached: check the connection, "
-            f"or give a path or a model that is in the local cache{hint}"
-        ) from None
-    except (OSError, network_error) as error:
-        raise LoadError(f"{repo!r} could not be fetched from the Hugging Face hub: {one_line(error)}") from None
+    with as_one_line(LoadError, f"{repo!r} could not be fetched from the Hugging Face hub"):
+        try:
+            with quiet():
+                return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=ignored))
+        except errors.GatedRepoError:
+            raise LoadError(f"{repo!r} is gated: accept its terms on the hub and log in with `hf auth login`") from None
+        except errors.RevisionNotFoundError:
+            raise LoadError(f"{repo!r} has no revision {revision!r} on the Hugging Face hub") from None
+        except errors.RepositoryNotFoundError:
+            raise LoadError(f"no model {repo!r} on the Hugging Face hub, and no such path{hint}") from None
+        except errors.HFValidationError:
+            raise LoadError(f"{repo!r} is neither an existing path nor a Hugging Face id{hint}") from None
+        except errors.LocalEntryNotFoundError:
+            raise LoadError(
+                f"no such path as {repo!r}, and the Hugging Face hub cannot be reached: check the connection, "
+                f"or give a path or a model that is in the local cache{hint}"
+            ) from None
 
 
 def _cached_hub_ids() -> list[str]:

@@ -167,7 +167,6 @@ class _Planner:
 
     def plan(self) -> Plan:
         """Return the finished plan."""
-        started = time.perf_counter()
         with self.directory.lock(on_wait=self.progress.say):
             scores = self._scores()
             units = {
@@ -208,7 +207,6 @@ class _Planner:
                 "curve": rows,
                 "areas": outcome_areas(outcomes) if outcomes else None,
                 "run": self.directory.path.name,
-                "seconds": round(time.perf_counter() - started, 1),
                 "versions": collect_versions(),
             },
         )
