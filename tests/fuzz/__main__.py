@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from fuzz.outcome import Outcome, escaped
-from fuzz.server import LIMIT, Server
+from fuzz.server import Server
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--case", default="", metavar="KIND:INDEX", help="run one case and keep its files")
     parser.add_argument("--kind", default="", help="comma-separated kinds (default: all)")
     parser.add_argument("--cases", type=int, default=sys.maxsize, help="most cases of each kind")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a case may take")
+    parser.add_argument("--limit", type=float, help="seconds that a case may take")
     given = parser.parse_args()
     with Server() as server:
         if given.case:

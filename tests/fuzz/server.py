@@ -25,8 +25,8 @@ from typing import Any
 
 from fuzz.outcome import Outcome, Step, check
 
-LIMIT = 30.0
-"""Seconds that a case may take."""
+LIMIT, LONG_LIMIT = 30.0, 120.0
+"""Seconds that a case may take, and one that runs its command several times."""
 MOST_MEMORY = 1 << 30
 """Bytes that a command's own process may use above an idle one."""
 _FATAL_MEMORY = 6 << 30
@@ -75,8 +75,9 @@ class Server:
         """End the process, which removes its files."""
         self._process.communicate()
 
-    def run(self, kind: str, index: int, seed: int, *, limit: float = LIMIT, keep: bool = False) -> Outcome:
+    def run(self, kind: str, index: int, seed: int, *, limit: float | None = None, keep: bool = False) -> Outcome:
         """Run one case within a limit in seconds; ``keep`` its files."""
+        limit = limit or (LONG_LIMIT if kind == "kill" else LIMIT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([kind, index, seed, limit, keep]) + "\n")

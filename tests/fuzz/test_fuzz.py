@@ -10,7 +10,7 @@ import pytest
 
 from fuzz.cases import GENERATED, PLANTED
 from fuzz.known import KNOWN
-from fuzz.server import LIMIT, Server, remove
+from fuzz.server import Server, remove
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,6 @@ SEED = 0
 CASES = {
     "command": 10, "name": 10, "file": 10, "text": 8, "model": 16, "gguf": 16, "safetensors": 12, "run": 8, "kill": 3,
 }  # fmt: skip
-LIMITS = {"kill": 120.0}
 PARTS = 4
 
 
@@ -30,7 +29,7 @@ def server():
 
 def run(server, kind, indexes):
     """Run cases and show those that broke a promise."""
-    outcomes = [server.run(kind, index, SEED, limit=LIMITS.get(kind, LIMIT)) for index in indexes]
+    outcomes = [server.run(kind, index, SEED) for index in indexes]
     broken = [str(outcome) for outcome in outcomes if outcome.problems]
     assert not broken, "\n\n".join([f"{len(broken)} of {len(outcomes)} cases:", *broken])
 
