@@ -76,7 +76,7 @@ def claims(
 
 def _table(data: dict[str, Any]) -> Table:
     """Return the claims with numbers, controls and verdicts."""
-    from wherewhat.report.claims.judgement import verdict_words
+    from wherewhat.report.claims.claim import verdict_words
 
     count = len(data["documents"])
     table = Table(
@@ -85,28 +85,20 @@ def _table(data: dict[str, Any]) -> Table:
         show_lines=True,
     )
     table.add_column("", justify="right")
-    for column in ("claim", "number", "control", "verdict"):
+    for column in ("claim", "number; control", "verdict", "what would change it"):
         table.add_column(column)
     for one in data["claims"]:
-        numbers = "\n".join(_number(number) for number in one["numbers"])
-        controls = "\n".join(
-            f"{_round(number['control'])} {number['control_title']}"
-            for number in one["numbers"]
-            if number["control"] is not None
-        )
-        verdict = verdict_words(one)
-        if one["verdict"] != "not judged":
-            verdict += f"\nWould change it: {one['change']}."
-        table.add_row(
-            str(one["number"]), *(escape(printable(x)) for x in (one["statement"], numbers, controls, verdict))
-        )
+        verdict = [verdict_words(one), *(one["notes"] if one["verdict"] == "cannot be told" else ())]
+        cells = ([one["statement"]], [_number(number) for number in one["numbers"]], verdict, [one["change"]])
+        table.add_row(str(one["number"]), *("\n".join(escape(printable(line)) for line in lines) for lines in cells))
     return table
 
 
 def _number(number: dict[str, Any]) -> str:
     between = "" if number["low"] is None else f" ({_round(number['low'])} to {_round(number['high'])})"
-    return f"{_round(number['mean'])}{between} {number['title']}"
+    control = "" if number["control"] is None else f"; {_round(number['control'])} {number['control_title']}"
+    return f"{_round(number['mean'])}{between} {number['title']}{control}"
 
 
 def _round(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
+    return "undefined" if value is None else f"{value:.3f}".replace("-0.000", "0.000")

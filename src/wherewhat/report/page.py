@@ -29,6 +29,7 @@ _SCRIPTS = (
     "plane",
     "curves",
     "learning",
+    "claims",
     "others",
     "method",
     "terms",

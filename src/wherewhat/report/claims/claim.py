@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.source import Weights
 from wherewhat.report.measurements import Runs
@@ -254,7 +255,9 @@ def document_difference(
 def model_mean(run: StoredRun, metric: str, *, less: str | None = None) -> Interval:
     """Return the interval over documents of a metric of the model as a whole, or of its difference to another."""
     values = run.values(metric, less=less)
-    return interval(values) if values else Interval(math.nan, None, None, 0)
+    if not values:
+        return Interval(math.nan, None, None, 0)
+    return interval(values).within(UNBOUNDED if less else run.range_of(metric))
 
 
 def control_mean(run: StoredRun | None, metric: str) -> float | None:
@@ -317,3 +320,9 @@ def _finite(value: float | None) -> float | None:
 def opposite(outcome: bool | None) -> bool | None:
     """Return the negation of an outcome, which may be open."""
     return None if outcome is None else not outcome
+
+
+def verdict_words(claim: Mapping[str, Any]) -> str:
+    """Return the stored verdict on a claim in words, with the condition or the reason."""
+    verdict, condition = claim["verdict"], claim["condition"]
+    return f"{verdict} {condition}" if verdict == "holds if" else f"{verdict}: {condition}" if condition else verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import mode
 
 from wherewhat.measures.statistics import wilson
 from wherewhat.measures.swaps import LABELS
@@ -108,13 +109,12 @@ def anticorrelation(evidence: Evidence) -> Judged:
 def random_tokens(evidence: Evidence) -> Judged:
     """Slash-dominant heads are the same on random tokens."""
     text, random = evidence.run("heads"), evidence.run("random tokens")
-    sizes, lags = ([head_means(run, metric) for run in (text, random)] for metric in ("slash_max", "slash_lag"))
+    sizes = [head_means(run, "slash_max") for run in (text, random)]
+    lags = [{place: mode(x.values()) for place, x in run.head_documents("slash_lag").items()} for run in (text, random)]
     slashes = [place for place, size in sizes[0].items() if size >= SLASH and place in sizes[1]]
     numbers, parts = [], []
     if len(slashes) >= FEWEST_HEADS:
-        kept = wilson(
-            [float(sizes[1][place] >= SLASH and round(lags[0][place]) == round(lags[1][place])) for place in slashes]
-        )
+        kept = wilson([float(sizes[1][place] >= SLASH and lags[0][place] == lags[1][place]) for place in slashes])
         base = sum(size >= SLASH for size in sizes[1].values()) / len(sizes[1])
         numbers.append(
             ClaimNumber("slash-dominant heads with the same slash on random tokens", kept, base, "share of all heads")
@@ -156,9 +156,10 @@ def retrieval_heads(evidence: Evidence) -> Judged:
         numbers.append(
             ClaimNumber(f"symbolic among the {len(top)} heads with most {what}", share, base, "of all heads")
         )
-        outcome = False if share.mean <= base else at_least(share, max(base, 0.5))
         statement = f"the share is above that of all heads, and at least one half: {what}"
-        parts.append(ClaimPart(statement, outcome, f"retrieval heads are those with most {what}"))
+        parts.append(
+            ClaimPart(statement, at_least(share, max(base, 0.5)), f"retrieval heads are those with most {what}")
+        )
     return Judged(numbers, parts, [] if parts else ["No head has scores of retrieval or induction."])
 
 

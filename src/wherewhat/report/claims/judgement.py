@@ -17,7 +17,7 @@ from wherewhat.measures.registry import find_measurement
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.claims import behaviour, heads, logits
-from wherewhat.report.claims.claim import Claim, Evidence, judge, verdict_json
+from wherewhat.report.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
 from wherewhat.report.measurements import Runs, measure
 from wherewhat.report.report import seen_model
 from wherewhat.report.schedule import GivenText, ScheduledRun, given_text
@@ -126,12 +126,6 @@ class Judgement:
         if data.get("wherewhat_claims") != _FORMAT:
             raise ConfigError(f"{path} is not a file of judged claims: write one with wherewhat claims")
         return cls(dict(data))
-
-
-def verdict_words(claim: Mapping[str, Any]) -> str:
-    """Return the stored verdict on a claim in words, with the condition or the reason."""
-    verdict, condition = claim["verdict"], claim["condition"]
-    return f"{verdict} {condition}" if verdict == "holds if" else f"{verdict}: {condition}" if condition else verdict
 
 
 @checked(model=model_request, texts=documents_of)
