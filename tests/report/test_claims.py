@@ -48,6 +48,7 @@ class FakeRun:
         self._heads = heads or {}
         self._summaries = summaries or {}
         self.config = SimpleNamespace(**config)
+        self.documents = list(DOCUMENTS)
         self.directory = SimpleNamespace(path=Path("fake"))
 
     def document_means(self, metric):
@@ -160,8 +161,8 @@ ANSWERS = {
 }
 PERTURBED = {"share_a": [0.1] * 20 + [0.5] * 20, "sensitivity_position_swap": [0.2] * 20 + [0.6] * 20}
 LABELLED = {"slash_max": [0.5] * 20 + [0.01] * 20, "slash_lag": [1.0] * 40, "label": [1.0] * 20 + [2.0] * 20}
-RETRIEVAL = {"label": [2.0] * 20 + [1.0] * 180, "retrieval": [0.9] * 20 + [0.1] * 180}
-RETRIEVAL |= {"induction": [0.9] * 20 + [0.1] * 180}
+RETRIEVAL = {"label": [2.0] * 4 + [1.0] * 36, "retrieval": [0.9] * 4 + [0.1] * 36}
+RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym": [0.8] * 8 + [0.1] * 32}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ RETRIEVAL |= {"induction": [0.9] * 20 + [0.1] * 180}
             "holds if slash-dominant heads are meant",
         ),
         (24, evidence(heads=FakeRun({}, RETRIEVAL)), "holds"),
-        (24, evidence(heads=FakeRun({}, RETRIEVAL | {"label": [1.0] * 20 + [2.0] * 180})), "does not hold"),
+        (24, evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40})), "does not hold"),
         (11, evidence(), "not judged: about trained small models: see wherewhat multihop"),
         (8, evidence(axes=FakeRun()), "not judged: positions was not measured"),
     ],
@@ -342,11 +343,18 @@ def test_runs_are_those_of_a_report(speller, tmp_path):
     from wherewhat.report.schedule import given_text
 
     request, capacity = ModelRequest(model=speller), Capacity(512, False, 4, 9000)
-    given = given_text(None, documents=4, out=tmp_path)
-    requests, scheduled, _ = _schedule(request, capacity, given, _runs(24), tokens=512)
+    given = given_text(None, documents=None, out=tmp_path, default=8)
+    requests, scheduled, _ = _schedule(request, capacity, given, _runs(24), documents=None, tokens=512)
     reported = [made.request for made in schedule(request, capacity, documents=4, tokens=512)[0]]
-    for name in ("axes", "heads", "frequencies", "words", "extend"):
+    for name in ("axes", "heads"):
         assert requests[name] in reported
+    assert {name: made.documents for name, made in requests.items()} == {
+        **dict.fromkeys(requests, 4),
+        "words": 8,
+        "prompts": None,
+    }
+    more, _, _ = _schedule(request, capacity, given, _runs(24), documents=6, tokens=512)
+    assert {made.documents for made in more.values()} == {6, None}
     assert scheduled[0].request == requests["axes"]
     weights = [made.request.model.weights for made in scheduled]
     assert weights == sorted(weights, key=["trained", "random", "shuffled"].index)

@@ -24,11 +24,13 @@ _Text = Annotated[
     typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
 ]
 _Documents = Annotated[
-    int | None, typer.Option(help="Documents of the decomposition (default: the first 4); others use 3 or 4 at most.")
+    int | None, typer.Option(help="Documents of each measurement (default: the first 4, for words the first 8).")
 ]
 _Tokens = Annotated[
     int | None,
-    typer.Option(help="Tokens of each document (default: 512, or as many as the model has); others use 256 at most."),
+    typer.Option(
+        help="Tokens of each document of the decomposition (default: 512, or as many as there are); others 256 at most."
+    ),
 ]
 _Prompts = Annotated[int, typer.Option(help="Prompts of each kind and size.")]
 _File = Annotated[
@@ -80,7 +82,7 @@ def _table(data: dict[str, Any]) -> Table:
 
     count = len(data["documents"])
     table = Table(
-        title=f"{escape(printable(data['model']))} ({data['weights']}): claims judged on up to {count} documents",
+        title=f"{escape(printable(data['model']))} ({data['weights']}): claims judged on {count} documents",
         caption="Intervals are 95 % over documents, prompts or heads. Rules and thresholds: documentation, Claims.",
         show_lines=True,
     )

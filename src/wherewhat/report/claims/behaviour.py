@@ -152,6 +152,8 @@ def criterion(evidence: Evidence) -> Judged:
         "outcome: its output changes less than the median head's when 5 % of the positions are swapped. Heads are "
         "counted as independent."
     ]
+    if at_most(hits, 0.5):
+        notes.append(f"The opposite criterion is right for {1 - hits.mean:.0%} of the heads.")
     words = evidence.find("words")
     if words is not None:
         rise = model_mean(words, "rise_words_at_5")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import combinations
 from statistics import mode
 
-from wherewhat.measures.statistics import wilson
+from wherewhat.measures.measurement import SHARE
+from wherewhat.measures.statistics import interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
     CLEAR,
@@ -33,6 +35,7 @@ SLASH = 0.1
 TOP = 0.1
 """Share of all heads that are called retrieval heads."""
 
+_AS_USUAL = f"at least {MOST:.0%}, or 0.1 less than on two documents of text"
 _LABORATORY = "about trained small models: see wherewhat multihop"
 
 
@@ -70,7 +73,7 @@ def frequency_roles(evidence: Evidence) -> Judged:
             "heads with masked bands are meant",
         ),
     ]
-    return Judged(numbers, parts, ["Frequency IDs are linear means; band 1 is the fastest."])
+    return Judged(numbers, parts, ["Band 1 is the fastest."])
 
 
 @claim(
@@ -114,22 +117,26 @@ def random_tokens(evidence: Evidence) -> Judged:
     slashes = [place for place, size in sizes[0].items() if size >= SLASH and place in sizes[1]]
     numbers, parts = [], []
     if len(slashes) >= FEWEST_HEADS:
-        kept = wilson([float(sizes[1][place] >= SLASH and lags[0][place] == lags[1][place]) for place in slashes])
-        base = sum(size >= SLASH for size in sizes[1].values()) / len(sizes[1])
+        kept = wilson([float(sizes[1][x] >= SLASH and lags[0][x] == lags[1][x]) for x in slashes])
+        usual = _agreement(text, slashes, "slash_lag")
         numbers.append(
-            ClaimNumber("slash-dominant heads with the same slash on random tokens", kept, base, "share of all heads")
+            ClaimNumber("slash-dominant heads with the same slash on random tokens", kept, usual, "two documents")
         )
-        statement = f"most ({MOST:.0%}) of the {len(slashes)} slash-dominant heads (at least {SLASH}) are the same"
-        parts.append(ClaimPart(statement, at_least(kept, MOST), "slash-dominant heads are meant"))
+        statement = f"of {len(slashes)} slash-dominant heads (at least {SLASH}), share with the same: {_AS_USUAL}"
+        parts.append(ClaimPart(statement, at_least(kept, min(MOST, usual - 0.1)), "slash-dominant heads are meant"))
     labels = [head_labels(run) for run in (text, random)]
     places = [place for place in labels[0] if place in labels[1]]
     if places:
         equal = wilson([float(labels[0][place] == labels[1][place]) for place in places])
-        numbers.append(
-            ClaimNumber("heads with the same label on random tokens", equal, _agreement(text), "two documents")
+        usual = _agreement(text, places, "label")
+        numbers.append(ClaimNumber("heads with the same label on random tokens", equal, usual, "two documents"))
+        parts.append(
+            ClaimPart(
+                f"share of heads with the same label: {_AS_USUAL}",
+                at_least(equal, min(MOST, usual - 0.1)),
+                "labels of heads are meant",
+            )
         )
-        statement = f"at least {MOST:.0%} of the heads have the same label"
-        parts.append(ClaimPart(statement, at_least(equal, MOST), "labels of heads are meant"))
     return Judged(numbers, parts, [] if parts else ["No head has a label or a slash on both kinds of text."])
 
 
@@ -142,34 +149,50 @@ def random_tokens(evidence: Evidence) -> Judged:
 def retrieval_heads(evidence: Evidence) -> Judged:
     """Retrieval heads are the symbolic ones."""
     run = evidence.run("heads")
-    labels, symbolic = head_labels(run), LABELS.index("symbolic")
-    if not labels:
-        return Judged([], [], ["No head has a label."])
-    base = sum(code == symbolic for code in labels.values()) / len(labels)
+    codes = head_labels(run).values()
     numbers, parts = [], []
     for metric, what in (("retrieval", "attention to the next token"), ("induction", "induction")):
-        scores = {place: value for place, value in head_means(run, metric).items() if place in labels}
-        top = sorted(scores, key=lambda place: -scores[place])[: max(FEWEST_HEADS, round(TOP * len(scores)))]
-        if len(top) < FEWEST_HEADS:
+        areas = _ranked_higher(run, metric)
+        if not areas:
             continue
-        share = wilson([float(labels[place] == symbolic) for place in top])
-        numbers.append(
-            ClaimNumber(f"symbolic among the {len(top)} heads with most {what}", share, base, "of all heads")
-        )
-        statement = f"the share is above that of all heads, and at least one half: {what}"
-        parts.append(
-            ClaimPart(statement, at_least(share, max(base, 0.5)), f"retrieval heads are those with most {what}")
-        )
-    return Judged(numbers, parts, [] if parts else ["No head has scores of retrieval or induction."])
+        area = interval(areas).within(SHARE)
+        title = f"probability that one of the {TOP:.0%} of heads with most {what} is more symbolic than another head"
+        numbers.append(ClaimNumber(title, area, 0.5, "chance"))
+        statement = f"it is at least {MOST}: {what}"
+        parts.append(ClaimPart(statement, at_least(area, MOST), f"retrieval heads are those with most {what}"))
+    pure = sum(code == LABELS.index("symbolic") for code in codes)
+    notes = [f"{pure} of {len(codes)} heads are pure symbolic heads."] if parts else ["Too few heads have scores."]
+    return Judged(numbers, parts, notes)
 
 
-def _agreement(run: StoredRun) -> float | None:
-    """Return the share of heads with the same label on two documents, mean over pairs of successive ones."""
-    found = []
-    for values in run.head_documents("label").values():
-        listed = list(values.values())
-        found += [float(one == two) for one, two in pairwise(listed)]
-    return sum(found) / len(found) if found else None
+def _agreement(run: StoredRun, places: Sequence[tuple[int, int]], metric: str) -> float:
+    """Return the share of heads with the same value on two documents, over all pairs; 1 for a single document."""
+    found = run.head_documents(metric)
+    equal = [one == two for place in places for one, two in combinations(found[place].values(), 2)]
+    return sum(equal) / len(equal) if equal else 1.0
+
+
+def _ranked_higher(run: StoredRun, metric: str) -> list[float]:
+    """Return for each document how often a head with a high value of a metric is more symbolic than another head.
+
+    That is the area under the ROC curve of ``s_sym - s_pos`` for the share ``TOP`` of heads with the highest values:
+    0.5 if they are unrelated, 1 if they are the most symbolic heads.
+    """
+    scores, s_pos, s_sym = (run.head_documents(name) for name in (metric, "s_pos", "s_sym"))
+    areas = []
+    for document in run.documents:
+        both_scores = [
+            (values[document], s_sym[place][document] - s_pos[place][document])
+            for place, values in scores.items()
+            if all(document in found.get(place, {}) for found in (scores, s_pos, s_sym))
+        ]
+        ranked = [symbolic for _, symbolic in sorted(both_scores, key=lambda one: -one[0])]
+        count = max(FEWEST_HEADS, round(TOP * len(ranked)))
+        top, rest = ranked[:count], ranked[count:]
+        if rest:
+            wins = sum((one > two) + 0.5 * (one == two) for one in top for two in rest)
+            areas.append(wins / len(top) / len(rest))
+    return areas
 
 
 CLAIMS = (

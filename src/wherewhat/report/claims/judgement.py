@@ -38,6 +38,9 @@ _FORMAT = 1
 PROMPTS = 24
 """Prompts of each kind and size by default."""
 
+_DOCUMENTS, _MOST_DOCUMENTS = 4, 8
+"""Documents by default of measurements that state no number, and the largest number by default."""
+
 _TOLERATED = (MeasureError, CaptureError, ConfigError, TextError)
 """Errors of a model or text that a measurement cannot use; claims that need it are then not judged."""
 
@@ -60,24 +63,27 @@ class ClaimRun:
 
 
 def _runs(prompts: int) -> dict[str, ClaimRun]:
-    """Return the runs that claims need, by name; the decomposition is first."""
+    """Return the runs that claims need, by name; the decomposition is first.
+
+    Numbers of passes were measured on two cores. Intervals need four documents, and losses under perturbation more.
+    """
+    words = {"kinds": ("words",), "rates": (0.05, 0.1, 0.2), "seeds": 1, "axes": False, "equivalence": False}
     swaps = {"kinds": ("position_swap", "features"), "rates": (0.05,), "seeds": 1}
     asked: dict[str, Any] = {"kinds": ("numbers", "letters"), "sizes": (4, 16), "count": prompts}
     additive = {"strengths": (0.0, 1.0), "layers": False}
+    queries = {"queries": 8}
     return {
         "axes": ClaimRun("axes"),
         "heads": ClaimRun("heads"),
-        "random tokens": ClaimRun(
-            "heads", ReportRun(8.0, documents=3, tokens=256, options={"queries": 8}), prompts="random"
-        ),
-        "planes": ClaimRun("planes", ReportRun(4.0, documents=3, tokens=256, controls=("random",)), rotary=True),
-        "distance": ClaimRun("distance", ReportRun(11.0, documents=3, tokens=256), rotary=True),
+        "random tokens": ClaimRun("heads", ReportRun(8.0, documents=4, tokens=256, options=queries), prompts="random"),
+        "planes": ClaimRun("planes", ReportRun(4.0, documents=4, tokens=256, controls=("random",)), rotary=True),
+        "distance": ClaimRun("distance", ReportRun(11.0, documents=4, tokens=256), rotary=True),
         "frequencies": ClaimRun("frequencies", rotary=True),
-        "words": ClaimRun("perturb"),
-        "positions": ClaimRun("perturb", ReportRun(16.0, documents=3, tokens=256, options=swaps)),
-        "residual": ClaimRun("residual", ReportRun(8.0, documents=3, tokens=256, options=additive)),
+        "words": ClaimRun("perturb", ReportRun(8.0, documents=8, tokens=256, options=words)),
+        "positions": ClaimRun("perturb", ReportRun(20.0, documents=4, tokens=192, options=swaps)),
+        "residual": ClaimRun("residual", ReportRun(11.0, documents=4, tokens=256, options=additive)),
         # About 100 tokens for each of two kinds in two sizes.
-        "prompts": ClaimRun("prompts", ReportRun(1.5, documents=4 * prompts, tokens=100, options=asked)),
+        "prompts": ClaimRun("prompts", ReportRun(2.0, documents=4 * prompts, tokens=100, options=asked)),
         "extend": ClaimRun("extend"),
     }
 
@@ -152,8 +158,9 @@ def judge_claims(
         claims: Numbers of the claims; all by default.
         text: Files, folders or ``-``; None for the embedded text.
         texts: Strings, documents or token ids instead.
-        documents: Documents of the decomposition; the first four by default. Other measurements use fewer.
-        tokens: Tokens of each; 512 by default, or as many as model and texts have. Other measurements use fewer.
+        documents: Documents of each measurement; by default the first four, and eight for perturbed words.
+        tokens: Tokens of each for the decomposition; 512 by default, or as many as model and texts have. Others use
+            256 at most.
         prompts: Prompts of each kind and size.
         out: Folder of run directories.
         progress: Progress callback; silent by default.
@@ -163,13 +170,13 @@ def judge_claims(
     if prompts < 1:
         raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
-    given = given_text(text, documents=documents, out=out, texts=texts)
+    given = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
     seen, pace = seen_model(model, given.documents, tokens=tokens, out=out, progress=progress, models=models)
     given.keep()
     length = len(seen.passages[0].tokens)
     names = {"axes", *(name for claim in chosen for name in (*claim.needs, *claim.also) if claim.rule is not None)}
     wanted = {name: made for name, made in _runs(prompts).items() if name in names}
-    requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, tokens=length)
+    requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, documents=documents, tokens=length)
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED)
     reasons |= {name: why for name, made in requests.items() for refused, why in runs.missing if refused == made}
     evidence = Evidence(runs, requests, reasons, seen.capacity.rotates)
@@ -193,6 +200,7 @@ def _schedule(
     given: GivenText,
     wanted: Mapping[str, ClaimRun],
     *,
+    documents: int | None,
     tokens: int,
 ) -> tuple[dict[str, Request], list[ScheduledRun], dict[str, str]]:
     """Return the request of each run by name, all runs in order with their control models, and reasons for others."""
@@ -208,14 +216,16 @@ def _schedule(
             reasons[name] = run or f"{made.measurement} was not measured"
             continue
         length = run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
-        count = min(run.documents or len(given.documents), len(given.documents))
-        cost = run.passes * (run.documents or count) * length
+        count = documents or min(max(run.documents or 0, _DOCUMENTS), len(given.documents))
         request = Request(measurement=made.measurement, model=model, beyond=run.beyond, options=run.options)
-        if made.prompts is not None:
-            request = replace(request, prompts=made.prompts, documents=run.documents, tokens=length)
-        elif not isinstance(measurement, QuestionMeasurement):
-            cost = run.passes * count * length
+        if isinstance(measurement, QuestionMeasurement):
+            count = run.documents or 0
+        elif made.prompts is not None:
+            count = documents or run.documents or _DOCUMENTS
+            request = replace(request, prompts=made.prompts, documents=count, tokens=length)
+        else:
             request = replace(request, text=given.sources, texts=given.texts, documents=count, tokens=length)
+        cost = run.passes * count * length
         requests[name] = request
         scheduled.append(ScheduledRun(request, cost))
         if model.weights == "trained":
