@@ -3,17 +3,16 @@ function writeClaims() {
   by("claims").hidden = !data.claims;
   if (!data.claims) return;
   by("claims-note").textContent = data.claims.note;
-  const lines = (place, texts) => {
+  const cell = (texts) => {
+    const place = document.createElement("div");
     for (const text of texts) make(place, "div", text);
     return place;
   };
-  const cell = (texts) => lines(document.createElement("div"), texts);
   table(by("claims-table"),
-    ["claim", "number", "control", "verdict", "rule", "what would change it"],
+    ["claim", "number; control", "verdict", "rule", "what would change it"],
     data.claims.rows.map((row) => [
       `${row.number}. ${row.statement} (${row.source})`,
-      cell(row.numbers.map((one) => `${one.title}: ${withInterval(one)}`)),
-      cell(row.numbers.map((one) => (one.control === null ? "" : `${fixed(one.control)} ${one.control_title}`))),
+      cell(row.numbers.map((one) => `${one.title}: ${withInterval(one)}${one.control === null ? "" : `; ${one.control_title}: ${fixed(one.control)}`}`)),
       cell([row.verdict, ...row.notes]),
       cell(row.parts.map((part) => `${part.statement}: ${{ true: "yes", false: "no", null: "open" }[part.outcome]}`)),
       row.change,
