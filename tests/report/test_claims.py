@@ -232,10 +232,10 @@ RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym":
             evidence(heads=FakeRun(CORRELATIONS | {"corr_sym_frequency": 0.0})),
             "holds if only the two scores are meant",
         ),
-        (19, evidence(prompts=FakeRun(summaries=ANSWERS)), "holds"),
+        (19, evidence(prompts=FakeRun(summaries=ANSWERS, sizes=(4, 16))), "holds"),
         (
             19,
-            evidence(prompts=FakeRun(summaries=ANSWERS | {"accuracy_letters_middle": (near(0.4), 0.1)})),
+            evidence(prompts=FakeRun(summaries=ANSWERS | {"accuracy_letters_middle": (near(0.4), 0.1)}, sizes=(4, 16))),
             "holds if only Index is meant",
         ),
         (

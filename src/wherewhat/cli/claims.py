@@ -90,7 +90,10 @@ def _table(data: dict[str, Any]) -> Table:
     for column in ("claim", "number; control", "verdict", "what would change it"):
         table.add_column(column)
     for one in data["claims"]:
-        verdict = [verdict_words(one), *(one["notes"] if one["verdict"] == "cannot be told" else ())]
+        verdict = [verdict_words(one)]
+        if one["verdict"] == "cannot be told":
+            verdict += [f"open: {part['statement']}" for part in one["parts"] if part["outcome"] is None]
+            verdict += one["notes"]
         cells = ([one["statement"]], [_number(number) for number in one["numbers"]], verdict, [one["change"]])
         table.add_row(str(one["number"]), *("\n".join(escape(printable(line)) for line in lines) for lines in cells))
     return table

@@ -97,11 +97,9 @@ def outputs_inside(evidence: Evidence) -> Judged:
         ClaimNumber("rise of the loss under LM-Infinite", rise, plain.mean, "no method"),
         ClaimNumber("rank correlation over methods of output shift and loss", ranks, 0.0, "unrelated"),
     ]
-    if not at_least(plain, COSTLY):
-        outcome = "the loss of the unmodified model does not rise clearly beyond the trained length"
-        return Judged(
-            numbers, [ClaimPart(f"the loss of the unmodified model rises by {COSTLY} nats", None, "")], [outcome]
-        )
+    if not plain.mean >= COSTLY:
+        statement = f"the mean loss of the unmodified model rises by at least {COSTLY} nats"
+        return Judged(numbers, [ClaimPart(statement, None, "")], ["The unmodified model does not fail on these texts."])
     parts = [
         ClaimPart(
             "the shift beyond that of pieces is at most a quarter of the unmodified model's",
@@ -182,6 +180,8 @@ def longer_inputs(evidence: Evidence) -> Judged:
             outcomes[kind] = None
             continue
         numbers.append(ClaimNumber(f"accuracy on {kind}, {long} alternatives", many, few.mean, f"{short} alternatives"))
+        # A model that names any digit of the list is right more often than one that names any digit.
+        chance_few, chance_many = max(chance_few, 1 / short), max(chance_many, 1 / long)
         able = few.low is not None and few.low > chance_few
         if not able:
             notes.append(
@@ -211,7 +211,8 @@ def answer_place(evidence: Evidence) -> Judged:
     for kind, sign in (("numbers", 1), ("letters", -1)):
         first, middle, last = (declared_mean(run, f"accuracy_{kind}_{third}")[0] for third in THIRDS)
         overall, chance = declared_mean(run, f"accuracy_{kind}")
-        able = overall is not None and overall.low is not None and chance is not None and overall.low > chance
+        least = sum(1 / size for size in run.config.sizes) / len(run.config.sizes)
+        able = overall is not None and overall.low is not None and overall.low > max(chance or 0.0, least)
         if not able:
             notes.append(f"{kind.capitalize()} are not above chance.")
         contrasts = [contrast(end, middle) for end in (first, last)]
