@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= 2
 
-.PHONY: report test test-fast real check format lint types docs models clean
+.PHONY: report test test-fast real fuzz check format lint types docs models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
 	@env -u OMP_NUM_THREADS $(BIN)/wherewhat report
@@ -25,6 +25,11 @@ test-fast: $(READY)  ## the tests that need neither a trained model, a browser n
 
 real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
 	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)
+
+SECONDS ?= 60
+SEED ?= 0
+fuzz: $(READY)  ## hostile input for SECONDS=60 with SEED=0; only KIND=gguf; or one case again: CASE=gguf:17
+	@PYTHONPATH=src:tests $(BIN)/python -m fuzz --seconds "$(SECONDS)" --seed "$(SEED)" --kind "$(KIND)" --case "$(CASE)"
 
 docs: $(READY)  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +10,7 @@ import pytest
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.registry import find_measurement, measurements
-from wherewhat.options import build_config, config_values, parse_assignments
+from wherewhat.options import build_config, checked, config_values, parse_assignments, read_config
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,96 @@ def test_every_measurement_explains_itself(measurement):
     assert measurement.summary.endswith(".")
     assert measurement.limits
     assert all(metric.reading.endswith(".") and metric.title for metric in measurement.metrics)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1])
+def test_whole_numbers_have_64_bits(number):
+    for values in ({"count": number}, {"count": str(number)}, {"maybe": number}):
+        with pytest.raises(ConfigError, match=r"from -2\^63 to 2\^63 - 1"):
+            build_config(Everything, values)
+
+
+def test_numbers_of_thousands_of_digits():
+    with pytest.raises(ConfigError, match="a number of 16610 bits"):
+        build_config(Everything, {"count": 10**5000})
+    with pytest.raises(ConfigError, match="a number of 16610 bits"):
+        _called(10**5000)
+
+
+@checked()
+def _called(count: int) -> int:
+    return count
+
+
+def test_options_with_too_many_values():
+    with pytest.raises(ConfigError, match="many has 10,001 values"):
+        build_config(Everything, {"many": [1.0] * 10_001})
+
+
+def test_long_values_are_cut_in_messages():
+    with pytest.raises(ConfigError) as refused:
+        build_config(Everything, {"count": "x" * 10_000})
+    assert len(str(refused.value)) < 200
+
+
+CONFIGS = {
+    "deep.toml": ("a = " + "[" * 5000 + "]" * 5000, "nested more than 64 deep"),
+    "dotted.toml": (".".join(["a"] * 200_000) + " = 1", "nested more than 64 deep"),
+    "quoted.toml": (" . ".join(['"a"'] * 70) + " = 1", "nested more than 64 deep"),
+    "tables.toml": ("[" + ".".join(["a"] * 70) + "]", "nested more than 64 deep"),
+    "inline.toml": ("x = {" + ".".join(["a"] * 70) + " = 1}", "nested more than 64 deep"),
+    "deep.json": ('{"a":' * 100_000, "nested more than 64 deep"),
+    "deeper.json": ('{"a": ' + "[" * 70 + "]" * 70 + "}", "nested more than 64 deep"),
+    "deep.yaml": ("a: " + "[" * 5000 + "]" * 5000, "nested more than 64 deep"),
+    "loop.yaml": ("a: &a [*a]", "nested more than 64 deep"),
+    "bomb.yaml": (
+        "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
+        "more than 1,000,000 values",
+    ),
+    "tag.yaml": ("a: !!int ''", "is not valid YAML"),
+    "time.yaml": ("a: !!timestamp x", "is not valid YAML"),
+    "object.yaml": ("a: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+    "large.yaml": ("a: " + "x" * (1 << 18), "at most 256.0 KiB"),
+    "huge.toml": (f"a = 0x{'f' * 10_000}", r"a number of 40000 bits"),
+    "huge.json": ('{"a": [{"b": 9223372036854775808}]}', r"from -2\^63"),
+    "digits.json": ('{"a": ' + "1" * 5000 + "}", "is not valid JSON"),
+    "list.json": ("[1]", "must hold names and values, not a list"),
+    "twice.yaml": ("a-b: 1\na_b: 2", "has the key 'a_b' twice"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hostile_files_of_settings(tmp_path, name):
+    content, words = CONFIGS[name]
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=words) as refused:
+        read_config(tmp_path / name, name="--config")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_settings_that_are_accepted(tmp_path):
+    for name, content in {
+        "a.toml": "\ufeffa-b = [1.5, 2.5]\nc = {d.e.f = 1}\ng = 'https://a.b.c'\n",
+        "a.json": '{"a-b": [1.5, 2.5], "c": {"d": {"e": {"f": 1}}}, "g": "https://a.b.c"}',
+        "a.yaml": "a-b: &x [1.5, 2.5]\nc: {d: {e: {f: 1}}}\ng: https://a.b.c\n",
+    }.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        expected = {"a_b": [1.5, 2.5], "c": {"d": {"e": {"f": 1}}}, "g": "https://a.b.c"}
+        assert read_config(tmp_path / name) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "missing", "latin"])
+def test_settings_in_no_readable_file(tmp_path, kind):
+    path = tmp_path / "x.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "latin":
+        path.write_bytes(b"a = '\xe9'")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(path, name="--config")

@@ -1,15 +1,17 @@
-"""Checks of paths and files that users name, before any library opens them: kind of file, size, and nesting of JSON."""
+"""Checks of paths, files and numbers that users give, before anything uses them: kind of file, size, nesting."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from wherewhat.errors import ConfigError, WherewhatError, one_line, printable
-from wherewhat.files import explain
+from wherewhat.errors import ConfigError, StoreError, WherewhatError, one_line, printable
+from wherewhat.files import check_writable, explain, kind_of_file, nearest_folder
 
 MOST_CONFIG_BYTES = 16 << 20
 """Largest size of a file of settings."""
@@ -17,16 +19,23 @@ MOST_CONFIG_BYTES = 16 << 20
 MOST_DEPTH = 64
 """Deepest nesting of lists and tables in a file of settings."""
 
+MOST_VALUES = 1_000_000
+"""Largest number of values in a file of settings, with every YAML alias replaced by its values."""
+
+MOST_TOKENS = 1 << 24
+"""Largest number of tokens of a text, and largest distance in one; above the length of every known model."""
+
+MOST_DOCUMENTS = 100_000
+"""Largest number of documents, items or prompts."""
+
+MOST_LAYERS = 10_000
+"""Largest number of layers of a model, and of draws, bands and other parts of a measurement."""
+
 _LONGEST_SHOWN = 120
+_LONGEST_NAME = 255
 # Paths of open streams, such as those that a shell makes for <(command): their writer has been started.
 _STREAMS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
+_OUTPUT_STREAMS = (*_STREAMS, "/dev/stdout", "/dev/stderr")
 
 
 def shown(value: str | os.PathLike[str]) -> str:
@@ -58,11 +67,44 @@ def user_path(given: str | os.PathLike[str], *, name: str, error: type[Wherewhat
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):  # inside a folder that does not exist
+            raise error(f"{where} cannot be opened: {os.strerror(errno.ENAMETOOLONG)}") from None
         return path
     except (OSError, ValueError) as reason:  # a name that is too long, a loop of links, a folder that may not be read
         raise error(f"{where} cannot be opened: {_reason(reason)}") from None
     if stat.S_ISDIR(status.st_mode) and not os.access(path, os.R_OK | os.X_OK):
         raise error(f"{where} cannot be opened: Permission denied")
+    return path
+
+
+def output_file(given: str | os.PathLike[str], *, name: str) -> Path:
+    """Return the path of a file to write, after checks that it can be: no other kind of file, in a writable folder."""
+    path = user_path(given, name=name, error=StoreError)
+    kind = kind_of_file(path)
+    if kind is None and str(path).startswith(_OUTPUT_STREAMS):
+        kind = "a stream"  # the file would be renamed to the name of the stream
+    if kind is not None:
+        raise StoreError(f"{name} {shown(path)} is {kind}: give the name of a file")
+    output_folder(path.parent, name=f"the folder of {name}")
+    return path
+
+
+def output_folder(given: str | os.PathLike[str], *, name: str, writable: bool = True) -> Path:
+    """Return the path of a folder to write to, after checks that it is one or can be made.
+
+    Args:
+        given: The folder.
+        name: What it is, for messages, such as ``--out``.
+        writable: Whether it must be writable; finished runs can be read from a read-only folder.
+    """
+    path = user_path(given, name=name, error=StoreError)
+    try:
+        if writable:
+            check_writable(path)
+        else:
+            nearest_folder(path)
+    except StoreError as reason:
+        raise StoreError(f"{name} {shown(path)} cannot be written: {reason}") from None
     return path
 
 
@@ -79,7 +121,7 @@ def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] 
         status = path.stat()
     except (OSError, ValueError) as reason:
         raise error(f"{name} cannot be read: {_reason(reason)}") from None
-    kind = next((word for test, word in _KINDS if test(status.st_mode)), None)
+    kind = kind_of_file(path)
     if kind is not None and not (stat.S_ISFIFO(status.st_mode) and str(path).startswith(_STREAMS)):
         raise error(f"{name} cannot be read: it is {kind}; give a file")
     if status.st_size > most:
@@ -94,12 +136,32 @@ def read_file(path: Path, *, name: str, most: int, error: type[WherewhatError] =
     check_file(path, name=name, most=most, error=error)
     try:
         with path.open("rb") as file:
-            data = file.read(most + 1)
+            return read_stream(file, name=name, most=most, error=error)
     except OSError as reason:
         raise error(f"{name} cannot be read: {_reason(reason)}") from None
-    if len(data) > most:  # a stream, or a file that grows
-        raise error(f"{name} cannot be read: it has more than {size_in_words(most)}")
-    return data
+
+
+def read_user_file(
+    given: str | os.PathLike[str],
+    *,
+    name: str,
+    most: int = MOST_CONFIG_BYTES,
+    error: type[WherewhatError] = ConfigError,
+) -> bytes:
+    """Return the bytes of a file that a user named; see :func:`user_path` and :func:`read_file`."""
+    path = user_path(given, name=name, error=error)
+    return read_file(path, name=f"{name} {shown(path)}", most=most, error=error)
+
+
+def read_stream(stream: BinaryIO, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> bytes:
+    """Return all bytes of a stream; the size of a pipe is unknown, so the limit is checked while reading."""
+    chunks, total = [], 0
+    while chunk := stream.read(1 << 20):
+        total += len(chunk)
+        if total > most:
+            raise error(f"{name} cannot be read: it has more than {size_in_words(most)}")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def read_json(
@@ -127,15 +189,47 @@ def check_depth(value: Any) -> None:
     """Raise RecursionError for lists and tables that are nested more than :data:`MOST_DEPTH` deep."""
     level = [value]
     for _ in range(MOST_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        # Aliases of YAML are one object in several places, which is followed once.
+        level = list({id(inner): inner for outer in level for inner in _values(outer)}.values())
         if not level:
             return
     raise RecursionError
+
+
+def check_values(value: Any) -> None:
+    """Raise RecursionError or ValueError for values of settings that are nested too deep, too many or too large."""
+    check_depth(value)
+    level, count = [value], 0
+    while level:
+        inside: list[Any] = []
+        for outer in level:
+            check_whole_number("a number", outer, error=ValueError)
+            inside += _values(outer)
+            if count + len(inside) > MOST_VALUES:
+                raise ValueError(f"more than {MOST_VALUES:,} values")
+        count += len(inside)
+        level = inside
+
+
+def _values(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+
+
+def check_whole_number(name: str, value: Any, *, error: type[Exception] = ConfigError) -> None:
+    """Refuse a whole number that has more than 64 bits, or a sequence with one; other values pass."""
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            # Python refuses to write numbers of thousands of digits.
+            text = str(number) if number.bit_length() <= 128 else f"a number of {number.bit_length()} bits"
+            raise error(f"{name} is {text}: it must be from -2^63 to 2^63 - 1")
+
+
+def check_at_most(most: int, **numbers: float | Sequence[float] | None) -> None:
+    """Refuse numbers, or sequences with numbers, above ``most``: for them memory or time would not suffice."""
+    for name, given in numbers.items():
+        for number in given if isinstance(given, Sequence) else (given,):
+            if number is not None and number > most:
+                raise ConfigError(f"{name} is {number}: give at most {most:,}")
 
 
 def size_in_words(count: int) -> str:

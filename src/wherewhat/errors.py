@@ -11,6 +11,10 @@ from contextlib import contextmanager
 class WherewhatError(Exception):
     """Base class of all errors caused by the user's input or machine rather than by a bug."""
 
+    def __str__(self) -> str:
+        """Return the message, with control characters of names and values shown by their code."""
+        return printable_lines(super().__str__())
+
 
 class ConfigError(WherewhatError):
     """An option or configuration value is unknown or out of range."""
@@ -43,6 +47,11 @@ class PluginWarning(UserWarning):
 def printable(text: str) -> str:
     """Return a text with every character that a terminal or a browser would act on shown by its code."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of one or several lines, each of them :func:`printable`."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def one_line(error: BaseException, *, most: int = 200) -> str:

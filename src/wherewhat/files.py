@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,9 +20,27 @@ from wherewhat.errors import StoreError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+MOST_BYTES = 1 << 30
+"""Largest size of a file of a run directory that is read at once."""
+
 _PREFIX = ".tmp-"
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 _ATTEMPTS = 100
 _PAUSE = 0.01
+
+
+class ForeignFileError(OSError):
+    """A file of a run directory that this package did not write: a pipe, a device, or far too large."""
+
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ForeignFileError)
+"""Errors of a file of a run directory that is missing, or that something else replaces: it is written again."""
 
 
 def explain(error: OSError) -> str:
@@ -108,6 +127,44 @@ def is_folder(path: Path) -> bool:
     return True
 
 
+def kind_of_file(path: Path) -> str | None:
+    """Return what `path` is in words if it exists and is not a regular file, such as ``a folder``; else None."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode), None if stat.S_ISREG(mode) else "no regular file")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise ForeignFileError for pipes, devices and loops of links."""
+    kind = kind_of_file(path)
+    if kind is not None and kind != _KINDS[stat.S_IFDIR]:
+        raise ForeignFileError(errno.EINVAL, f"it is {kind}, not a file")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignFileError(errno.EINVAL, explain(error)) from None
+        raise
+
+
+def read_regular(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file of a run directory; raise ForeignFileError if it is no file, or too large."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise ForeignFileError(errno.EFBIG, f"it has more than {most:,} bytes")
+        return file.read()
+
+
+def check_written(file: BufferedReader) -> None:
+    """Raise ForeignFileError for gigabytes of which hardly any take space, which it would take hours to read."""
+    found = os.fstat(file.fileno())
+    taken = 512 * getattr(found, "st_blocks", found.st_size)
+    if found.st_size > MOST_BYTES and taken < found.st_size // 64:
+        raise ForeignFileError(errno.EFBIG, f"almost all of its {found.st_size:,} bytes were never written")
+
+
 def make_folder(path: Path) -> list[Path]:
     """Create `path` and its missing parents.
 
@@ -129,6 +186,25 @@ def make_folder(path: Path) -> list[Path]:
         reason = explain(error) if isinstance(error, OSError) else str(error)
         raise StoreError(f"cannot make the folder {path}: {reason}") from error
     return made
+
+
+def check_writable(path: Path) -> None:
+    """Check, without writing, that the folder `path` can be made or written."""
+    existing = nearest_folder(path)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise StoreError(f"cannot write to {existing}: permission denied; choose another folder")
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return `path` if it is a folder, else the first of its parents that exists."""
+    for folder in (path, *path.parents):
+        try:
+            if is_folder(folder):
+                return folder
+        except (OSError, ValueError) as error:
+            reason = explain(error) if isinstance(error, OSError) else str(error)
+            raise StoreError(f"cannot make the folder {path}: {reason}") from error
+    return Path()
 
 
 def _remove_empty(folders: list[Path]) -> None:

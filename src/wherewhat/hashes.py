@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from wherewhat.boundary import check_depth
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.files import explain, write_file
+from wherewhat.files import ABSENT, check_written, explain, open_regular, read_regular, write_file
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 """A value that JSON can store."""
@@ -70,9 +71,10 @@ def readable_json(value: JSON) -> bytes:
 
 
 def parse_object(data: bytes) -> dict[str, JSON] | None:
-    """Return the JSON object in some bytes; None if they hold anything else (truncated, damaged, a list)."""
+    """Return the JSON object in some bytes; None if they hold anything else (damaged, a list, deeply nested)."""
     try:
         value = json.loads(data.decode())
+        check_depth(value)
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, JSON]", value) if isinstance(value, dict) else None
@@ -96,7 +98,9 @@ def ascii_json_sha256(value: Any) -> str:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file of a run directory."""
     try:
-        return _digest(path)
+        with open_regular(path) as file:
+            check_written(file)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
 
@@ -130,7 +134,7 @@ def model_file_sha256(path: Path, *, cache: Path | None = None) -> str:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -168,8 +172,8 @@ def write_sealed(path: Path, content: Mapping[str, JSON]) -> None:
 def read_sealed(path: Path) -> dict[str, JSON] | None:
     """Return the content that `write_sealed` wrote; None if the file is missing, truncated or altered."""
     try:
-        content = parse_object(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        content = parse_object(read_regular(path))
+    except ABSENT:
         return None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
@@ -197,7 +201,7 @@ def first_damaged(folder: Path, expected: JSON) -> str | None:
             if fingerprints(folder, [name])[name] != fingerprint:
                 return name
         except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            if isinstance(error.__cause__, ABSENT):
                 return name
             raise
     return None

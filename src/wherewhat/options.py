@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import tomllib
 import types
@@ -20,7 +21,16 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from wherewhat.errors import ConfigError
+from wherewhat.boundary import (
+    MOST_CONFIG_BYTES,
+    MOST_DEPTH,
+    check_values,
+    check_whole_number,
+    read_user_file,
+    shown,
+    user_path,
+)
+from wherewhat.errors import ConfigError, one_line
 from wherewhat.imports import require
 
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])
@@ -44,8 +54,8 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
 
 def short_repr(instance: Any) -> str:
     """Return a dataclass instance as text in which tensors are dtype and shape; use it as ``__repr__``."""
-    shown = (f"{f.name}={_brief(getattr(instance, f.name))}" for f in dataclasses.fields(instance) if f.repr)
-    return f"{type(instance).__name__}({', '.join(shown)})"
+    values = (f"{f.name}={_brief(getattr(instance, f.name))}" for f in dataclasses.fields(instance) if f.repr)
+    return f"{type(instance).__name__}({', '.join(values)})"
 
 
 def _brief(value: Any) -> str:
@@ -167,6 +177,8 @@ def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[
             converted = conversions[key](value) if key in conversions else value
             if not isinstance(converted, int) and isinstance(converted, Integral):
                 converted = int(converted)  # a NumPy integer, which JSON cannot store
+            if key != "seed":  # check_seed names its range
+                check_whole_number(key, converted)
             if not _fits(converted, kinds().get(key, Any)):
                 raise ConfigError(f"{key} is {_shown(converted)}: it must be {_described(kinds()[key])}")
             bound.arguments[key] = converted
@@ -178,11 +190,16 @@ def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[
 def _shown(value: Any) -> str:
     """Return a value for a message: its repr where it is a plain value, else its type."""
     if value is None or isinstance(value, (str, bytes, int, float, os.PathLike)):
-        text = repr(value)
-        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+        return _cut(value)
     kind = type(value).__name__
     inside = dict.fromkeys(type(one).__name__ for one in value) if isinstance(value, _SERIES) else ()
     return f"{_article(kind)} {kind}" + (f" of {' and '.join(inside)}" if inside else "")
+
+
+def _cut(value: Any) -> str:
+    """Return the first characters of the repr of a value."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 _LONGEST = 60
@@ -199,7 +216,7 @@ def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dic
         key, equals, value = text.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
-            raise ConfigError(f"{name} {text!r} is not of the form key=value")
+            raise ConfigError(f"{name} {_cut(text)} is not of the form key=value")
         if key in found:
             raise ConfigError(f"{name} {key} is given twice")
         found[key] = value.strip()
@@ -213,15 +230,23 @@ def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
     converted = {}
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"there is no option '{key}': {nearest(str(key), sorted(known))}")
+            raise ConfigError(f"there is no option {shown(str(key))}: {nearest(str(key), sorted(known))}")
         try:
             converted[key] = _convert(value, hints[key])
         except (ValueError, TypeError, OverflowError):
-            raise ConfigError(f"{key}={value!r} is not {_described(hints[key])}") from None
+            raise ConfigError(f"{key}={_cut(value)} is not {_described(hints[key])}") from None
+        if key != "seed":  # check_seed names its range
+            check_whole_number(key, converted[key])
         numbers = converted[key] if isinstance(converted[key], tuple) else (converted[key],)
+        if len(numbers) > _MOST_ENTRIES:
+            raise ConfigError(f"{key} has {len(numbers):,} values: give at most {_MOST_ENTRIES:,}")
         if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
-            raise ConfigError(f"{key}={value!r} is not a finite number")
+            raise ConfigError(f"{key}={_cut(value)} is not a finite number")
     return config_type(**converted)
+
+
+_MOST_ENTRIES = 10_000
+"""Largest number of values of one option."""
 
 
 def config_values(config: Any) -> dict[str, Any]:
@@ -265,19 +290,22 @@ def read_config(path: Path, *, name: str = "") -> dict[str, Any]:
         path: A file; ``.yaml`` and ``.yml`` are YAML (needs PyYAML), ``.json`` is JSON, everything else is TOML.
         name: What the file is, for error messages, such as ``--config``.
     """
-    where = f"{name} {path}".strip()
+    where = f"{name} {shown(path)}".strip()
     suffix = path.suffix.lower()
     kind = "YAML" if suffix in (".yaml", ".yml") else "JSON" if suffix == ".json" else "TOML"
+    most = _MOST_YAML_BYTES if kind == "YAML" else MOST_CONFIG_BYTES
+    data = read_user_file(path, name=name or "the file", most=most)
     try:
-        content = path.read_text("utf-8")
+        content = data.decode("utf-8-sig")
+        parse = {"YAML": _parse_yaml, "JSON": _parse_json, "TOML": _parse_toml}[kind]
+        values = parse(content)
+        check_values(values)
     except UnicodeDecodeError:
         raise ConfigError(f"{where} cannot be read: it is not UTF-8 text") from None
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
-    try:
-        values = _parse_yaml(content) if kind == "YAML" else {"JSON": json, "TOML": tomllib}[kind].loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not valid {kind}: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"{where} cannot be read: values in it are nested more than {MOST_DEPTH} deep") from None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not valid {kind}: {one_line(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(
             f"{where} must hold names and values, not {_article(type(values).__name__)} {type(values).__name__}"
@@ -286,7 +314,7 @@ def read_config(path: Path, *, name: str = "") -> dict[str, Any]:
     for key, value in values.items():
         plain = str(key).replace("-", "_")
         if plain in found:
-            raise ConfigError(f"{where} has the key '{key}' twice")
+            raise ConfigError(f"{where} has the key {shown(plain)} twice")
         found[plain] = value
     return found
 
@@ -295,8 +323,30 @@ def _parse_yaml(content: str) -> Any:
     yaml = require("yaml", why="a config file in YAML", install="pyyaml")
     try:
         return yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+    except RecursionError:
+        raise
+    except Exception as error:  # tags with wrong values, such as !!int "", raise errors of many types
+        raise ValueError(one_line(error)) from error
+
+
+def _parse_json(content: str) -> Any:
+    return json.loads(content)
+
+
+def _parse_toml(content: str) -> Any:
+    # Dotted keys take a time that grows with the square of their number.
+    if _DOTTED.search(content):
+        raise RecursionError
+    return tomllib.loads(content)
+
+
+_MOST_YAML_BYTES = 256 << 10
+"""Largest size of a YAML file, of which 100 KB may take several seconds."""
+
+_DOTTED = re.compile(
+    rf"""(?:^|[\[{{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_DEPTH}}}""", re.MULTILINE
+)
+"""The start of a dotted key of TOML that is nested too deep."""
 
 
 def read_recipe(path: Path, kind: type[_Config]) -> _Config:
@@ -318,7 +368,7 @@ def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"a recipe has no '{key}': {nearest(str(key), known)}")
+            raise ConfigError(f"a recipe has no {shown(str(key))}: {nearest(str(key), known)}")
         hint = hints[key]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
@@ -331,8 +381,8 @@ def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
             continue
         converted = tuple(value) if isinstance(value, list) else value
         if isinstance(converted, str) and Path in typing.get_args(hint):
-            converted = Path(converted)
+            converted = user_path(converted, name=key)
         if not _fits(converted, hint):
-            raise ConfigError(f"{key}={value!r} is not {_described(hint)}")
+            raise ConfigError(f"{key}={_cut(value)} is not {_described(hint)}")
         found[key] = converted
     return kind(**found)

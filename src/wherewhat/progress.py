@@ -82,4 +82,4 @@ class TerminalProgress:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
-            yield from bar.track(items, description=label)
+            yield from bar.track(items, description=printable(label))

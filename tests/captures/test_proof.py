@@ -412,3 +412,10 @@ def test_identify_on_the_models_own_tensors_agrees_with_the_live_buffer():
         assert torch.equal(a.rotation.inv_freq, model.model.rotary_emb.inv_freq)
         found = identify_rotation(a.q, a.rot_q, torch.arange(23))
         assert torch.allclose(found.rotation.inv_freq, a.rotation.inv_freq, atol=1e-6)
+
+
+def test_a_model_with_several_ends_of_a_text_passes():
+    """As Llama 3.1: the config holds a list of token ids."""
+    model = tiny("llama")
+    model.config.eos_token_id = [1, 2, 3]
+    assert prove(model).plan.layers

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from helpers.capture import TinySubject, shared, swapped_logits, tokens
+from helpers.capture import TinySubject, proved, shared, swapped_logits, tokens
 from helpers.capture import run as captured
 from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
@@ -17,13 +18,15 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.frequencies import planes
+from wherewhat.measures.frequencies.band_index import peak_band, plane_norms, predicted_band, slower_planes
 from wherewhat.measures.frequencies.masking import frequency_bands, without_planes
-from wherewhat.measures.frequencies.measurement import FrequenciesConfig
+from wherewhat.measures.frequencies.measurement import FrequenciesConfig, FrequenciesMeasurement
 from wherewhat.measures.frequencies.planes import (
     dimensions,
     frequency_ids,
     frequency_use,
     mean_frequency,
+    mean_frequency_softmax,
     partial_logits,
     plane_queries,
     plane_swaps,
@@ -34,6 +37,7 @@ from wherewhat.measures.swaps.placement import keys_before, query_logits
 from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.subject import ModelSubject
 
 FAMILIES = [
     "llama",  # half-split, grouped queries
@@ -194,6 +198,21 @@ def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     found = mean_frequency(single, attention.rotation.inv_freq)
     assert float(found[0]) == 1.0
     assert bool(found[1].isnan())
+    assert float(mean_frequency_softmax(torch.ones(1, count), attention.rotation.inv_freq)) == (count + 1) / 2
+    assert bool(mean_frequency_softmax(single, attention.rotation.inv_freq)[1].isnan())
+
+
+def test_softmax_weights_follow_the_dominant_plane():
+    """As in arXiv 2605.31558: one plane with 46 logits among 63 with 1 is the mean, but not with linear weights."""
+    inv_freq = 10000.0 ** -(torch.arange(64) / 64)
+    use = torch.ones(1, 64, dtype=torch.float64)
+    use[0, 1] = 46.0
+    assert float(mean_frequency_softmax(use, inv_freq)) == pytest.approx(2.0, abs=1e-9)
+    expected = (46 * 2 + sum(range(1, 65)) - 2) / (46 + 63)
+    assert float(mean_frequency(use, inv_freq)) == pytest.approx(expected)
+    weights = [math.exp(x) for x in use[0].tolist()]
+    by_hand = sum(w * rank for rank, w in enumerate(weights, 1)) / sum(weights)
+    assert float(mean_frequency_softmax(use, inv_freq)) == pytest.approx(by_hand)
 
 
 @pytest.mark.slow
@@ -219,6 +238,137 @@ def test_masked_attention_equals_the_dense_formula(name, chosen):
     torch.testing.assert_close(found[0], (weights @ value).transpose(0, 1), rtol=1e-9, atol=1e-9)
     masked = without_planes(attention, keep, heads=heads)
     torch.testing.assert_close(masked.k, attention.k)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_planes_unrotated_is_the_model_with_all_positions_equal(name):
+    """Identity, on half-split, interleaved, partial, scaled and windowed rotations."""
+    model, proof = proved(name)
+    subject, ids = ModelSubject(SimpleNamespace(model=model), proof), tokens(31)
+
+    def edit(attention):
+        if attention.rotation is None:
+            return None
+        none = torch.zeros(attention.rotation.planes, dtype=torch.bool)
+        return attention_output(without_planes(attention, none, how="unrotate"))
+
+    usual = subject.run(ids, lambda _: None, logits=True)
+    expected = subject.run(ids, lambda _: None, logits=True, positions=torch.zeros(31, dtype=torch.int64))
+    size = float(expected.abs().max())
+    torch.testing.assert_close(subject.edited(ids, edit), expected, rtol=0, atol=1e-5 * size)
+    assert float((usual - expected).abs().max()) > 1e-3 * size  # positions matter
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3_text", "phi3:longrope", "deepseek_v3"])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_unrotated_planes_are_products_before_rotation(name, chosen):
+    """Brute force: every plane of every head, with its angles or without."""
+    attention = rotated_layers(name)[0]
+    rotation, groups = attention.rotation, attention.heads // attention.kv_heads
+    keep = torch.arange(rotation.planes) % 2 == 0
+    heads = torch.arange(attention.heads) == 1 if chosen else None
+    changed = without_planes(attention, keep, heads=heads, how="unrotate")
+    q, k = attention.q[0], attention.k[0].repeat_interleave(groups, 0)
+    expected = torch.zeros(attention.heads, N, N, dtype=torch.float64)
+    turned_q, turned_k = attention.rot_q[0], attention.rot_k[0].repeat_interleave(groups, 0)
+    for plane, dims in enumerate(groups_of(attention)):
+        rotated = torch.einsum("hid,hjd->hij", turned_q[..., dims], turned_k[..., dims])
+        still = torch.einsum("hid,hjd->hij", q[..., dims], k[..., dims]) * rotation.scaling**2
+        for head in range(attention.heads):
+            stays = plane >= rotation.planes or bool(keep[plane]) or (chosen and head != 1)
+            expected[head] += (rotated if stays else still)[head]
+    plain = replace(changed, softcap=None, mask=Mask(causal=True))
+    torch.testing.assert_close(plain.attn_scores()[0], expected * attention.scale, rtol=1e-5, atol=1e-6)
+    if chosen:
+        assert changed.rotation is None
+    else:
+        assert torch.equal(changed.rotation.inv_freq == 0, ~keep | (rotation.inv_freq == 0))
+        torch.testing.assert_close(changed.q, attention.q, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(changed.k, attention.k, rtol=1e-6, atol=1e-7)
+
+
+def test_predicted_band_is_the_formula():
+    def frequencies(count, base):
+        return base ** -(torch.arange(count, dtype=torch.float64) / count)
+
+    # Published predictions: SmolLM2, TinyLlama, Gemma-3-270M in global and in local layers.
+    for count, base, length, expected in (
+        (32, 1e5, 8192, 21.4),
+        (32, 1e4, 2048, 22.0),
+        (128, 1e6, 32768, 84),
+        (128, 1e4, 512, 69),
+    ):
+        found = predicted_band(frequencies(count, base), length)
+        assert found == pytest.approx(count * math.log(length / 3.657) / math.log(base), rel=1e-6)
+        assert found == pytest.approx(expected, abs=0.4)
+        slower = slower_planes(frequencies(count, base), found)
+        assert slower.tolist() == [plane > found for plane in range(count)]
+    # Beyond the planes: extrapolated. In any order and direction, and with planes that do not turn.
+    assert predicted_band(frequencies(4, 1e4), 10**6) == pytest.approx(4 * math.log(10**6 / 3.657) / math.log(1e4))
+    assert predicted_band(frequencies(8, 1e4), 2) == pytest.approx(8 * math.log(2 / 3.657) / math.log(1e4))
+    still = torch.cat([torch.zeros(3).double(), -frequencies(8, 1e4).flip(0)])
+    assert predicted_band(still, 100) == pytest.approx(8 * math.log(100 / 3.657) / math.log(1e4))
+    assert slower_planes(still, 2.5).tolist() == [True] * 3 + [True] * 5 + [False] * 3
+    with pytest.raises(MeasureError, match="trained length is 1"):
+        predicted_band(frequencies(8, 1e4), 1)
+    with pytest.raises(MeasureError, match="at least 2 different"):
+        predicted_band(torch.ones(4), 100)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox"])
+def test_measured_band_is_the_plane_with_the_largest_norm(name):
+    attention = rotated_layers(name)[0]
+    pairs = attention.rotation.pairs
+    k = attention.k[0].repeat_interleave(attention.heads // attention.kv_heads, 0)
+    found = plane_norms(attention)
+    for head in range(attention.heads):
+        for plane, dims in enumerate(pairs.tolist()):
+            size = [sum(float(row[dims].norm()) for row in x[head]) / N for x in (attention.q[0], k)]
+            assert float(found[head, plane]) == pytest.approx(size[0] * size[1], rel=1e-6)
+    boosted = replace(attention, rot_q=attention.rot_q.index_fill(-1, pairs[1], 9.0))
+    assert peak_band(plane_norms(boosted)) == 1
+
+
+class TrainedSubject(Subject):
+    def trained_length(self):
+        return 64
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_unrotated_losses(name):
+    subject, ids = TrainedSubject(name, mixing={}), tokens(31)
+    config = FrequenciesConfig(bands=2, queries=1, unrotate=True)
+    found = measure_frequencies(subject, ids, config)
+    plain = measure_frequencies(subject, ids, replace(config, unrotate=False))
+    assert {key: found.whole[key] for key in plain.whole} == plain.whole
+    slow = {}
+    for layer in found.layers:
+        inv_freq = layer.curves["inv_freq"].values
+        slow[layer.layer] = slower_planes(inv_freq, layer.whole["band_predicted"])
+        norms = layer.curves["plane_norm"].values
+        assert layer.heads["band_measured"].tolist() == norms.argmax(-1).tolist()
+        assert 0 <= layer.whole["band_peak"] < len(inv_freq)
+
+    def loss(changed, how="unrotate"):
+        def edit(attention):
+            keep = ~changed(attention)
+            return attention_output(without_planes(attention, keep, how=how))
+
+        return next_token_loss(subject.edited(ids, edit), ids)
+
+    whole = found.whole
+    assert whole["loss_unrotated_all"] == pytest.approx(loss(lambda a: torch.ones(a.rotation.planes) > 0), rel=1e-6)
+    assert whole["loss_unrotated_slow"] == pytest.approx(loss(lambda a: slow[a.layer]), rel=1e-6)
+    assert whole["loss_without_slow"] == pytest.approx(loss(lambda a: slow[a.layer], "mask"), rel=1e-6)
+    fast = loss(lambda a: frequency_ids(a.rotation.inv_freq) <= int(slow[a.layer].sum()))
+    assert whole["loss_unrotated_fast"] == pytest.approx(fast, rel=1e-6)
+    for band in range(2):
+        wanted = loss(lambda a, band=band: frequency_bands(a.rotation.inv_freq, 2)[band])
+        assert whole[f"loss_unrotated_band_{band + 1}"] == pytest.approx(wanted, rel=1e-6)
+    named = {metric.name for metric in FrequenciesMeasurement().all_metrics(config)}
+    controls = {metric.control for metric in FrequenciesMeasurement().all_metrics(config)}
+    assert set(whole) <= named | controls
+    assert {"loss_unrotated_random", "loss_unrotated_slow_random", "loss_without_slow_random"} <= set(whole)
 
 
 def test_masking_in_small_blocks_is_the_same():
@@ -268,18 +418,23 @@ def test_every_plane_kept_is_the_model_itself(name):
 def test_measured_on_every_family(name):
     subject, ids = Subject(name, mixing={}), tokens(31)
     found = measure_frequencies(subject, ids, FrequenciesConfig(bands=2))
-    whole = {"loss", "loss_without_random", "loss_only_random", "frequency_s_pos", "frequency_s_sym"} | {
-        f"{metric}_band_{band}"
-        for band in (1, 2)
-        for metric in (
-            "s_pos",
-            "s_sym",
-            "loss_without",
-            "loss_only",
-            "s_pos_change_without",
-            "s_sym_change_without",
-        )
-    }
+    correlations = {f"{name}_{score}" for name in ("frequency", "frequency_softmax") for score in ("s_pos", "s_sym")}
+    whole = (
+        {"loss", "loss_without_random", "loss_only_random"}
+        | correlations
+        | {
+            f"{metric}_band_{band}"
+            for band in (1, 2)
+            for metric in (
+                "s_pos",
+                "s_sym",
+                "loss_without",
+                "loss_only",
+                "s_pos_change_without",
+                "s_sym_change_without",
+            )
+        }
+    )
     assert found.whole.keys() == whole
     untouched = next_token_loss(subject.run(ids, lambda attention: None, logits=True), ids)
     assert found.whole["loss"] == pytest.approx(untouched, rel=1e-6)

@@ -83,7 +83,7 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
     for layer in scores.layers:
         constant, unused = undefined(family, dtype)[layer.layer]
         for name, values in layer.heads.items():
-            if bool((~values.isfinite() & ~(unused if name == "mean_frequency" else constant)).any()):
+            if bool((~values.isfinite() & ~(unused if name.startswith("mean_frequency") else constant)).any()):
                 yield f"{name} of layer {layer.layer}"
         for name, curve in layer.curves.items():
             heads = curve.values.movedim(curve.axes.index("head"), 0) if "head" in curve.axes else curve.values[None]
@@ -145,5 +145,5 @@ def test_swap_scores_equal_swaps_made_for_real(family):
             before = again.run(layer, again.hidden(layer))
             expected = reference_scores(before, lambda i, j, at=layer: again.swapped(at, i, j), queries, tau=1e-2)
             found = layer_swaps(before, queries, tau=1e-2)
-            for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+            for ours, theirs in zip((found.s_pos, found.s_sym), expected[:2], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

@@ -52,8 +52,9 @@ def test_scores_equal_swaps_made_for_real(family, block):
 
             expected = reference_scores(before, swap, queries, tau=1e-2, block=block)
             found = layer_swaps(before, queries, tau=1e-2, block=block)
-            for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+            for ours, theirs in zip((found.s_pos, found.s_sym), expected[:2], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if exact else 2e-5)
+            torch.testing.assert_close(found.effective, expected[2], rtol=1e-5 if exact else 1e-3, atol=0)
             assert float(found.exclusion.min()) >= 1 - 1e-9
 
 
@@ -63,7 +64,7 @@ def test_scores_equal_swaps_at_the_papers_temperature():
         before = again.run(0, again.hidden(0))
         expected = reference_scores(before, lambda i, j: again.swapped(0, i, j), [11])
         found = layer_swaps(before, [11])
-    for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+    for ours, theirs in zip((found.s_pos, found.s_sym, found.effective), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -140,7 +141,7 @@ class Everything:
         before = torch.stack([m[:, i, i], m[:, j, j]]).softmax(0)
         after = torch.stack([m[:, j, i], m[:, i, j]]).softmax(0)
         both = (torch.cosine_similarity(after, x, dim=0, eps=0) for x in (before, before.flip(0)))
-        return tuple((alpha * cosine).sum(-1) for cosine in both)
+        return *((alpha * cosine).sum(-1) for cosine in both), torch.special.entr(alpha).sum(-1).exp()
 
     def deviations(self):
         """Variance, positional and symbolic deviation of every head."""
@@ -192,9 +193,11 @@ def test_scores_equal_all_swaps(encoding):
             assert float(found.bound.max()) <= 1.01e-7
             assert bool(((found.kept > 0) & (found.kept <= 1)).all())
             for column, each in enumerate(expected):
-                for ours, theirs in zip((found.s_pos, found.s_sym), each.scores(tau, block), strict=True):
+                *scores, effective = each.scores(tau, block)
+                for ours, theirs in zip((found.s_pos, found.s_sym), scores, strict=True):
                     apart = (ours[:, column] - theirs).abs()
                     assert bool((apart <= found.bound[:, column] + 1e-9).all())  # clamped ratios: 1e-9
+                torch.testing.assert_close(found.effective[:, column], effective, rtol=1e-9, atol=0)  # of all swaps
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -258,10 +261,11 @@ def test_swaps_that_are_left_out_are_within_the_bound(monkeypatch):
     for tau in (1e-4, 1e-3, 1e-2, 0.1):
         found = swap_scores(q, k, tau=tau, scale=0.4)
         expected = Everything.of(q, k, N - 1, scale=0.4).scores(tau)
-        for ours, theirs in zip((found.s_pos, found.s_sym), expected, strict=True):
+        for ours, theirs in zip((found.s_pos, found.s_sym), expected[:2], strict=True):
             apart = (ours[:, 0] - theirs).abs()
             differs = max(differs, float(apart.max()))
             assert bool((apart <= found.bound[:, 0] + 1e-9).all())
+        torch.testing.assert_close(found.effective[:, 0], expected[2])  # of all swaps, those left out included
     assert differs > 1e-3
 
 
@@ -275,7 +279,10 @@ def test_few_swaps_are_computed_unless_attention_is_uniform():
     assert found.bound[[0, 3], 0].tolist() == [0, 0]
     for head in range(4):
         expected = Everything.of(q[head, None], k[head, None], n - 1).scores(1e-4)
-        torch.testing.assert_close(torch.stack([found.s_pos[head], found.s_sym[head]]), torch.stack(expected))
+        ours = torch.stack([found.s_pos[head], found.s_sym[head], found.effective[head]])
+        torch.testing.assert_close(ours, torch.stack(expected))
+    # All of 399 · 398 / 2 swaps count where attention is uniform, 398 with one key above the others.
+    torch.testing.assert_close(found.effective[:2, 0], torch.tensor([79401.0, 398.0]).double())
 
 
 class Entries(TorchDispatchMode):

@@ -191,7 +191,7 @@ def test_gguf_that_is_none_and_gguf_without_a_weight(build, tmp_path):
 def test_gguf_whose_content_transformers_would_drop_is_refused(build, tmp_path):
     bias = np.zeros(32, dtype=np.float32)
     build.gguf(tmp_path / "bias.gguf", extra=lambda w: w.add_tensor("blk.0.attn_q.bias", bias))
-    with pytest.raises(LoadError, match="weights, but transformers built"):
+    with pytest.raises(LoadError, match="weights, but transformers builds"):
         load(tmp_path / "bias.gguf", cache_dir=tmp_path / "c")
     divisors = np.ones(4, dtype=np.float32)
     build.gguf(tmp_path / "rope.gguf", extra=lambda w: w.add_tensor("rope_freqs.weight", divisors))

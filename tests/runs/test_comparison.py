@@ -1,6 +1,7 @@
 """Brute force: group means, intervals and trends equal those computed by hand; the index changes none of them."""
 
 import json
+import os
 import shutil
 import statistics
 
@@ -268,3 +269,41 @@ def test_ten_thousand_runs_in_ten_seconds(tmp_path):
         started = time.perf_counter()
         assert compare([store]).runs == 10_000
         assert time.perf_counter() - started < most
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_scores_in_a_pipe_are_left_out(tmp_path):
+    finished(tmp_path, {"a": 0.5})
+    other = finished(tmp_path, {"a": 0.7}, seed=1)
+    (other.path / "scores.parquet").unlink()
+    os.mkfifo(other.path / "scores.parquet")
+    found = compare([tmp_path])
+    assert found.runs == 1
+    assert list(found.unreadable) == [other.path.name]
+    (other.path / "config.json").unlink()
+    os.mkfifo(other.path / "config.json")
+    (tmp_path / INDEX).unlink()
+    assert list(compare([tmp_path]).unreadable) == [other.path.name]
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [({"step": "--5"}, "is a number"), ({"step": "9" * 30}, "from -2"), ({"seed": "9" * 5000}, "is a number")],
+)
+def test_numbers_to_filter_by(tmp_path, where, words):
+    finished(tmp_path, {"a": 0.5})
+    with pytest.raises(ConfigError, match=words):
+        compare([tmp_path], where=where)
+
+
+@pytest.mark.parametrize("store", ["", "~nosuchuser/x", "x" * 300, "a\0b"])
+def test_stores_that_no_system_accepts(store):
+    with pytest.raises(ConfigError):
+        compare([store])
+
+
+def test_facts_of_any_size(tmp_path):
+    run = finished(tmp_path, {"a": 0.5}, model=f"step{'9' * 90}", extra={"parameters": 2**90})
+    (run.path / "config.json").write_text(json.dumps({**run.config, "seed": 2**80, "tokens": -(2**80)}))
+    row = only(compare([tmp_path], by=["seed", "step", "size", "tokens"]).groups, metric="r")
+    assert [row[name] for name in ("seed", "step", "size", "tokens")] == [None] * 4

@@ -1,13 +1,14 @@
 """End-to-end: a run directory from nothing to finished, resumed, damaged and healed."""
 
 import json
+import os
 import shutil
 
 import pytest
 import torch
 
 from helpers.runs import CONFIG, KEYS, complete_run, compute, leftovers, open_run, provenance, result_bytes
-from wherewhat.errors import StoreError
+from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.hashes import config_hash, read_sealed, write_sealed
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import PartResult
@@ -299,3 +300,35 @@ def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
     with pytest.raises(StoreError, match="schema version 1, older than 2; run its command again"):
         RunDirectory.load(run.path)
     assert complete_run(tmp_path)[1] == KEYS
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["config.json", "complete.json", "scores.parquet", "profiles.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "loop", "sparse"])
+def test_files_that_are_no_files_are_written_again(tmp_path, name, kind):
+    run, _ = complete_run(tmp_path)
+    before = result_bytes(run)
+    (run.path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(run.path / name)
+    elif kind == "device":
+        (run.path / name).symlink_to("/dev/zero")
+    elif kind == "loop":
+        (run.path / name).symlink_to(name)
+    elif kind == "sparse":
+        with (run.path / name).open("wb") as file:
+            file.truncate(1 << 42)
+    else:
+        (run.path / name).write_text('{"a":' * 100_000)
+    with pytest.raises(StoreError) as refused:
+        RunDirectory.load(run.path)
+    assert "\n" not in str(refused.value)
+    complete_run(tmp_path)
+    assert result_bytes(run) == before
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 300, "~nosuchuser/x"])
+def test_names_of_run_directories_that_no_system_accepts(name):
+    for function in (RunDirectory.load, lambda path: RunDirectory.open(path, name="x", config=CONFIG)):
+        with pytest.raises(WherewhatError):
+            function(name)

@@ -62,5 +62,5 @@ def test_imports_are_the_standard_library_alone():
             for name in names:
                 top = name.split(".")[0]
                 assert top in sys.stdlib_module_names or name.startswith(
-                    ("wherewhat.text", "wherewhat.errors", "wherewhat.options")
+                    ("wherewhat.text", "wherewhat.errors", "wherewhat.options", "wherewhat.boundary")
                 )

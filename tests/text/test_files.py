@@ -175,10 +175,10 @@ def test_missing_file_with_a_hint(write, tmp_path):
         ("", "is empty: give a file"),
         (" ", "is empty: give a file"),
         ("https://example.org/a.txt", "web address"),
-        ("a\0b", "not a valid path"),
+        ("a\0b", "NUL character"),
         ("x" * 5000, "File name too long"),
-        ("no\nsuch\u2028file", "'no?such?file' does not exist"),
-        ("no\udcff", "'no?' does not exist"),
+        ("no\nsuch\u2028file", r"'no\nsuch\u2028file' does not exist"),
+        ("no\udcff", r"'no\udcff' does not exist"),
     ],
 )
 def test_odd_names(source, words):
@@ -206,7 +206,7 @@ def test_no_permission(write, monkeypatch):
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(Path, "open", denied)
-    assert "may not be read" in refusal([path])
+    assert "cannot be read: Permission denied" in refusal([path])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs symbolic links")
@@ -218,15 +218,15 @@ def test_link_to_itself(tmp_path):
 def test_larger_than_the_limit(write, monkeypatch):
     monkeypatch.setattr(reading_module, "MAX_BYTES", 10)
     assert texts(read_documents([write("fits.txt", "0123456789")])) == ["0123456789"]
-    assert "larger than 10 bytes" in refusal([write("over.txt", "0123456789a")])
-    assert "larger than 10 bytes" in refusal(["-"], stdin=io.BytesIO(b"0123456789a"))
+    assert "at most 10 bytes" in refusal([write("over.txt", "0123456789a")])
+    assert "more than 10 bytes" in refusal(["-"], stdin=io.BytesIO(b"0123456789a"))
 
 
 def test_limit_is_one_gibibyte_and_seen_before_reading(tmp_path):
     path = tmp_path / "sparse.txt"
     with path.open("wb") as stream:
         stream.truncate((1 << 30) + 1)
-    assert "larger than 1 GiB" in refusal([str(path)])
+    assert "at most 1.0 GiB" in refusal([str(path)])
 
 
 def test_standard_input_twice_terminal_closed_or_none(monkeypatch):
@@ -253,3 +253,35 @@ def test_separator_and_count_that_do_not_fit(write):
     assert "there are only 2" in refusal([path], separator="---", count=3)
     assert "there is only 1" in refusal([path], count=3)
     assert "1 or more" in refusal([path], count=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zeros.txt").symlink_to("/dev/zero")
+    assert "it is a named pipe" in refusal([str(tmp_path / "pipe.txt")])
+    assert "it is a device" in refusal([str(tmp_path / "zeros.txt")])
+    assert "folder without .txt files" in refusal([str(tmp_path)])
+    assert "home folder of an unknown user" in refusal(["~nosuchuser/x"])
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="needs /dev/fd")
+def test_stream_of_the_shell():
+    read, write = os.pipe()
+    os.write(write, b"the cat sat")
+    os.close(write)
+    try:
+        assert texts(read_documents([f"/dev/fd/{read}"])) == ["the cat sat"]
+    finally:
+        os.close(read)
+
+
+def test_too_many_json_lines(write, monkeypatch):
+    monkeypatch.setattr(reading_module, "MAX_LINES", 3)
+    assert "more than 3 lines" in refusal([write("many.jsonl", '{"text": "a"}\n\n\n\n\n')])
+
+
+def test_deep_json_lines(write):
+    assert "line 1 is not usable JSON" in refusal(
+        [write("deep.jsonl", '{"text": "a", "x": ' + "[" * 70 + "]" * 70 + "}")]
+    )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import importlib.metadata
 import json
+import os
 import sys
 
 import pytest
 
 from wherewhat.errors import ConfigError, TextError
+from wherewhat.text import questions as questions_module
 from wherewhat.text.questions import read_items, task_file
 
 GOOD = {"context": "The cat sat on the", "choices": ["mat", "dog"], "gold": 0}
@@ -178,3 +180,31 @@ def test_the_real_tasks(task, alternatives):
     items = read_items(task, count=5)
     assert {len(item.continuations) for item in items} == {alternatives}
     assert all(text.startswith(" ") for item in items for text in item.continuations)
+
+
+def test_compressed_files_are_limited(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(GOOD).encode() + b"\n" + b"\n" * 1_000_000))
+    assert len(read_items(str(path))) == 1
+    for name, most in (("MAX_BYTES", 100_000), ("MAX_LINES", 100_000), ("_LONGEST_LINE", 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(questions_module, name, most)
+            with pytest.raises(TextError, match=r"bomb.jsonl.gz' cannot be read: at most"):
+                read_items(str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_items_are_regular_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zeros.jsonl").symlink_to("/dev/zero")
+    for name, words in (
+        ("pipe.jsonl", "named pipe"),
+        ("zeros.jsonl", "device"),
+        ("x" * 300, "File name too long"),
+        ("x" * 300 + ".jsonl", "File name too long"),
+        ("a\0.jsonl", "NUL"),
+    ):
+        with pytest.raises(TextError, match=words):
+            read_items(str(tmp_path / name))
+    with pytest.raises(TextError, match="unknown user"):
+        read_items("~nosuchuser/x.jsonl")

@@ -31,7 +31,10 @@ def random_prompt(model: Any, length: int) -> Tensor:
     length = min(length, hard_limit(model) or length)
     config = model.config.get_text_config()
     embedding = next(model.get_input_embeddings().parameters())
-    special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    special: set[Any] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name, None)
+        special.update(value if isinstance(value, list | tuple) else [value])  # Llama 3 has several ends of a text
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, embedding.shape[0], (1, 4 * length), generator=generator, device="cpu")
     ordinary = [i for i in ids[0].tolist() if i not in special][:length]

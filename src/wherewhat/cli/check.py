@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from wherewhat.cli.options import with_fields
+from wherewhat.cli.terminal import print_line
 from wherewhat.errors import WherewhatError
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
@@ -58,9 +59,8 @@ def _show(name: str, proof: Proof, *, each: bool) -> None:
     table = proof.table(each=each)
     console.print(proof_table(table))
     for line in table.remarks:
-        console.print(line, markup=False, highlight=False)
-    line = f"{name}: proved. Capturing changes the model's output by {proof.output_change:g}."
-    console.print(line, markup=False)
+        print_line(console, line, wrap=True)
+    print_line(console, f"{name}: proved. Capturing changes the model's output by {proof.output_change:g}.", wrap=True)
 
 
 def _print_json(values: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from wherewhat.cli.options import file_to_write
 from wherewhat.cli.terminal import Table, print_line
 from wherewhat.measures.statistics import Interval
 
@@ -37,9 +38,18 @@ Metrics = Annotated[list[str] | None, typer.Option("--metric", help="A metric to
 Where = Annotated[
     list[str] | None, typer.Option(metavar="FACT=VALUE", help="Only runs with this fact; repeat for more.")
 ]
-Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the groups to a CSV file.")]
-Parquet = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the groups to a Parquet file.")]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tables and plots.")]
+Csv = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=file_to_write("--csv"), help="Write the groups to a CSV file."),
+]
+Parquet = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=file_to_write("--parquet"), help="Write the groups to a Parquet file."),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=file_to_write("--html"), help="Write a page with tables and plots."),
+]
 
 
 def compare(

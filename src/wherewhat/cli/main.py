@@ -13,6 +13,7 @@ from typing import Any, cast
 import typer
 from rich.console import Console
 
+from wherewhat.boundary import shown
 from wherewhat.cli.check import check
 from wherewhat.cli.claims import claims
 from wherewhat.cli.compare import compare
@@ -20,7 +21,9 @@ from wherewhat.cli.measurements import command_for
 from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
-from wherewhat.errors import ConfigError, PluginWarning, WherewhatError
+from wherewhat.cli.terminal import print_line
+from wherewhat.errors import ConfigError, PluginWarning, WherewhatError, printable
+from wherewhat.files import explain
 from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.measures.registry import measurements
@@ -29,6 +32,8 @@ _PANELS = ("Decomposition", "Heads", "Behaviour")
 """Panels of the help with measurements; those of other packages follow."""
 _MANY = "Many runs"
 _COMMANDS = "wherewhat.commands"
+_LONGEST_LINE = 2000
+"""Characters of an error, which may quote a value of any length."""
 
 # Typer may use its own copy of click, so the base class of its errors is not imported but looked up.
 _CLICK_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
@@ -128,10 +133,9 @@ def _plugin_warnings_as_lines() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, PluginWarning):
-                line = f"wherewhat: {message}"
-                Console(stderr=True).print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+                print_line(Console(stderr=True), f"wherewhat: {message}", style="dim")
             else:
-                show_other(message, category, *where, **more)
+                show_other(printable(str(message)), category, *where, **more)
 
         warnings.simplefilter("always", PluginWarning)
         warnings.showwarning = show
@@ -166,10 +170,11 @@ def _run(arguments: list[str]) -> int:
             return 0
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
-        _give_up_output()
-        return _say(f"the output could not be written: {error.strerror}")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            _give_up_output()
+            return _say(f"the output could not be written: {error.strerror}")
+        where = "" if error.filename is None else f"{shown(os.fsdecode(error.filename))}: "
+        return _say(f"{where}{explain(error)}")
     except MemoryError:
         return _say("out of memory: ask for fewer tokens, or a smaller model")
     except RuntimeError as error:
@@ -195,5 +200,8 @@ def _with_value(error: Any, arguments: list[str]) -> str:
 
 
 def _say(line: str) -> int:
-    sys.stderr.write(f"wherewhat: {' '.join(line.split())}\n")
+    words = printable(" ".join(line.split()))
+    if len(words) > _LONGEST_LINE:
+        words = f"{words[: _LONGEST_LINE // 2]} … {words[-_LONGEST_LINE // 2 :]}"
+    sys.stderr.write(f"wherewhat: {words}\n")
     return 2

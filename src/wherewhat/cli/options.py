@@ -13,18 +13,35 @@ from typing import Annotated, Any
 
 import typer
 
+from wherewhat.boundary import output_file, output_folder, shown, user_path
 from wherewhat.errors import ConfigError
 from wherewhat.options import build_config, nearest, parse_assignments, read_config
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_OUT = Path("runs")
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of run directories.")]
+
+
+def file_to_write(name: str) -> Callable[[str], Path]:
+    """Return the parser of an option or argument that names a file to write."""
+    return functools.partial(output_file, name=name)
+
+
+def folder_to_write(name: str, *, writable: bool = True) -> Callable[[str], Path]:
+    """Return the parser of an option that names a folder to write to."""
+    return functools.partial(output_folder, name=name, writable=writable)
+
+
+# Finished runs can be read from a read-only folder.
+Out = Annotated[
+    Path,
+    typer.Option(metavar="DIR", parser=folder_to_write("--out", writable=False), help="Folder of run directories."),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the measurement; repeat for more."),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Read these options from a TOML, YAML or JSON file.")
+    str | None, typer.Option("--config", metavar="FILE", help="Read these options from a TOML, YAML or JSON file.")
 ]
 Control = Annotated[bool, typer.Option(help="Also measure control models (random or shuffled weights).")]
 
@@ -60,12 +77,12 @@ def _parameters(request: type) -> list[inspect.Parameter]:
     for field in dataclasses.fields(request):
         if "help" not in field.metadata:
             continue
-        shown: dict[str, Any] = {"help": field.metadata["help"], "metavar": field.metadata["metavar"]}
+        described: dict[str, Any] = {"help": field.metadata["help"], "metavar": field.metadata["metavar"]}
         kind = _terminal_type(hints[field.name])
         if field.name == "model":
-            info = typer.Argument(metavar="[MODEL]", help=shown["help"])
+            info = typer.Argument(metavar="[MODEL]", help=described["help"])
         else:
-            info = typer.Option(f"--{field.name.replace('_', '-')}", **shown)
+            info = typer.Option(f"--{field.name.replace('_', '-')}", **described)
         keyword = inspect.Parameter.KEYWORD_ONLY
         found.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[kind, info]))
     return found
@@ -101,17 +118,20 @@ class Given:
 def collect(context: typer.Context, measurement: str) -> Given:
     """Merge command line, config file and defaults; command-line values take precedence."""
     given = dict(context.params)
-    path: Path | None = given.pop("config")
+    config: str | None = given.pop("config")
     options: dict[str, Any] = dict(parse_assignments(given.pop("set_") or ()))
     values = {name: value for name, value in given.items() if _typed(context, name)}
-    if path is not None:
+    if config is not None:
+        path = user_path(config, name="--config")
         from_file = read_config(path, name="--config")
         assigned = from_file.pop("set", {})
         if not isinstance(assigned, dict):
-            raise ConfigError(f"--config {path}: 'set' must be a table of names and values")
+            raise ConfigError(f"--config {shown(path)}: 'set' must be a table of names and values")
         for name in from_file:
             if name not in given:
-                raise ConfigError(f"--config {path}: there is no option '{name}': {nearest(name, sorted(given))}")
+                raise ConfigError(
+                    f"--config {shown(path)}: there is no option {shown(name)}: {nearest(name, sorted(given))}"
+                )
         options = {**assigned, **options}
         values = {**from_file, **values}
     if isinstance(values.get("text"), str):
@@ -121,7 +141,8 @@ def collect(context: typer.Context, measurement: str) -> Given:
     model = build_config(ModelRequest, {name: value for name, value in values.items() if name in names})
     asked = {name: value for name, value in values.items() if name not in names}
     request = build_config(Request, {"measurement": measurement, **asked})
-    return Given(dataclasses.replace(request, model=model, options=options), Path(rest.out), rest.control)
+    out = output_folder(rest.out, name="--out", writable=False)
+    return Given(dataclasses.replace(request, model=model, options=options), out, rest.control)
 
 
 @dataclass(frozen=True)

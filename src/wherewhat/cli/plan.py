@@ -52,15 +52,28 @@ _Greedy = Annotated[
 ]
 _Beyond = Annotated[bool, typer.Option("--beyond", help="Allow texts longer than the model's trained length.")]
 _File = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The plan's file (default: plan-MODEL.json in --out).")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=options.file_to_write("--file"),
+        help="The plan's file (default: plan-MODEL.json in --out).",
+    ),
 ]
 _Pattern = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Also write the plan as a pattern of DuoAttention to this folder.")
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        parser=options.folder_to_write("--pattern"),
+        help="Also write the plan as a pattern of DuoAttention to this folder.",
+    ),
 ]
 _TriAttention = Annotated[
     Path | None,
     typer.Option(
-        "--triattention", metavar="FILE", help="Also write statistics of queries to this file, for TriAttention."
+        "--triattention",
+        metavar="FILE",
+        parser=options.file_to_write("--triattention"),
+        help="Also write statistics of queries to this file, for TriAttention.",
     ),
 ]
 
@@ -125,7 +138,7 @@ def plan(
         console.print(_table(made))
     if curves:
         console.print(_areas(made))
-    console.print(made.provenance["sentence"], markup=False, highlight=False)
+    print_line(console, made.provenance["sentence"], wrap=True)
     if pattern is not None:
         print_line(console, made.save_pattern(pattern))
     if triattention is not None:

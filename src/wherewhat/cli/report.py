@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, print_line
-from wherewhat.errors import printable
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -42,7 +42,7 @@ _Text = Annotated[
 _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposition (default: the first 4).")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
 _Training = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(metavar="DIR", help="A recorded or multi-hop training to show, or a folder, besides those in --out."),
 ]
 
@@ -77,7 +77,7 @@ def report(
         text=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
-        training=tuple(training or ()),
+        training=tuple(user_path(one, name="--training") for one in training or ()),
         progress=TerminalProgress(),
     )
     path = made.write(out / f"{made.name}.html")
@@ -85,11 +85,11 @@ def report(
     for one in made.models:
         for finding in one.findings:
             line = f"* {finding}" if len(made.models) == 1 else f"* {one.name}: {finding}"
-            console.print(printable(line), markup=False)
+            print_line(console, line, wrap=True)
     console.print(_numbers_table(made.models))
     for one in made.models:
         for line in one.left_out:
-            console.print(printable(f"left out of {one.name}: {line}"), markup=False, highlight=False)
+            print_line(console, f"left out of {one.name}: {line}", wrap=True)
     print_line(console, path)
 
 
@@ -129,8 +129,15 @@ def _line(value: Value) -> str:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    file: Annotated[Path, typer.Argument(help="File to write: .png, .svg, .pdf or .html; or .csv or .parquet.")],
+    run: Annotated[str, typer.Argument(help="A finished run directory.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            parser=options.file_to_write("FILE"),
+            help="File to write: .png, .svg, .pdf or .html; or .csv or .parquet.",
+        ),
+    ],
     figure: Annotated[
         str | None,
         typer.Option(help="map, plane, distance, rates or positions (default: that of the measurement)."),
@@ -142,6 +149,6 @@ def export(
     """Write a finished run as a figure or as a table of all its scores."""
     from wherewhat.report.result import Result
 
-    options = {"metric": metric, "layer": layer, "head": head}
-    given = {name: value for name, value in options.items() if value is not None}
-    typer.echo(str(Result.load(run).export(file, figure, **given)))
+    chosen = {"metric": metric, "layer": layer, "head": head}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    print_line(Console(), Result.load(run).export(file, figure, **given))

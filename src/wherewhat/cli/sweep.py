@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -16,7 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as Grid
 from rich.text import Text
 
+from wherewhat.boundary import user_path
 from wherewhat.cli.terminal import Table, print_line
+from wherewhat.errors import printable
 
 if TYPE_CHECKING:
     from wherewhat.sweep.engine import CellTask
@@ -100,15 +101,15 @@ class SweepView:
         ]
         for cell in self._running[:_RUNNING_SHOWN]:
             if cell:
-                lines.append(Text(f"  {cell}", style="cyan", overflow="ellipsis", no_wrap=True))
+                lines.append(Text(printable(f"  {cell}"), style="cyan", overflow="ellipsis", no_wrap=True))
         for line in self._failures[-_FAILED_SHOWN:]:
-            lines.append(Text(f"  failed: {line}", style="red", overflow="ellipsis", no_wrap=True))
+            lines.append(Text(printable(f"  failed: {line}"), style="red", overflow="ellipsis", no_wrap=True))
         if self._dashboard:
             lines.append(Text(f"  Ray's dashboard: {self._dashboard}", style="dim"))
         return Group(*lines)
 
 
-_File = Annotated[Path | None, typer.Argument(metavar="FILE", help="The sweep file: TOML, YAML or JSON.")]
+_File = Annotated[str | None, typer.Argument(metavar="FILE", help="The sweep file: TOML, YAML or JSON.")]
 _Engine = Annotated[str, typer.Option(help="local (this machine's devices) or ray (a Ray cluster).")]
 _Address = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="A running Ray cluster (default: start one on this machine).")
@@ -149,7 +150,7 @@ def sweep(
 
     with SweepView(Console(stderr=True)) as view:
         outcome = run_sweep(
-            read_sweep_file(file),
+            read_sweep_file(user_path(file, name="FILE")),
             watch=view,
             store=store,
             engine=cast("Engine", engine),
@@ -165,13 +166,13 @@ def sweep(
     return 1 if failed else 0
 
 
-def _show_status(console: Console, file: Path | None, store: str | None) -> None:
+def _show_status(console: Console, file: str | None, store: str | None) -> None:
     from wherewhat.errors import StoreError
     from wherewhat.runs.storage import open_place
     from wherewhat.sweep.file import DEFAULT_STORE, read_sweep_file
     from wherewhat.sweep.records import statuses
 
-    read = None if file is None else read_sweep_file(file)
+    read = None if file is None else read_sweep_file(user_path(file, name="FILE"))
     place = open_place(store or (read.store if read else DEFAULT_STORE))
     found = statuses(place, file_sha256=read.sha256 if read else None)
     if not found:

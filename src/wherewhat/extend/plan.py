@@ -11,9 +11,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from wherewhat.boundary import check_whole_number, output_file, output_folder, read_user_file
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.files import explain, make_folder, write_file
+from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object, readable_json
 from wherewhat.imports import require
 
@@ -72,6 +73,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        counts = [number for layer in self.layers.values() for number in (layer.heads, layer.groups)]
+        for number in (self.window, self.sinks, *counts, *(one for chosen in self.full.values() for one in chosen)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise ConfigError(f"{number!r} in a plan is not a whole number")
+            check_whole_number("a number in a plan", number)
+        if min(counts, default=1) < 1:
+            raise ConfigError("a layer of the plan has no heads")
         if self.unit not in ("group", "head"):
             raise ConfigError(f"unit is {self.unit!r}: a plan chooses group or head")
         if self.window < 1 or self.sinks < 0:
@@ -116,7 +124,7 @@ class Plan:
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as a JSON file."""
-        path = Path(path)
+        path = output_file(path, name="the plan")
         values: dict[str, Any] = {
             "wherewhat_plan": _VERSION,
             "model": self.model,
@@ -142,10 +150,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan from its JSON file."""
-        try:
-            found: Any = parse_object(Path(path).read_bytes())
-        except OSError as error:
-            raise ConfigError(f"cannot read the plan {path}: {explain(error)}") from error
+        found: Any = parse_object(read_user_file(path, name="the plan"))
         if not isinstance(found, dict) or found.get("wherewhat_plan") != _VERSION:
             raise ConfigError(f"{path} is not a plan: give a file that 'wherewhat plan' wrote")
         try:
@@ -172,7 +177,7 @@ class Plan:
         :attr:`share` give this plan. ``config.json`` has the numbers of first and of last keys.
         """
         lines = ["\t".join(f"{x:.6f}" for x in row) for row in self._pattern()]
-        folder = Path(folder)
+        folder = output_folder(folder, name="the folder of the pattern")
         make_folder(folder)
         write_file(folder / "full_attention_heads.tsv", ("\n".join(lines) + "\n").encode())
         write_file(folder / "config.json", readable_json({"sink_size": self.sinks, "recent_size": self.window}))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from wherewhat.errors import LoadError, WherewhatError
-from wherewhat.files import write_file
+from wherewhat.files import open_regular, write_file
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.model import LabModel
 from wherewhat.options import build_config, config_values
@@ -101,12 +101,13 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_regular(path).close()  # safetensors would wait for the writer of a pipe
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("kind") != kind:
                 raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {metadata.get('kind', 'nothing')!r}")
             header: dict[str, Any] = json.loads(metadata["header"])
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - no dictionary
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is damaged"
         raise LoadError(f"cannot read {path}: {reason}") from error

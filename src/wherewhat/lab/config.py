@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from wherewhat.boundary import check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.options import check_seed, option
 
@@ -14,6 +15,13 @@ BlockName = Literal["parallel", "sequential", "llama"]
 Biases = Literal["all", "inner", "none"]
 Precision = Literal["highest", "high", "medium"]
 """torch's names: float32; TF32 products on a GPU; also bfloat16 products on CPUs that support them."""
+
+
+_MOST_LAYERS = 1000
+_MOST_PARAMETERS = 10**9
+_MOST_STEPS = 10**8
+_MOST_SEQUENCES = 10**7
+_MOST_DRAWS = 10**9
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,13 @@ class LabConfig:
         """Check the options."""
         for name in ("vocabulary", "layers", "heads", "width", "positions"):
             at_least(name, getattr(self, name), 1)
+        check_at_most(_MOST_LAYERS, layers=self.layers)
+        parameters = self.width * (self.vocabulary + self.positions + 12 * self.layers * self.width)
+        if parameters > _MOST_PARAMETERS:
+            raise ConfigError(
+                f"width={self.width}, layers={self.layers}, vocabulary={self.vocabulary} and "
+                f"positions={self.positions} give {parameters:.1e} parameters: at most {_MOST_PARAMETERS:.0e} work"
+            )
         if self.width % (2 * self.heads):
             raise ConfigError(
                 f"width {self.width} does not give each of {self.heads} heads an even number of dimensions"
@@ -108,6 +123,10 @@ class Training:
             check_seed(getattr(self, name), name)
         if self.threads is not None:
             at_least("threads", self.threads, 1)
+        check_at_most(_MOST_STEPS, steps=self.steps, warmup=self.warmup, save_every=self.save_every)
+        check_at_most(_MOST_LAYERS, threads=self.threads)
+        if self.steps * self.batch > _MOST_DRAWS:
+            raise ConfigError(f"{self.steps} steps of {self.batch} sequences: give at most {_MOST_DRAWS:,} in all")
         for name in ("learning_rate", "epsilon"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a positive number")
@@ -156,6 +175,7 @@ class TrainConfig(Training):
         super().__post_init__()
         for name in ("sequences", "record_every"):
             at_least(name, getattr(self, name), 1)
+        check_at_most(_MOST_SEQUENCES, sequences=self.sequences)
 
     @property
     def products(self) -> Precision:

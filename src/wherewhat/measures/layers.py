@@ -21,7 +21,12 @@ from wherewhat.measures.attention.weights import AttentionStats, attention_stats
 from wherewhat.measures.axes.fit import AxesFit
 from wherewhat.measures.axes.layer import band_width, fit_layer
 from wherewhat.measures.axes.measurement import Method
-from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, plane_swaps
+from wherewhat.measures.frequencies.planes import (
+    frequency_use,
+    mean_frequency,
+    mean_frequency_softmax,
+    plane_swaps,
+)
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.planes.layout import Planes
 from wherewhat.measures.planes.statistics import PlaneStats, plane_stats
@@ -114,6 +119,7 @@ class Frequencies:
         inv_freq: Radians per token of each plane, ``(planes,)``.
         use: Largest absolute contribution of each plane to a logit, ``(heads, planes)`` (arXiv 2511.11579).
         mean_frequency: Mean rank of the planes by frequency, weighted by use, ``(heads,)``: 1 is the fastest.
+        mean_frequency_softmax: The same, weighted by the softmax of use (arXiv 2605.31558).
         s_pos: Positional score of each plane as a head of its own, ``(heads, planes)``; one more column for dimensions
             that are not rotated, if there are any.
         s_sym: Symbolic score likewise.
@@ -123,6 +129,7 @@ class Frequencies:
     inv_freq: Tensor
     use: Tensor
     mean_frequency: Tensor
+    mean_frequency_softmax: Tensor
     s_pos: Tensor
     s_sym: Tensor
 
@@ -148,7 +155,8 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
     single = [plane_swaps(layer, query, tau=tau) for query in chosen]
     s_pos, s_sym = (torch.stack(scores).mean(0).cpu() for scores in zip(*single, strict=True))
     inv_freq = layer.rotation.inv_freq
-    return Frequencies(tuple(chosen), inv_freq.abs().cpu(), use, mean_frequency(use, inv_freq), s_pos, s_sym)
+    means = mean_frequency(use, inv_freq), mean_frequency_softmax(use, inv_freq)
+    return Frequencies(tuple(chosen), inv_freq.abs().cpu(), use, *means, s_pos, s_sym)
 
 
 @checked(layer=_layer)

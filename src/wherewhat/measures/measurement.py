@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.options import short_repr
 
@@ -524,8 +525,9 @@ def _layer_scores(
     return LayerScores(layer.layer, heads)
 
 
-def check_minimum(config: Any, least: int, *names: str) -> None:
-    """Raise an error if an option of ``config`` is below ``least``."""
+def check_minimum(config: Any, least: int, *names: str, most: int = MOST_TOKENS) -> None:
+    """Raise an error if an option of ``config`` is below ``least``, or above ``most``."""
     for name in names:
         if getattr(config, name) < least:
             raise ConfigError(f"{name} is {getattr(config, name)}: at least {least} is needed")
+        check_at_most(most, **{name: getattr(config, name)})

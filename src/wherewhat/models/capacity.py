@@ -38,7 +38,7 @@ def check_layers(settings: Any, spec: str) -> None:
         waiting += table.values()
         for name, value in table.items():
             if _LAYERS.fullmatch(name) and isinstance(value, int | float) and value > MOST_LAYERS:
-                raise LoadError(f"config.json of {spec!r} has {name} = {value}: at most {MOST_LAYERS:,} layers work")
+                raise LoadError(f"the config of {spec!r} has {name} = {value}: at most {MOST_LAYERS:,} layers work")
 
 
 def check_stored(parameters: int, files: list[Path], spec: str) -> None:

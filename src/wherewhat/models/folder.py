@@ -82,7 +82,12 @@ def _shards(index: Path, spec: str) -> list[Path]:
         raise LoadError(f"the weight index {shown(index)} is corrupted: get it again")
     names = sorted(set(listed.values()))
     for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors") or len(name) > _LONGEST_NAME:
+        if (
+            Path(name).name != name
+            or not name.isprintable()
+            or not name.endswith(".safetensors")
+            or len(name) > _LONGEST_NAME
+        ):
             raise LoadError(
                 f"the weight index {shown(index)} names {shown(name)}: only .safetensors files of the same folder work"
             )

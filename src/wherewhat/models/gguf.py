@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from wherewhat.errors import LoadError, one_line
 from wherewhat.hashes import model_file_sha256
 from wherewhat.imports import quiet, require
-from wherewhat.models.suitability import check_config, check_loaded, describe_folder
+from wherewhat.models.capacity import check_layers
+from wherewhat.models.suitability import check_config, check_loaded, count_parameters, describe_folder
 from wherewhat.models.trial import attempt, time_limit
 
 # Bump when conversions change, so that older folders are converted again.
@@ -249,8 +250,11 @@ def _read_header(path: Path) -> _Header:
         architecture = str(fields["general.architecture"].contents())
         sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
         parts = int(_value(fields, "split.count", 1))
+        check_layers({"n_layers": _value(fields, f"{architecture}.block_count", 0)}, str(path))
         bos = _bos(fields)
         scaling = _rope_scaling(fields, architecture, set(sizes))
+    except LoadError:
+        raise
     except Exception as error:  # noqa: BLE001 - for damaged files the reader raises any exception
         raise _damaged(path, error) from None
     if parts > 1:
@@ -342,6 +346,15 @@ def _read(path: Path, header: _Header) -> tuple[Any, Any]:
             f"GGUF file {str(path)!r} asks for scaled rotary frequencies ({header.rope_scaling}), which "
             f"transformers does not read from GGUF: use the model's safetensors version"
         )
+    # Before any weight is read: a few bytes of settings can describe a model of any size.
+    described = count_parameters(config)
+    stored = header.elements + header.output_elements
+    otherwise = LoadError(
+        f"GGUF file {str(path)!r} holds {stored} weights, but transformers builds a {header.architecture} model of "
+        f"{described}: use the model's safetensors version"
+    )
+    if described > 2 * stored:
+        raise otherwise
     options: dict[str, Any] = {}
     # With compute kernels installed, newer versions would keep the blocks packed.
     if hasattr(transformers, "GgufConfig"):
@@ -349,14 +362,9 @@ def _read(path: Path, header: _Header) -> tuple[Any, Any]:
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         **source, **options, config=config, dtype=torch.float32, output_loading_info=True
     )
-    check_loaded(report, str(path))
-    loaded = sum(parameter.numel() for parameter in model.parameters())
-    stored = header.elements + header.output_elements
-    if header.elements > loaded or stored < loaded:
-        raise LoadError(
-            f"GGUF file {str(path)!r} holds {stored} weights, but transformers "
-            f"built a {header.architecture} model of {loaded}: use the model's safetensors version"
-        )
+    check_loaded(report, str(path))  # names a missing weight
+    if header.elements > described or stored < described:
+        raise otherwise
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     check_merges(tokenizer, str(path))
     return model, tokenizer

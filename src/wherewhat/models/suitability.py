@@ -59,7 +59,7 @@ def describe_folder(folder: str) -> dict[str, int | None]:
     Returns:
         The number of ``parameters``; None if something cannot be read, which loading explains better.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     options = {"trust_remote_code": False, "local_files_only": True}
     try:
@@ -68,13 +68,21 @@ def describe_folder(folder: str) -> dict[str, int | None]:
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             for text in (PROBE, _LINE):
                 tokenizer(text)
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
+            parameters = count_parameters(config)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - config classes, tokenizers and models may raise any exception
         return {"parameters": None}
-    return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return {"parameters": parameters}
+
+
+def count_parameters(config: Any) -> int:
+    """Return the number of parameters of a model, built without memory for them."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def check_config(config: Any, spec: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.files import make_folder, write_file
-from wherewhat.hashes import JSON, config_hash, parse_object, run_folder_name
+from wherewhat.files import make_folder
+from wherewhat.hashes import JSON, config_hash, file_sha256, read_sealed, run_folder_name, write_sealed
 from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation, weight_sample
@@ -186,9 +186,12 @@ class ExcerptFile:
         return cls(out / run_folder_name(f"excerpt-{state['name']}-{model.weights}", key))
 
     def read(self) -> Excerpt | None:
-        """Return the excerpt; None if there is none or it cannot be read."""
-        stored = _read(self.path / _EXCERPT)
+        """Return the excerpt; None if there is none or its files are damaged."""
+        sealed = read_sealed(self.path / _EXCERPT)
         try:
+            if sealed is None or file_sha256(self.path / _LOGITS) != sealed["logits"]:
+                return None
+            stored = json.loads(str(sealed["excerpt"]))
             file = ProfileFile(self.path / _LOGITS)
             layers = stored.pop("layers")
             passages = [
@@ -199,7 +202,7 @@ class ExcerptFile:
             sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
             capacity = Capacity(**stored.pop("capacity"))
             return Excerpt(passages=passages, sinks=sinks, capacity=capacity, **stored)
-        except (StoreError, KeyError, TypeError):
+        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def write(self, excerpt: Excerpt) -> None:
@@ -219,16 +222,6 @@ class ExcerptFile:
             "capacity": dataclasses.asdict(excerpt.capacity),
             "seconds": excerpt.seconds,
         }
-        _write(self.path / _EXCERPT, stored)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(parse_object(path.read_bytes()) or {})
-    except OSError:
-        return {}
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    # Pieces of a text may hold half a character, which only escaped JSON can represent.
-    write_file(path, json.dumps(content, ensure_ascii=True).encode("ascii"))
+        # Pieces of a text may hold half a character, which only escaped JSON can represent.
+        sealed = {"excerpt": json.dumps(stored, ensure_ascii=True), "logits": file_sha256(self.path / _LOGITS)}
+        write_sealed(self.path / _EXCERPT, sealed)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.errors import ConfigError, StoreError
+from wherewhat.boundary import output_file
+from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
 from wherewhat.measures.measurement import NON_NEGATIVE
 from wherewhat.measures.perturb.measurement import KINDS
@@ -369,8 +370,7 @@ def save_table(directory: RunDirectory, path: Path) -> Path:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    if path.is_dir():
-        raise StoreError(f"cannot write {path}: it is a folder")
+    path = output_file(path, name="the file")
     make_folder(path.parent)
     write_file(path, content)
     return path

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from wherewhat.boundary import output_file
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
 from wherewhat.imports import package_version
@@ -83,7 +84,7 @@ class Report:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page atomically and return its path."""
-        path = Path(path)
+        path = output_file(path, name="the page")
         content = self.html().encode("utf-8")
         make_folder(path.parent)
         write_file(path, content)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from wherewhat.boundary import output_folder, user_path
 from wherewhat.errors import ConfigError, printable
 from wherewhat.hashes import config_hash, run_folder_name
 from wherewhat.options import checked
@@ -65,7 +66,7 @@ def make_report(
             them; those in ``out`` are always shown.
         progress: Progress callback; silent by default.
     """
-    progress, out = progress or Silent(), Path(out)
+    progress, out = progress or Silent(), output_folder(out, name="--out")
     listed = list(models)
     for number, model in enumerate(listed):
         if model in listed[:number]:
@@ -73,7 +74,7 @@ def make_report(
     # Raises for wrong values and for a missing plotly before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
-    learning = learning_curves(training, out=out)
+    learning = learning_curves([user_path(one, name="--training") for one in training], out=out)
     given = given_text(text, documents=documents, out=out, texts=texts)
     made = []
     for number, model in enumerate(listed, 1):

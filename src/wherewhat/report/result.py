@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from wherewhat.boundary import output_file, output_folder
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
 from wherewhat.measures.measurement import Control
@@ -112,7 +113,8 @@ class Result:
         A run that the folder holds already is left as it is.
         """
         controls = {weights: one.save(out) for weights, one in self.controls.items()}
-        return Result(RunDirectory.load(_copy(self.path, Path(out))), controls=controls, left_out=self.left_out)
+        saved = _copy(self.path, output_folder(out, name="out", writable=False))
+        return Result(RunDirectory.load(saved), controls=controls, left_out=self.left_out)
 
     def summary(self) -> list[MetricSummary]:
         """Return means over heads with intervals over documents, and their controls."""
@@ -156,7 +158,7 @@ class Result:
     @checked()
     def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
         """Write a figure (.png, .svg, .pdf, .html) or all scores (.csv, .parquet)."""
-        path = Path(path)
+        path = output_file(path, name="the file")
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)
         if name is not None or options:
@@ -169,7 +171,7 @@ class Result:
 
         It is one HTML file that opens offline. :func:`wherewhat.make_report` makes the report of all measurements.
         """
-        return result_page(result_data(self._runs, self.left_out)).write(Path(path))
+        return result_page(result_data(self._runs, self.left_out)).write(path)
 
     @property
     def _runs(self) -> dict[str, StoredRun]:
@@ -243,7 +245,7 @@ def run(
     asked = Request(request) if isinstance(request, str) else request
     find_measurement(asked.measurement)
     folder = _TemporaryFolder() if out is None else None
-    place = folder.path if folder is not None else Path(cast("str", out))
+    place = folder.path if folder is not None else output_folder(cast("str", out), name="out", writable=False)
     made = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress())
     return _result(made, folder)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherewhat.boundary import check_whole_number, user_path
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.measures import statistics
 from wherewhat.measures.measurement import UNBOUNDED
@@ -186,7 +186,7 @@ def compare(
     import polars as pl
 
     named = [os.fspath(store) for store in stores]
-    addresses = list(dict.fromkeys(a.rstrip("/") if "://" in a else str(Path(a).expanduser()) for a in named))
+    addresses = list(dict.fromkeys(a.rstrip("/") if "://" in a else str(user_path(a, name="DIR")) for a in named))
     if not addresses:
         raise ConfigError("there is nothing to compare: give at least one folder of run directories")
     for name in [*(by or ()), *(where or {})]:
@@ -231,9 +231,13 @@ def _where(values: pl.LazyFrame, wanted: Mapping[str, str]) -> pl.LazyFrame:
     import polars as pl
 
     for name, value in wanted.items():
-        if FACTS[name] == "int" and not value.lstrip("-").isdecimal():
-            raise ConfigError(f"--where {name}={value}: {name} is a number, give one such as {name}=1000")
-        constant: Any = int(value) if FACTS[name] == "int" else value
+        constant: Any = value
+        if FACTS[name] == "int":
+            try:
+                constant = int(value)
+            except ValueError:
+                raise ConfigError(f"--where {name}={value}: {name} is a number, give one such as {name}=1000") from None
+            check_whole_number(f"--where {name}", constant)
         values = values.filter(pl.col(name) == constant)
     return values
 

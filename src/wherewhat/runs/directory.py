@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from wherewhat.boundary import user_path
 from wherewhat.errors import StoreError
-from wherewhat.files import hold, remove, remove_temporaries, write_file
+from wherewhat.files import check_writable, hold, remove, remove_temporaries, write_file
 from wherewhat.hashes import JSON, config_hash, fingerprints, plain_json, readable_json, run_folder_name, write_sealed
 from wherewhat.options import checked
 from wherewhat.runs.layout import (
@@ -24,7 +25,6 @@ from wherewhat.runs.layout import (
     PartResult,
     Parts,
     check_place,
-    check_writable,
     read_object,
     stored_config_hash,
     take_away_if_empty,
@@ -79,7 +79,7 @@ class RunDirectory:
             config: The resolved configuration: everything the numbers depend on.
         """
         plain = cast("dict[str, JSON]", plain_json(config))
-        run = cls(Path(parent) / run_folder_name(name, config_hash(plain)), plain)
+        run = cls(user_path(parent, name="the folder of runs") / run_folder_name(name, config_hash(plain)), plain)
         check_place(run.path, config_hash=run.config_hash)
         run._keys, _ = verify(run.path, config_hash=run.config_hash)
         if not run.is_complete:  # a finished run can be read from a read-only folder
@@ -90,7 +90,7 @@ class RunDirectory:
     @checked()
     def load(cls, path: str | os.PathLike[str]) -> RunDirectory:
         """Open a finished run for reading; the folder may have been renamed or moved."""
-        path = Path(path)
+        path = user_path(path, name="the run directory", error=StoreError)
         config = read_object(path / CONFIG)
         if config is None or stored_config_hash(path) is None:
             raise StoreError(f"{path} is not a run directory: it has no readable {CONFIG}")

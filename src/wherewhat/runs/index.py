@@ -7,10 +7,11 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import StoreError
+from wherewhat.files import open_regular
 from wherewhat.hashes import parse_object
 from wherewhat.imports import require
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
@@ -42,9 +43,9 @@ FACTS: dict[str, str] = {
 """Facts that runs can be grouped by, and the type of each."""
 
 _CHECKPOINT = re.compile(
-    r"^(?:(?:global[-_]?)?step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)([km]?)(?:[-_.].*)?$", re.I
+    r"^(?:(?:global[-_]?)?step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d{1,99})([km]?)(?:[-_.].*)?$", re.I
 )
-_SIZE = re.compile(r"(?:^|[-_.x])(\d+(?:\.\d+)?)([kmbt])(?=$|[-_.])", re.I)
+_SIZE = re.compile(r"(?:^|[-_.x])(\d{1,99}(?:\.\d+)?)([kmbt])(?=$|[-_.])", re.I)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -59,13 +60,12 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
     extra = provenance.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
     model, checkpoint = _model(config, extra)
-    parameters = extra.get("parameters")
     text = provenance.get("text_hash")
     return {
         "run": name,
         "measurement": _text(config.get("measurement")),
         "model": model,
-        "size": parameters if isinstance(parameters, int) else stated_size(model or ""),
+        "size": stated_size(model or "") if (parameters := _integer(extra.get("parameters"))) is None else parameters,
         "checkpoint": checkpoint,
         "step": None if checkpoint is None else training_step(checkpoint),
         "weights": _text(config.get("weights")),
@@ -80,13 +80,13 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
 def training_step(checkpoint: str) -> int | None:
     """Return the step in the name of a checkpoint: 1000 in ``step1000``, ``checkpoint-1000`` or ``global_step1k``."""
     found = _CHECKPOINT.match(PurePosixPath(checkpoint).name)
-    return None if found is None else int(found[1]) * _FACTORS[found[2].lower()]
+    return None if found is None else _integer(int(found[1]) * _FACTORS[found[2].lower()])
 
 
 def stated_size(model: str) -> int | None:
     """Return the number of parameters in a model's name: 160,000,000 in ``pythia-160m``."""
     found = _SIZE.search(model)
-    return None if found is None else round(float(found[1]) * _FACTORS[found[2].lower()])
+    return None if found is None else _integer(round(float(found[1]) * _FACTORS[found[2].lower()]))
 
 
 def _model(config: Mapping[str, Any], extra: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -106,7 +106,7 @@ def _text(value: Any) -> str | None:
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 @dataclass
@@ -242,6 +242,9 @@ def _values(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> p
     if isinstance(place, Folder) and names:
         paths = {str(place.path / name / SCORES): name for name in names}
         try:
+            for path in paths:
+                open_regular(Path(path)).close()  # polars would wait for the writer of a pipe
+
             # All files at once, in parallel; if that fails, one by one, to find the damaged ones.
             table = _means(pl.scan_parquet(list(paths), include_file_paths="run", glob=False)).collect()
             return table.with_columns(pl.col("run").replace_strict(paths, return_dtype=pl.String))

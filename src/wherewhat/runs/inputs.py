@@ -133,6 +133,7 @@ def model_inputs(
     if not isinstance(measurement, QuestionMeasurement):
         assert request.prompts is not None
         count, tokens = request.documents or DEFAULT_DOCUMENTS, request.tokens or DEFAULT_TOKENS
+        loaded.check_length(tokens, allow_beyond=request.beyond)
         named = [(p.name, p) for p in make_prompts(request.prompts, tokenizer, tokens=tokens, count=count, seed=seed)]
     else:
         named = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import StoreError, WherewhatError
-from wherewhat.files import make_folder, write_file
+from wherewhat.files import make_folder, read_regular, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
 from wherewhat.measures.registry import code_hash, find_measurement, measurements
 from wherewhat.models.source import Weights, resolve
@@ -61,7 +61,7 @@ class KnownRuns:
         if path is None:
             return None
         try:
-            found = parse_object(path.read_bytes()) or {}
+            found = parse_object(read_regular(path)) or {}
         except OSError:
             return None
         if "left_out" in found:
@@ -99,14 +99,14 @@ class KnownRuns:
         """Return the file of a request in the present state of its inputs; None for what is only in memory."""
         try:
             key = _key(request)
-        except WherewhatError:  # wrong input, which the run itself names
+        except (WherewhatError, OSError):  # wrong input, which the run itself names
             key = None
         return None if key is None else self.out / _FOLDER / f"{request.measurement}-{key[:24]}.json"
 
     def command(self, run: RunDirectory) -> str | None:
         """Return the command that made a run; None if it is not known, as for a model in memory."""
         for path in sorted((self.out / _FOLDER).glob(f"{run.config['measurement']}-*.json")):
-            note = parse_object(path.read_bytes()) or {}
+            note = read_object(path) or {}
             if note.get("run") == run.path.name and note.get("command"):
                 return str(note["command"])
         return None

@@ -14,11 +14,13 @@ from typing import cast
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import (
+    ABSENT,
     atomic_folder,
     explain,
-    is_folder,
     is_temporary,
     make_folder,
+    nearest_folder,
+    read_regular,
     remove,
     remove_temporaries,
     write_file,
@@ -53,8 +55,8 @@ _OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
 def read_object(path: Path) -> dict[str, JSON] | None:
     """Return the JSON object in a file; None when the file is missing or holds anything else."""
     try:
-        return parse_object(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return parse_object(read_regular(path))
+    except ABSENT:
         return None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
@@ -70,7 +72,7 @@ def stored_config_hash(path: Path) -> str | None:
 
 def check_place(path: Path, *, config_hash: str) -> None:
     """Check that `path` is, or can become, the run directory of a configuration; writes nothing."""
-    if _nearest_folder(path) != path:
+    if nearest_folder(path) != path:
         return
     stored = stored_config_hash(path)
     # A valid configuration with the same folder name is another run, not damage to this one.
@@ -86,24 +88,6 @@ def check_place(path: Path, *, config_hash: str) -> None:
         raise StoreError(f"cannot read {path}: {explain(error)}") from error
     if foreign:
         raise StoreError(f"{path} is not a run directory, it holds {foreign[0]!r}: choose another folder")
-
-
-def check_writable(path: Path) -> None:
-    """Check, without writing, that `path` can be made or written."""
-    existing = _nearest_folder(path)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise StoreError(f"cannot write to {existing}: permission denied; choose another folder")
-
-
-def _nearest_folder(path: Path) -> Path:
-    for folder in (path, *path.parents):
-        try:
-            if is_folder(folder):
-                return folder
-        except (OSError, ValueError) as error:
-            reason = explain(error) if isinstance(error, OSError) else str(error)
-            raise StoreError(f"cannot make the folder {path}: {reason}") from error
-    return Path()
 
 
 def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str | None]:

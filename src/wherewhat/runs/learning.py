@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from wherewhat.boundary import user_path
 from wherewhat.errors import StoreError
 from wherewhat.measures.registry import measurements
 from wherewhat.options import checked
@@ -93,7 +94,7 @@ class TrainingRun:
     @checked()
     def load(cls, path: str | os.PathLike[str]) -> TrainingRun:
         """Open the run directory of a training that is finished, was killed, or still runs."""
-        path = Path(path)
+        path = user_path(path, name="the run directory", error=StoreError)
         config = read_object(path / CONFIG)
         if config is None or config.get("study") != TRAINING:
             raise StoreError(f"{path} is not the run directory of a recorded training: choose one named training-…")

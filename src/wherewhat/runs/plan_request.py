@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 
+from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.extend.plan import Unit
 from wherewhat.measures.selectors import SELECTORS, Selector
@@ -64,7 +66,7 @@ class PlanRequest:
             raise ConfigError(f"--budget and --{goals[1].replace('_', '-')} were both given: give a share or a goal")
         if self.budget is not None and not 0 <= self.budget <= 1:
             raise ConfigError(f"--budget is {self.budget:g}: a share is from 0 to 1, such as 0.25")
-        if self.max_rise is not None and not self.max_rise > 0:
+        if self.max_rise is not None and not 0 < self.max_rise < math.inf:
             raise ConfigError(f"--max-rise is {self.max_rise:g}: give a rise of the loss above 0 nats, such as 0.02")
         if self.min_found is not None and not 0 < self.min_found <= 1:
             raise ConfigError(f"--min-found is {self.min_found:g}: give a part above 0 and up to 1, such as 0.95")
@@ -74,6 +76,8 @@ class PlanRequest:
         for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+        check_at_most(MOST_TOKENS, **{"--tokens": self.tokens, "--window": self.window, "--sinks": self.sinks})
+        check_at_most(MOST_DOCUMENTS, **{"--choose": self.choose, "--documents": self.documents})
         if self.curves and self.documents == 0:
             raise ConfigError("--curves measures selectors, but --documents is 0: at least 1 is needed")
         if self.unit not in ("group", "head"):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.boundary import output_file, output_folder
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
@@ -104,7 +105,9 @@ def make_plan(
         known = [field.name for field in dataclasses.fields(PlanRequest)]
         wrong = next((name for name in options if name not in known), "")
         raise ConfigError(f"there is no option '{wrong}' of a plan: {nearest(wrong, known)}") from error
-    progress = progress or Silent()
+    progress, out = progress or Silent(), output_folder(out, name="--out", writable=False)
+    if triattention is not None:
+        triattention = output_file(triattention, name="--triattention")
     needed = request.choose + request.documents
     found = list(texts) if texts is not None else read_documents(text)
     if len(found) < needed:
@@ -115,7 +118,7 @@ def make_plan(
     progress.say(f"loading {model.model}")
     loaded = load_model(model, say=progress.say)
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
-        planner = _Planner(loaded, request, found[:needed], Path(out), progress)
+        planner = _Planner(loaded, request, found[:needed], out, progress)
         if triattention is not None:
             write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
         return planner.plan()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import StoreError
-from wherewhat.files import explain, write_file
+from wherewhat.files import explain, open_regular, write_file
 from wherewhat.hashes import canonical_json
 from wherewhat.runs.schema import SCHEMA_VERSION, VERSION_KEY, is_current
 
@@ -94,7 +94,7 @@ class ProfileFile(Mapping[str, "Tensor"]):
             try:
                 details = json.loads((file.metadata() or {})[_METADATA_KEY])
                 self._axes = {name: tuple(details["axes"][name]) for name in sorted(file.keys())}
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise StoreError(f"cannot read {path}: it is not a file of wherewhat profiles") from error
         is_current(details.get(VERSION_KEY), path)  # curves are the same in older versions
 
@@ -120,6 +120,7 @@ class ProfileFile(Mapping[str, "Tensor"]):
         from safetensors import SafetensorError, safe_open
 
         try:
+            open_regular(self.path).close()  # safetensors would wait for the writer of a pipe
             return safe_open(self.path, framework="pt")
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {explain(error)}") from error

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.models.source import Weights, not_loaded, torch_name
 from wherewhat.options import check_seed, checked, nearest, option
@@ -205,6 +206,8 @@ class Request:
             )
         if self.documents is not None and self.documents < 1:
             raise ConfigError(f"--documents is {self.documents}: at least 1 is needed")
+        check_at_most(MOST_TOKENS, **{"--tokens": self.tokens, "--chunk": self.chunk})
+        check_at_most(MOST_DOCUMENTS, **{"--documents": self.documents})
         if self.chunk is not None:
             from wherewhat.captures.chunks import check_chunk
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsFloat
 
 from wherewhat.errors import StoreError
+from wherewhat.files import open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,7 +218,7 @@ def read_scores(path: Path) -> pa.Table:
 
     try:
         # Opened as one file, so that folders named like `a=b` are not taken for partitions.
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             table = pq.ParquetFile(file).read()
     except (OSError, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]

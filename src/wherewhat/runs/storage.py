@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from wherewhat.boundary import user_path
 from wherewhat.errors import StoreError, one_line
-from wherewhat.files import explain, make_folder, write_file
+from wherewhat.files import ABSENT, explain, make_folder, read_regular, write_file
 from wherewhat.imports import require
 
 _PREFIX = ".tmp-"
@@ -49,8 +50,8 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         """Return a file's content; None where there is no such file."""
         try:
-            return (self.path / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+            return read_regular(self.path / name)
+        except ABSENT:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {self.path / name}: {explain(error)}") from error
@@ -152,7 +153,7 @@ Place = Folder | Remote
 
 def open_place(address: str) -> Place:
     """Return the store at an address."""
-    return Remote(address) if "://" in address else Folder(Path(address).expanduser())
+    return Remote(address) if "://" in address else Folder(user_path(address, name="the store", error=StoreError))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most, output_file
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
@@ -133,7 +134,7 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: str
     }
     data = io.BytesIO()
     torch.save({"metadata": metadata, "stats": stats}, data)  # noqa: TID251 - TriAttention reads it with torch.load
-    path = Path(file)
+    path = output_file(file, name="the file")
     make_folder(path.parent)
     write_file(path, data.getvalue())
     return path
@@ -166,6 +167,8 @@ def save_triattention(
         progress: Progress callback; silent by default.
     """
     progress = progress or Silent()
+    file = output_file(file, name="the file")
+    check_at_most(MOST_TOKENS, tokens=tokens)
     documents = list(texts) if texts is not None else read_documents(text)
     progress.say(f"loading {model.model}")
     loaded = load_model(model, say=progress.say, hashed=False)

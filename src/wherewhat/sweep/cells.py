@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
@@ -121,15 +122,21 @@ def request_from_json(values: Mapping[str, Any]) -> Request:
 def located(request: Request) -> Request:
     """Return the request with absolute paths, for workers with another working directory."""
     model = os.fspath(request.model.model)
-    path = Path(model).expanduser()
+    path = model_path(model)
     if model != EMBEDDED and path.exists():
         model = str(path.absolute())
-    text = None if request.text is None else tuple(str(Path(name).absolute()) for name in request.text)
+    named = None if request.text is None else [user_path(name, name="text") for name in request.text]
+    text = None if named is None else tuple(str(path.absolute()) for path in named)
     items = request.items
-    if items is not None and Path(items).is_file():
-        items = str(Path(items).absolute())
+    if items is not None and user_path(items, name="items").is_file():
+        items = str(user_path(items, name="items").absolute())
     located_model = dataclasses.replace(request.model, model=model)
     return dataclasses.replace(request, model=located_model, text=text, items=items)
+
+
+def model_path(model: str) -> Path:
+    """Return the path of a model that is a folder or a file."""
+    return user_path(model, name="the model", error=LoadError)
 
 
 @dataclass(frozen=True)
@@ -172,13 +179,13 @@ def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[
 def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tuple[str, str | None, str | None]]:
     """Return model, revision and checkpoint name of each checkpoint."""
     model, axes = entry.model, entry.axes
-    from_hub = model != EMBEDDED and not Path(model).expanduser().exists() and HUB_ID.fullmatch(model) is not None
+    from_hub = model != EMBEDDED and not model_path(model).exists() and HUB_ID.fullmatch(model) is not None
     if axes.revisions is not None and not from_hub:
         raise ConfigError(
             f"{where}: '{model}' has no revisions, only Hugging Face models have: give checkpoints for a folder, or "
             "put revisions into the tables of the models that have them"
         )
-    if axes.checkpoints is not None and (from_hub or not Path(model).expanduser().is_dir()):
+    if axes.checkpoints is not None and (from_hub or not model_path(model).is_dir()):
         raise ConfigError(f"{where}: '{model}' is no folder with checkpoints: give revisions for a Hugging Face model")
     if from_hub:
         for revision in axes.revisions or (None,):
@@ -191,14 +198,14 @@ def _checkpoints(entry: ModelEntry, *, offline: bool, where: str) -> Iterator[tu
         yield model, None, None
         return
     for pattern in axes.checkpoints:
-        for folder in _folders(Path(model).expanduser(), pattern, where):
+        for folder in _folders(model_path(model), pattern, where):
             _check(str(folder))
             yield str(folder), None, folder.name
 
 
 def _check(model: str) -> None:
     """Raise for a missing local model, before anything runs."""
-    path = Path(model).expanduser()
+    path = model_path(model)
     if is_adapter(path, model):  # its base model is downloaded when the cell runs
         adapter_base(path, model)
         return
@@ -215,11 +222,11 @@ def _folders(folder: Path, pattern: str, where: str) -> list[Path]:
         raise ConfigError(f"{where}: checkpoints '{pattern}' is no name or pattern: {error}") from error
     if not found:
         raise LoadError(f"{where}: {str(folder)!r} has no checkpoint '{pattern}'")
-    return sorted(found, key=lambda path: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", path.name)])
+    return sorted(found, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.name)])
 
 
 def _files(model: str, weights: str) -> JSON:
-    path = Path(model).expanduser()
+    path = model_path(model)
     if model == EMBEDDED or not path.exists():
         return None
     if path.is_file():
@@ -237,6 +244,7 @@ def _state(path: Path) -> JSON:
     return [found.st_size, str(found.st_mtime_ns)]
 
 
+_MOST_CELLS = 100_000
 _OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
 
 
@@ -276,6 +284,8 @@ def expand(file: SweepFile) -> list[Cell]:
                 if cell.id in cells:
                     raise ConfigError(f"{where}: two cells are the same: {cell.described}; remove what is repeated")
                 cells[cell.id] = cell
+                if len(cells) > _MOST_CELLS:
+                    raise ConfigError(f"{where} has more than {_MOST_CELLS:,} cells: split it into several sweeps")
     return list(cells.values())
 
 

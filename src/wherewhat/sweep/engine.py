@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from wherewhat.boundary import check_at_most
 from wherewhat.errors import ConfigError, WherewhatError
 from wherewhat.runs.storage import open_place
 from wherewhat.sweep.records import Record, SweepFolder
@@ -14,6 +15,12 @@ from wherewhat.sweep.records import Record, SweepFolder
 
 class EngineError(WherewhatError):
     """The workers of a sweep cannot be started or reached; finished cells are kept."""
+
+
+MOST_PROCESSES = 1024
+"""Largest number of worker processes, threads, GPUs or attempts."""
+
+_MOST_GIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Resources:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}: at least {least} is needed")
+        check_at_most(MOST_PROCESSES, cpus=self.cpus, gpus=self.gpus, retries=self.retries)
+        check_at_most(_MOST_GIB, memory_gib=self.memory_gib)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from wherewhat.runs.layout import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES
 from wherewhat.runs.request import Request
 from wherewhat.runs.storage import Folder, Place, open_place
 from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json, resources_of
-from wherewhat.sweep.engine import CellTask, Resources, Watch, Work
+from wherewhat.sweep.engine import MOST_PROCESSES, CellTask, Resources, Watch, Work
 from wherewhat.sweep.file import SweepFile
 from wherewhat.sweep.local_engine import run_locally
 from wherewhat.sweep.ray_engine import run_on_ray
@@ -132,6 +132,8 @@ def sweep(
         raise ConfigError(f"--address {address} is that of a Ray cluster: add --engine ray")
     if engine == "ray":
         require("ray", why="--engine ray", install="'wherewhat[ray]'")
+    if workers is not None and not 1 <= workers <= MOST_PROCESSES:
+        raise ConfigError(f"--workers is {workers}: give 1 to {MOST_PROCESSES:,}")
     resources = resources_of(file)
     cells = {cell.id: cell for cell in expand(file)}
     place = open_place(store or file.store)

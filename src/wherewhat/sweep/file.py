@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError
 from wherewhat.hashes import file_sha256
 from wherewhat.measures.registry import find_measurement
@@ -44,6 +45,7 @@ class SweepFile:
 
 def read_sweep_file(path: Path) -> SweepFile:
     """Read a sweep file in TOML, YAML or JSON, without checking it."""
+    path = user_path(path, name="the sweep file")
     return SweepFile(path, read_config(path, name="the sweep file"), file_sha256(path))
 
 

@@ -61,7 +61,8 @@ class SweepFolder:
         """Return the content of ``sweep.json``."""
         found = parse_object(self.place.read(self._path(SWEEP)) or b"")
         where = f"{self.place.address}/{self._path(SWEEP)}"
-        if found is None or not isinstance(found.get("cells"), dict):
+        cells: Any = found.get("cells") if found is not None else None
+        if found is None or not isinstance(cells, dict) or not all(isinstance(one, dict) for one in cells.values()):
             raise StoreError(f"{where} is missing or damaged: start its sweep again, finished cells are kept")
         if found.get("schema") != SCHEMA:
             raise StoreError(f"{where} has version {found.get('schema')}, not {SCHEMA}: upgrade wherewhat")
@@ -160,8 +161,9 @@ def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
     found = []
     for folder in sweep_folders(place):
         content = folder.content()
-        if file_sha256 in (None, content["file_sha256"]):
+        if file_sha256 in (None, content.get("file_sha256")):
             cells = content["cells"]
             records = folder.records(cells)
-            found.append(Status(content["name"], folder.name, cells, records, content["file_sha256"]))
+            name, sha256 = str(content.get("name")), str(content.get("file_sha256"))
+            found.append(Status(name, folder.name, cells, records, sha256))
     return found

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from wherewhat.boundary import user_path
-from wherewhat.errors import ConfigError
 from wherewhat.models.capacity import free_memory
 from wherewhat.models.source import EMBEDDED
-from wherewhat.sweep.cells import Cell
+from wherewhat.sweep.cells import Cell, model_path
 
 _GIB = 1 << 30
 _BASE = _GIB
@@ -27,8 +25,6 @@ def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int |
         memory: Bytes of the largest cell.
         workers: Number of workers; None for one per GPU, or as many as cores and memory allow.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers is {workers}: at least 1 is needed")
     base = {"OMP_NUM_THREADS": str(cpus), "TOKENIZERS_PARALLELISM": "false"}
     # A model distributed over GPUs, or on a chosen device, needs all of them visible.
     devices = {cell.model.device for cell in cells}
@@ -69,7 +65,7 @@ def memory_needed(cell: Cell) -> int:
     size = {"float64": 8, "float32": 4}.get(model.dtype, 2)
     if name == EMBEDDED:
         return _BASE + 135_000_000 * size
-    path = user_path(name, name="the model")
+    path = model_path(name)
     if path.is_file():
         return _BASE + path.stat().st_size * size
     return _BASE + sum(file.stat().st_size for file in path.glob("*.safetensors")) * size // 2

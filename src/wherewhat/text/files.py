@@ -6,12 +6,12 @@ import codecs
 import difflib
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from wherewhat.boundary import check_depth, read_file, read_stream, shown, user_path
 from wherewhat.errors import TextError
 from wherewhat.options import checked
 from wherewhat.text.documents import Document, check_count, clean, embedded_documents, with_unique_names
@@ -21,6 +21,9 @@ STANDARD_INPUT = "standard input"
 
 MAX_BYTES = 1 << 30
 """Largest size of a text."""
+
+MAX_LINES = 5_000_000
+"""Largest number of lines of a file of JSON lines."""
 
 _JSON_LINES = (".jsonl", ".ndjson")
 # UTF-32 little-endian starts with the UTF-16 mark, so the longer marks come first.
@@ -111,7 +114,7 @@ def _contents(source: str, stdin: BinaryIO | None) -> Iterator[tuple[str, str, s
         where = f"text {shown(str(path))}"
         # File names that are not UTF-8 are lone surrogates in Python, which neither hashes nor tables accept.
         stem, origin = (name.encode("utf-8", "replace").decode("utf-8") for name in (path.stem, str(path)))
-        yield clean_name(stem) or "text", origin, where, _read_file(path, where)
+        yield clean_name(stem) or "text", origin, where, read_file(path, name=where, most=MAX_BYTES, error=TextError)
 
 
 def _files(source: str) -> list[Path]:
@@ -121,16 +124,13 @@ def _files(source: str) -> list[Path]:
         raise TextError("the name of a text is empty: give a file, a folder or '-'")
     if "://" in source:
         raise TextError(f"{where} is a web address: download it and give the file")
-    path = Path(source)
-    try:
-        if not stat.S_ISDIR(path.stat().st_mode):
-            return [path]
-        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        found = [entry for entry in entries if entry.suffix.lower() == ".txt" and entry.is_file()]
-    except (FileNotFoundError, NotADirectoryError):
-        raise TextError(f"{where} does not exist: {_nearest(path)}") from None
-    except (OSError, ValueError) as error:
-        raise _unreadable(where, error) from None
+    path = user_path(source, name="text", error=TextError)
+    if not path.exists():
+        raise TextError(f"{where} does not exist: {_nearest(path)}")
+    if not path.is_dir():
+        return [path]
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    found = [entry for entry in entries if entry.suffix.lower() == ".txt" and entry.is_file()]
     if not found:
         raise TextError(f"{where} is a folder without .txt files: give a file or a folder with .txt files")
     return found
@@ -146,54 +146,15 @@ def _nearest(path: Path) -> str:
     return f"did you mean {shown(str(path.with_name(close[0])))}?" if close else "check the path"
 
 
-def _unreadable(where: str, error: OSError | ValueError) -> TextError:
-    if isinstance(error, PermissionError):
-        return TextError(f"{where} may not be read: ask for read permission (chmod u+r) or copy it")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
-    return TextError(f"{where} cannot be read ({reason}): give another file")
-
-
-def _read_file(path: Path, where: str) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:
-                raise _too_large(where)
-            return _read_limited(stream, where)
-    except OSError as error:
-        raise _unreadable(where, error) from None
-
-
 def _read_standard_input(stdin: BinaryIO | None) -> bytes:
     stream = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
     try:
         if stream is None or stream.isatty():
             raise TextError("'-' reads standard input, but nothing is piped in: use e.g. cat FILE | … --text -")
-        return _read_limited(stream, STANDARD_INPUT)
+        return read_stream(stream, name=STANDARD_INPUT, most=MAX_BYTES, error=TextError)
     except (OSError, ValueError) as error:
         # A closed stream is a ValueError.
         raise TextError(f"{STANDARD_INPUT} cannot be read ({error}): pipe a text in or give a file") from None
-
-
-def _read_limited(stream: BinaryIO, where: str) -> bytes:
-    """Return all bytes of a stream; the size of a pipe is unknown, so the limit is checked while reading."""
-    chunks, total = [], 0
-    while chunk := stream.read(1 << 20):
-        total += len(chunk)
-        if total > MAX_BYTES:
-            raise _too_large(where)
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-def _too_large(where: str) -> TextError:
-    size = f"{MAX_BYTES / 2**30:g} GiB" if MAX_BYTES >= 2**20 else f"{MAX_BYTES} bytes"
-    return TextError(f"{where} is larger than {size}: cut out the part you need, e.g. with head -c 10M")
-
-
-def shown(value: str) -> str:
-    """Return a string in quotes, with characters that cannot be printed replaced."""
-    return "'" + "".join(char if char.isprintable() else "?" for char in value) + "'"
 
 
 def _decode(data: bytes, *, where: str) -> str:
@@ -257,6 +218,8 @@ def _split_at(text: str, separator: str) -> list[str]:
 def _json_lines(text: str, *, stem: str, source: str, where: str) -> list[Document]:
     """Return documents from lines of ``{"text": …, "name": …}``; documents without a name are numbered."""
     documents: list[Document] = []
+    if text.count("\n") > MAX_LINES:
+        raise TextError(f"{where} has more than {MAX_LINES:,} lines: cut out the part you need, e.g. with head -n 1000")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -283,12 +246,14 @@ def _given_name(record: dict[str, object]) -> str:
 def parse_json(line: str, place: str) -> Any:
     """Return the value of a line of JSON; ``place`` names the line in error messages."""
     try:
-        return json.loads(line)
+        value = json.loads(line)
+        check_depth(value)
     except json.JSONDecodeError as error:
         raise TextError(f"{place} is not JSON: {error.msg} at column {error.colno}; repair that line") from None
     except (ValueError, RecursionError) as error:
-        # Numbers of thousands of digits, and nesting deeper than the interpreter's stack.
+        # Numbers of thousands of digits, and deep nesting.
         raise TextError(f"{place} is not usable JSON ({type(error).__name__}): repair that line") from None
+    return value
 
 
 def clean_name(name: str) -> str:

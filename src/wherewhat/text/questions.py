@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from wherewhat.boundary import MOST_CONFIG_BYTES, check_file, shown, size_in_words, user_path
 from wherewhat.errors import ConfigError, TextError, one_line
 from wherewhat.options import nearest
 from wherewhat.text.documents import clean
-from wherewhat.text.files import clean_name, parse_json, shown
+from wherewhat.text.files import MAX_BYTES, MAX_LINES, clean_name, parse_json
 
 DEFAULT_COUNT = 100
 """Items of a task by default; a file is used completely."""
@@ -74,9 +75,10 @@ def read_items(source: str, *, count: int | None = None) -> list[ChoiceItem]:
     if source.startswith("harness:"):
         stem = Path(source.removeprefix("harness:")).stem
         found = _harness_items(source.removeprefix("harness:"), count=wanted)
-    elif source.endswith(_ENDINGS) or Path(source).is_file():
-        stem = clean_name(Path(source).name.split(".")[0]) or "item"
-        found = itertools.islice(_parse_lines(Path(source), where=f"items {shown(source)}"), count)
+    elif source.endswith(_ENDINGS) or user_path(source, name="items", error=TextError).is_file():
+        path = user_path(source, name="items", error=TextError)
+        stem = clean_name(path.name.split(".")[0]) or "item"
+        found = itertools.islice(_parse_lines(path, where=f"items {shown(source)}"), count)
     else:
         stem = source.split("/")[0]
         found = itertools.islice(_parse_lines(task_file(source), where=f"the task {source}"), wanted)
@@ -108,15 +110,22 @@ def _parse_lines(path: Path, *, where: str) -> Iterator[_Parsed]:
 
 def _records(path: Path, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of lines that are not blank, each with its place for error messages."""
+    if not path.exists():
+        raise TextError(f"{where} does not exist: check the path")
+    check_file(path, name=where, most=MAX_BYTES, error=TextError)
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            number = 0
-            while data := stream.readline(_LONGEST_LINE):
+            number = total = 0
+            while data := stream.readline(_LONGEST_LINE + 1):
                 number += 1
+                total += len(data)
+                if total > MAX_BYTES or number > MAX_LINES or len(data) > _LONGEST_LINE:
+                    raise TextError(
+                        f"{where} cannot be read: at most {size_in_words(MAX_BYTES)} in {MAX_LINES:,} lines of at most "
+                        f"{size_in_words(_LONGEST_LINE)} work, but line {number} is beyond"
+                    )
                 if data.strip():
                     yield (place := f"{where} line {number}"), _record(data, place)
-    except FileNotFoundError:
-        raise TextError(f"{where} does not exist: check the path") from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise TextError(f"{where} cannot be read ({reason}): give a file of JSON lines, plain or gzipped") from None
@@ -231,7 +240,8 @@ def _task(name: str) -> Any:
     manager = lm_eval("tasks").TaskManager
     try:
         if name.endswith((".yaml", ".yml")):
-            path = Path(name).resolve()
+            path = user_path(name, name="task", error=TextError).resolve()
+            check_file(path, name="it", most=MOST_CONFIG_BYTES, error=TextError)
             loaded = manager(include_path=str(path.parent), include_defaults=False).load(path.stem)["tasks"]
         else:
             loaded = manager().load(name)["tasks"]

@@ -22,6 +22,7 @@ from wherewhat.lab.constructions.transformers import (
     index_temperature,
     index_transformer,
     letter_angle,
+    repeating_distance,
     retrieval_error,
     retrieval_temperature,
     retrieval_transformer,
@@ -271,7 +272,10 @@ def test_labels():
     [
         (lambda: index_transformer(LetterTask(), theta=1.0), "solves number and index tasks, not a LetterTask"),
         (lambda: retrieval_transformer(PartialInductionTask(), theta=0.1), "not a PartialInductionTask"),
-        (lambda: index_transformer(NumberTask(), theta=2 * math.pi / 7), "theta=0.897.* another angle"),
+        (
+            lambda: index_transformer(NumberTask(), theta=2 * math.pi / 7),
+            "theta=0.8975.* times 7 is a .* or at most 7 tokens",
+        ),
         (lambda: index_transformer(NumberTask(), theta=FAST, longest=5000), "float32 angles need at least"),
         (lambda: index_transformer(NumberTask(), theta=-1.0), "theta is -1.0"),
         (lambda: index_transformer(NumberTask(), theta=1.0, temperature=0.0), "temperature is 0.0"),
@@ -287,6 +291,21 @@ def test_wrong_options(make, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_the_ratio_of_the_angle_to_pi_must_be_irrational():
+    """An irrational angle is not enough (2π/7), and a rational one (1) is no obstacle."""
+    for period, theta in ((7, 2 * math.pi / 7), (7, 6 * math.pi / 7), (14, math.pi / 7), (1, 2 * math.pi)):
+        assert repeating_distance(theta, 50) == period
+        assert repeating_distance(theta, period) is None  # distances 0 to period - 1
+    for theta in (1.0, 0.5, 0.866, math.sqrt(2)):
+        assert repeating_distance(theta, 100) is None
+    task = IndexTask(target=6, symbols=3)
+    assert task.length == 7
+    assert check_randomly(index_transformer(task, theta=2 * math.pi / 7), task, count=500).wrong == 0
+    with pytest.raises(ConfigError, match="at most 7 tokens"):
+        index_transformer(task, theta=2 * math.pi / 7, longest=8)
+    assert check_randomly(index_transformer(task, theta=1.0, longest=40), task, count=500, longest=40).wrong == 0
 
 
 def test_wrong_heads():

@@ -33,9 +33,14 @@ def test_training_leaves_directories_that_other_commands_read(cli, trained):
     seen = cli("multihop", "dynamics", *runs)
     assert seen.code == 0, seen.err
     assert "1-hop" in seen.out
-    longer = cli("multihop", "lengths", *runs, "--at", "17,40", "--count", 20, "--device", "cpu")
+    assert "effective swaps" in seen.out
+    longer = cli("multihop", "lengths", *runs, "--extra", "0,23", "--count", 20, "--device", "cpu")
     assert longer.code == 0, longer.err
     assert "longer inputs" in longer.out
+    assert "number 1 best" in longer.out
+    only = cli("multihop", "lengths", *runs, "--extra", "0", "--count", 20, "--checkpoint", "last", "--device", "cpu")
+    assert "number 1 best" not in only.out
+    assert_one_line(cli("multihop", "lengths", *runs, "--checkpoint", "first"), "--checkpoint is 'first'")
 
 
 @pytest.mark.slow
@@ -49,12 +54,14 @@ def test_roles(cli, trained):
 def test_recipe(cli, tmp_path):
     recipe = tmp_path / "small.toml"
     recipe.write_text(
-        'tasks = ["letter"]\nseeds = [0]\nlengths = [17, 20]\nlength_count = 12\n[options]\nlayers = 1\nwidth = 16\n'
+        'tasks = ["letter"]\nseeds = [0]\nextra = [0, 3]\nextra_count = 12\n[options]\nlayers = 1\nwidth = 16\n'
         "steps = 4\nrecord_every = 2\nsequences = 4000\n"
     )
     shown = cli("multihop", "run", recipe, "--device", "cpu")
     assert shown.code == 0, shown.err
     assert "letter 0" in shown.out
+    assert "extra tokens" in shown.out
+    assert "symbolic ever" in shown.out
 
 
 @pytest.mark.slow
@@ -66,6 +73,15 @@ def test_constructions_are_right(cli, kind):
     assert "its bound" in shown.out
 
 
+def test_a_head_that_is_not_additive(cli):
+    shown = cli("multihop", "construct", "fourier", "--longest", 48)
+    assert shown.code == 0, shown.err
+    rows = [line.split("│")[1:-1] for line in shown.out.splitlines() if "│" in line]
+    r = {(row[0].strip(), row[1].strip()): (float(row[2]), float(row[3])) for row in rows}
+    assert all(found == 1 for (name, _), (found, _) in r.items() if name == "additive")
+    assert all(abs(found - noise) < 0.1 for (name, _), (found, noise) in r.items() if name == "random")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -74,7 +90,7 @@ def test_constructions_are_right(cli, kind):
         (("train", "number", "--set", "layer=2"), ["did you mean 'layers'"]),
         (("train", "number", "--set", "steps=0"), ["steps is 0"]),
         (("train", "number", "--seeds", "a"), ["--seeds"]),
-        (("train", "number", "--seeds", f"0,{2**63}"), [f"seed is {2**63}"]),
+        (("train", "number", "--seeds", f"0,{2**63}"), [f"seeds is {2**63}"]),
         (("lengths", "nowhere"), ["nowhere"]),
         (("dynamics", "nowhere"), ["nowhere"]),
         (("run", "missing.toml"), ["missing.toml"]),

@@ -4,7 +4,7 @@ against curves whose outcome is known; end-to-end: a small training with its wit
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from wherewhat.errors import ConfigError, MeasureError, StoreError
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import accuracy_by_length, measure_accuracy, solved_by, split_rows
+from wherewhat.lab.multihop.accuracy import accuracy_by_extra, measure_accuracy, solved_by, split_rows
 from wherewhat.lab.multihop.purity import align, find_learning, find_purity
 from wherewhat.lab.multihop.records import AXES, multihop_recorder, noise_level, overall_accuracy, record_scores
 from wherewhat.lab.multihop.scores import hold_out, score_model
@@ -22,7 +22,7 @@ from wherewhat.lab.multihop.study import train
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
+from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import share_intervals
@@ -87,6 +87,7 @@ def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
             fit = fit_layer(one)
             assert torch.allclose(found.s_pos[layer, :, row], swaps.s_pos[:, 0], atol=1e-6, rtol=0)
             assert torch.allclose(found.s_sym[layer, :, row], swaps.s_sym[:, 0], atol=1e-6, rtol=0)
+            assert torch.allclose(found.effective[layer, :, row], swaps.effective[:, 0], rtol=1e-4)
             weights = one.pattern(slice(n - 1, n))[0, :, 0].double()
             entropy = -(weights * weights.log()).sum(-1)
             assert torch.allclose(found.entropy[layer, :, row], entropy, atol=2e-6, rtol=0)
@@ -104,9 +105,12 @@ def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
             assert torch.allclose(found.use[layer], mean, rtol=1e-5)
             expected = mean_frequency(mean, attention.rotation.inv_freq)
             assert torch.allclose(found.mean_frequency[layer], expected, rtol=1e-5)
+            expected = mean_frequency_softmax(mean, attention.rotation.inv_freq)
+            assert torch.allclose(found.mean_frequency_softmax[layer], expected, rtol=1e-5)
         else:
             assert found.use.shape[-1] == 0
             assert bool(found.mean_frequency.isnan().all())
+            assert bool(found.mean_frequency_softmax.isnan().all())
 
 
 def test_accuracy_counts_right_answers(held_out):
@@ -140,8 +144,9 @@ def test_threads_change_nothing(held_out):
     finally:
         torch.set_num_threads(before)
     one, two = found
-    for name in ("s_pos", "s_sym", "entropy", "r", "r_pooled", "use", "mean_frequency", "s_pos_path", "s_sym_path"):
-        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    for field in fields(one):
+        if field.name != "accuracy":
+            assert torch.equal(getattr(one, field.name), getattr(two, field.name)), field.name
     assert torch.equal(one.accuracy.loss, two.accuracy.loss)
 
 
@@ -275,7 +280,11 @@ def curves(labels, accuracy, *, counts=(100, 100), every=50):
         "loss": torch.zeros(records, len(counts)),
         "s_pos": scores[..., 0],
         "s_sym": scores[..., 1],
-        **dict.fromkeys(("s_pos_spread", "s_sym_spread", "entropy", "mean_frequency", "r", "r_pooled"), nothing),
+        **dict.fromkeys(
+            ("s_pos_spread", "s_sym_spread", "entropy", "mean_frequency", "mean_frequency_softmax", "r", "r_pooled"),
+            nothing,
+        ),
+        "effective_swaps": nothing + 1,
         "s_pos_path": scores[..., 1],
         "s_sym_path": scores[..., 0],
         "use": nothing[..., None],
@@ -303,11 +312,14 @@ def test_purity_and_when_it_came():
     assert purity.final[0, 0].tolist() == [LABELS.index(x) for x in ("positional", "symbolic", "positional", "uniform")]
     assert purity.since[0, 0].tolist() == [150, 100, 200, -1]
     assert purity.counts[0].tolist() == [[1, 0, 0, 3], [2, 1, 1, 0], [1, 0, 3, 0], [1, 1, 2, 0], [0, 2, 1, 1]]
+    assert purity.ever[0].tolist() == [[1, 0, 0, 3], [2, 1, 1, 3], [3, 1, 3, 3], [3, 1, 3, 3], [3, 2, 3, 4]]
     assert torch.equal(purity.codes[0], purity.codes[1])  # γ = 0.05 as well
     strict = find_purity(curves(LABELLED, RISING), gammas=(0.01,))
     assert strict.pure("positional", 0.01) == []
     assert strict.pure("symbolic", 0.01) == [(0, 1)]
     assert purity.pure("positional", 0.1) == [(0, 0), (0, 2)]
+    assert purity.pure("symbolic", 0.1) == [(0, 1)]
+    assert purity.pure("symbolic", 0.1, ever=True) == [(0, 1), (0, 2), (0, 3)]
     other_way = find_purity(curves(LABELLED, RISING), along_path=True)
     assert other_way.pure("symbolic", 0.1) == [(0, 0), (0, 2)]
     for call in (lambda: purity.pure("round", 0.1), lambda: purity.pure("mixed", 0.3)):
@@ -324,6 +336,11 @@ def test_purity_is_what_a_walk_over_records_says():
     chosen[5:, 20:] = chosen[5, 20:]
     dynamics = curves([[names[code] for code in row] for row in chosen.tolist()], [(0.0, 0.0)] * 9)
     since = find_purity(dynamics).since[0, 0].tolist()
+    ever = find_purity(dynamics).ever[0]
+    for record in range(9):
+        for code, name in enumerate(LABELS):
+            had = sum(any(names[chosen[at, head]] == name for at in range(record + 1)) for head in range(40))
+            assert int(ever[record, code]) == had
     for head in range(40):
         walk = [names[code] for code in chosen[:, head].tolist()]
         expected = -1
@@ -378,12 +395,13 @@ def test_wilson_is_the_other_one():
     assert bool(share_intervals(torch.tensor(0), torch.tensor(0)).isnan().all())
 
 
-def test_accuracy_by_length():
+def test_accuracy_by_extra_tokens():
     model = make(spread=0.2)
-    found = accuracy_by_length(model, TASK, lengths=(9, 12, 40), count=61, seed=7)
-    assert [int(found[n].counts.sum()) for n in (9, 12, 40)] == [61] * 3
-    for n, accuracy in found.items():
-        sequences = TASK.sample(61, seed=7, extra=n - 9)
+    found = accuracy_by_extra(model, TASK, extra=(0, 3, 31), count=61, seed=7)
+    assert [int(found[extra].counts.sum()) for extra in (0, 3, 31)] == [61] * 3
+    for extra, accuracy in found.items():
+        sequences = TASK.sample(61, seed=7, extra=extra)
+        assert sequences.tokens.shape[1] == TASK.length + extra
         with torch.no_grad():
             right = model(sequences.tokens).argmax(-1) == sequences.answers
         assert accuracy.overall == pytest.approx(float(right.double().mean()))
@@ -392,11 +410,11 @@ def test_accuracy_by_length():
         low, high = accuracy.overall_interval
         assert low <= accuracy.overall <= high
     perfect = index_transformer(TASK, theta=0.866, layers=3, longest=60)
-    found = accuracy_by_length(perfect, TASK, lengths=(9, 60), count=30)
+    found = accuracy_by_extra(perfect, TASK, extra=(0, 60 - TASK.length), count=30)
     assert [accuracy.overall for accuracy in found.values()] == [1.0, 1.0]
-    with pytest.raises(ConfigError, match="length 8 is too short"):
-        accuracy_by_length(model, TASK, lengths=(9, 8))
+    with pytest.raises(ConfigError, match="extra is -1: it counts tokens added to the 9"):
+        accuracy_by_extra(model, TASK, extra=(0, -1))
     with pytest.raises(ConfigError, match="16 positions"):
-        accuracy_by_length(LabModel(replace(SMALL, encoding="learned")), TASK, lengths=(17,))
+        accuracy_by_extra(LabModel(replace(SMALL, encoding="learned")), TASK, extra=(8,))
     with pytest.raises(ConfigError, match="empty"):
-        accuracy_by_length(model, TASK, lengths=())
+        accuracy_by_extra(model, TASK, extra=())

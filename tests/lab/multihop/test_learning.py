@@ -18,8 +18,10 @@ def test_all_on_one_time_axis(multihop_study):
     means = seen["s_pos"].flatten(1).mean(1).tolist()
     assert scores["series"][0]["name"] == "positional score"
     assert scores["series"][0]["mean"] == pytest.approx(means, rel=1e-3)
-    wanted = find_purity(seen, gammas=(0.1,)).counts[0].T.tolist()
+    purity = find_purity(seen, gammas=(0.1,))
+    wanted = [*purity.counts[0].T.tolist(), *purity.ever[0].T[1:3].tolist()]
     assert [curve["mean"] for curve in counts["series"]] == wanted
+    assert [curve["name"] for curve in counts["series"]][4:] == ["ever positional", "ever symbolic"]
     assert {curve["shape"] for curve in counts["series"]} == {"hv"}
     assert shown["note"].startswith("2 layers of 2 heads, evaluated on 4 held-out sequences. Accuracy 0.9 is reached")
     names = [curve["name"] for panel in shown["panels"] for curve in panel["series"]]

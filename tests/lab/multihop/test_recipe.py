@@ -13,7 +13,7 @@ from wherewhat.options import build_recipe
     ("wrong", "match"),
     [
         ({"seeds": 3}, "seeds=3"),
-        ({"lengths": 17}, "lengths=17"),
+        ({"extra": 17}, "extra=17"),
         ({"seeds": "01"}, "seeds='01'"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": [True]}, "whole numbers"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import torch
 
 from wherewhat.errors import StoreError
 from wherewhat.files import remove
 from wherewhat.lab.multihop import study
-from wherewhat.lab.multihop.study import Setup, measure_lengths, open_run, train_and_record
+from wherewhat.lab.multihop.accuracy import measure_accuracy
+from wherewhat.lab.multihop.records import best_step
+from wherewhat.lab.multihop.study import Setup, measure_extra, open_run, train, train_and_record
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.profiles import Profile
+from wherewhat.runs.records import Records
 
 OPTIONS = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
 SETUP = Setup.of("number", {**OPTIONS, "threads": 1})
@@ -16,7 +23,10 @@ FILES = ("config.json", "profiles.safetensors")
 
 
 def contents(run):
-    weights = {name: value.tolist() for name, value in run.model().state_dict().items()}
+    weights = [
+        {name: value.tolist() for name, value in run.model(checkpoint).state_dict().items()}
+        for checkpoint in ("last", "best")
+    ]
     return weights, {name: (run.path / name).read_bytes() for name in FILES}
 
 
@@ -41,7 +51,10 @@ def test_interrupted_between_training_and_test(whole, tmp_path, monkeypatch):
     assert again.test().overall == whole.test().overall
 
 
-@pytest.mark.parametrize("lost", [("model.safetensors",), ("profiles.safetensors",), ("parts", "profiles.safetensors")])
+@pytest.mark.parametrize(
+    "lost",
+    [("model.safetensors",), ("best.safetensors",), ("profiles.safetensors",), ("parts", "profiles.safetensors")],
+)
 def test_what_was_lost_is_made_again(whole, tmp_path, lost):
     run = train_and_record(SETUP, out=tmp_path, scored=6, tested=12)
     for name in lost:
@@ -51,12 +64,71 @@ def test_what_was_lost_is_made_again(whole, tmp_path, lost):
     assert contents(train_and_record(SETUP, out=tmp_path, scored=6, tested=12)) == contents(whole)
 
 
-def test_lengths_are_measured_once(whole, monkeypatch):
-    first = measure_lengths(whole, (17, 20), count=8)
-    monkeypatch.setattr(study, "accuracy_by_length", None)
-    again = measure_lengths(open_run(whole.path), (20, 17), count=8)
-    assert list(again) == [20, 17]
-    assert all(again[n].hits.tolist() == first[n].hits.tolist() for n in (17, 20))
+def test_longer_inputs_are_measured_once(whole, monkeypatch):
+    first = {name: measure_extra(whole, (0, 3), count=8, checkpoint=name) for name in ("last", "best")}
+    monkeypatch.setattr(study, "accuracy_by_extra", None)
+    for name, before in first.items():
+        again = measure_extra(open_run(whole.path), (3, 0), count=8, checkpoint=name)
+        assert list(again) == [3, 0]
+        assert all(again[extra].hits.tolist() == before[extra].hits.tolist() for extra in (0, 3))
+    # Under the name that earlier versions gave to 17 + 3 tokens.
+    assert whole.directory.has("length 20, 8 sequences")
+
+
+def test_the_best_checkpoint_is_the_first_with_the_largest_accuracy(tmp_path):
+    kept = {}
+
+    def keep(step, model):
+        kept[step] = {name: value.clone() for name, value in model.state_dict().items()}
+
+    training, _, testing = SETUP.task.splits(SETUP.training.sequences, SETUP.training.data_seed)
+    train(SETUP.task, SETUP.model, SETUP.training, record=keep, sequences=training)
+    run = train_and_record(SETUP, out=tmp_path, scored=4, tested=4)
+    found = run.records()
+    accuracy = (found["accuracy"].double() * found["counts"]).sum(1).round().tolist()
+    assert run.best_step == found.steps.tolist()[accuracy.index(max(accuracy))]
+    assert run.checkpoints == ("last", "best")
+    for checkpoint, step in (("last", 6), ("best", run.best_step)):
+        model = run.model(checkpoint)
+        assert all(torch.equal(value, kept[step][name]) for name, value in model.state_dict().items())
+        assert run.test(checkpoint).hits.tolist() == measure_accuracy(model, testing).hits.tolist()
+
+
+def test_interrupted_between_a_record_and_its_checkpoint(tmp_path, monkeypatch):
+    setup = Setup.of("number", {**OPTIONS, "threads": 1, "save_every": 2})
+    whole = train_and_record(setup, out=tmp_path / "whole", scored=6, tested=12)
+
+    def killed(records):
+        if int(records.steps[-1]) == 4:
+            raise KeyboardInterrupt
+        return best_step(records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "best_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_and_record(setup, out=tmp_path / "again", scored=6, tested=12)
+    (path,) = (tmp_path / "again").iterdir()
+    assert {"state.safetensors", "records.safetensors", "best.safetensors"} <= {file.name for file in path.iterdir()}
+    again = train_and_record(setup, out=tmp_path / "again", scored=6, tested=12)
+    assert contents(again) == contents(whole)
+
+
+def test_best_step_is_the_first_of_equals():
+    accuracy = torch.tensor([[0.5, 0.0], [0.5, 1.0], [1.0, 0.5], [0.0, 1.0]])
+    constants = {"counts": Profile(torch.tensor([2, 2]), ("hop",))}
+    records = Records(torch.tensor([0, 50, 100, 150]), {"accuracy": accuracy}, {"accuracy": ("hop",)}, constants)
+    assert best_step(records) == 50
+
+
+def test_runs_of_earlier_versions_have_the_last_checkpoint_only(whole, tmp_path):
+    shutil.copytree(whole.path, tmp_path / whole.path.name)
+    run = open_run(tmp_path / whole.path.name)
+    remove(run.path / "best.safetensors")
+    assert run.checkpoints == ("last",)
+    assert run.test().overall == whole.test().overall
+    for call in (run.model, run.test):
+        with pytest.raises(StoreError, match="holds the last checkpoint only"):
+            call("best")
 
 
 def test_other_runs_are_refused(tmp_path):

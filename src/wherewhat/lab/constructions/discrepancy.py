@@ -27,7 +27,8 @@ def index_discrepancy(n: int, theta: float, *, at: Input = "best") -> float:
 
     The key at distance d has the logit ``cos((d - m)θ)`` for the integer m. Keys reach m positions to the right of the
     one pointed at and n - 1 - m to the left, and cosines are even, so T is ``max(m, n - 1 - m)``: ``⌈(n - 1) / 2⌉`` at
-    the best m, n - 1 at the worst (m = n - 1, or a letter, which points at itself).
+    the best m, n - 1 at the worst (m = n - 1, or a letter, which points at itself). It is positive at every n if and
+    only if θ/π is irrational.
 
     Args:
         n: Tokens of the input.

@@ -20,9 +20,15 @@ ROUNDING = 2.0**-23
 
 
 def blank_model(
-    vocabulary: int, *, layers: int, theta: float, temperature: float, residual: bool, dtype: torch.dtype
+    vocabulary: int,
+    *,
+    layers: int,
+    angles: tuple[float, ...],
+    temperature: float,
+    residual: bool,
+    dtype: torch.dtype,
 ) -> LabModel:
-    """Return a model with one head and one angle per layer, without norm, MLP and dropout, and with one-hot embeddings.
+    """Return a model with one head per layer, without norm, MLP and dropout, and with one-hot embeddings.
 
     Coordinate t of the residual stream belongs to token t, the next one, the bias coordinate, is 1 for every token, and
     one more is 0 where the width would be odd. Output projections are the identity, and the output reads the tokens'
@@ -31,7 +37,7 @@ def blank_model(
     Args:
         vocabulary: Number of tokens.
         layers: Number of layers.
-        theta: Angle per position of the heads' first plane; others do not rotate.
+        angles: Angles per position of the heads' first planes; others do not rotate.
         temperature: Logits are divided by it.
         residual: Whether a layer adds to the stream or replaces it.
         dtype: Dtype of the weights.
@@ -50,7 +56,7 @@ def blank_model(
             mlp=False,
             residual=residual,
             scale=1 / temperature,
-            angles=(theta,),
+            angles=angles,
         )
     ).to(dtype)
     with torch.no_grad():
@@ -71,7 +77,8 @@ def write_layers(model: LabModel, *, queries: Tensor, keys: Tensor, values: Tens
 
     Args:
         model: A blank model.
-        queries: Contribution of each coordinate of the stream to the query in the rotated plane, ``(coordinates, 2)``.
+        queries: Contribution of each coordinate of the stream to the first dimensions of the query, the rotated ones,
+            ``(coordinates, dimensions)``.
         keys: The same for the key.
         values: Factor of each coordinate of the stream in the value, ``(coordinates,)``.
     """
@@ -79,8 +86,8 @@ def write_layers(model: LabModel, *, queries: Tensor, keys: Tensor, values: Tens
     for block in model.blocks:
         assert isinstance(block.qkv, torch.nn.Linear)
         of_q, of_k, of_v = torch.split(block.qkv.weight, width)
-        of_q[:2, : len(queries)] = queries.T.to(of_q.dtype)
-        of_k[:2, : len(keys)] = keys.T.to(of_k.dtype)
+        of_q[: queries.shape[1], : len(queries)] = queries.T.to(of_q.dtype)
+        of_k[: keys.shape[1], : len(keys)] = keys.T.to(of_k.dtype)
         of_v.diagonal()[: len(values)] = values.to(of_v.dtype)
 
 
@@ -140,6 +147,18 @@ def index_leak(layers: int) -> float:
     return low
 
 
+def repeating_distance(theta: float, longest: int) -> int | None:
+    """Return the smallest t < ``longest`` for which tθ is a multiple of 2π in float32, None if there is none.
+
+    Keys at distances d and d + t have equal logits then, and Index has no unique largest one. Such a t exists at some
+    length if and only if θ/π is rational; an irrational θ is not enough: θ = 2π/7 is irrational and repeats after 7.
+    """
+    turns = torch.arange(1, longest, dtype=torch.float64) * theta / (2 * math.pi)
+    apart = (turns - turns.round()).abs() * 2 * math.pi
+    found = (apart <= turns * 2 * math.pi * ROUNDING).nonzero()
+    return int(found[0]) + 1 if len(found) else None
+
+
 def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: float = LEAK) -> float:
     """Return a temperature at which Index layers are correct on all inputs of up to ``longest`` tokens.
 
@@ -154,6 +173,12 @@ def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: floa
     theta = rounded_angle(theta)
     # The bound is fast at any length. Where it is too small, so is the gap, which is not larger.
     check_gap(index_bound(longest, theta), longest=longest, theta=theta)
+    repeated = repeating_distance(theta, longest)
+    if repeated is not None:
+        raise ConfigError(
+            f"theta={theta:.6g} times {repeated} is a multiple of 2π in float32, and keys {repeated} apart have equal "
+            f"logits: choose an angle whose ratio to π is irrational, or at most {repeated} tokens"
+        )
     gap = index_discrepancy(longest, theta, at="worst")
     check_gap(gap, longest=longest, theta=theta)
     return softmax_temperature(gap, longest - 1, leak=min(leak, index_leak(layers)))
@@ -235,7 +260,8 @@ def index_transformer(
 
     Args:
         task: A number or index task.
-        theta: Angle per position; 2π must not be a small multiple of it.
+        theta: Angle per position. No length limits it if θ/π is irrational; for n0 tokens it is enough that no tθ with
+            t < n0 is a multiple of 2π (:func:`repeating_distance`).
         layers: Number of layers, the largest number of hops it can do.
         temperature: Logits are divided by it; by default low enough for ``longest`` tokens.
         longest: Largest number of tokens, n0; that of the task by default.
@@ -247,7 +273,7 @@ def index_transformer(
     if temperature is None:
         temperature = index_temperature(longest or task.length, theta, layers=layers)
     model = blank_model(
-        task.vocabulary, layers=layers, theta=theta, temperature=temperature, residual=True, dtype=dtype
+        task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=True, dtype=dtype
     )
     letters = task.answers
     integers = torch.arange(1, task.vocabulary - letters + 1, dtype=torch.float64)
@@ -297,7 +323,7 @@ def retrieval_transformer(
     if temperature is None:
         temperature = retrieval_temperature(longest or task.length, theta, omega, layers=layers)
     model = blank_model(
-        task.vocabulary, layers=layers, theta=theta, temperature=temperature, residual=False, dtype=dtype
+        task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=False, dtype=dtype
     )
     left, asked = pair_letters(task, torch.arange(task.vocabulary))
     keys, queries = (directions(-letters.double() * omega) for letters in (left, asked))

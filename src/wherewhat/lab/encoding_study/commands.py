@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from wherewhat.boundary import user_path
+from wherewhat.cli.options import folder_to_write
+from wherewhat.cli.terminal import print_line
+
 app = typer.Typer(
     name="encodings",
     help="Train a small language model with every position encoding and record the three-axis fit during training.",
@@ -28,7 +32,9 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Text to train on, plain or .gz, instead of the recipe's.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the study.")] = _DEFAULT_OUT,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=folder_to_write("--out", writable=False), help="Folder for the study.")
+    ] = _DEFAULT_OUT,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ENCODING[:SEED]", help="Only this model; can be repeated.")
     ] = None,
@@ -65,7 +71,7 @@ def report(
     from wherewhat.lab.encoding_study.summary import summarise_run
     from wherewhat.lab.encoding_study.tables import ending_table, relation_table, timing_table
 
-    runs = open_runs(folder)
+    runs = open_runs(user_path(folder, name="DIR"))
     summaries = [summarise_run(one) for one in runs]
     written = [*write_parquet(folder, runs), write_page(folder, runs, summaries)]
     console = Console()
@@ -77,4 +83,4 @@ def report(
     ):
         console.print(table)
     for path in written:
-        console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+        print_line(console, path)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
 
+from wherewhat.boundary import read_stream, read_user_file, shown
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.lab.language import VOCABULARY
 from wherewhat.lab.steps import derived_seed
 from wherewhat.measures.measurement import Spans, Text
 from wherewhat.text.documents import embedded_documents
+from wherewhat.text.files import MAX_BYTES
 
 _GZIP = b"\x1f\x8b"
 _COMMON = 1e-4
@@ -99,9 +103,10 @@ def spanned(ids: Tensor) -> Text:
 
 def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == _GZIP else data
+        data = read_user_file(path, name="text", most=MAX_BYTES, error=TextError)
+        if data[:2] != _GZIP:
+            return data
+        with gzip.open(io.BytesIO(data)) as stream:
+            return read_stream(cast("BinaryIO", stream), name=f"text {shown(path)}", most=MAX_BYTES, error=TextError)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TextError(f"text {path} is a damaged gzip file ({error}): fetch it again") from error
-    except OSError as error:
-        raise TextError(f"text {path} cannot be read ({error.strerror or error}): give a file of text") from error

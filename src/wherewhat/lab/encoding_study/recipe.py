@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from wherewhat import options
+from wherewhat.boundary import check_at_most, user_path
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.lab.config import EncodingName, LabConfig, at_least
 from wherewhat.lab.language import VOCABULARY, LanguageConfig
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.options import build_config, check_seed, config_values, nearest, option
+
+_MOST = 1000
+"""Largest number of records, windows and documents."""
 
 ENCODINGS: tuple[str, ...] = get_args(EncodingName)
 
@@ -34,6 +39,7 @@ class RecordConfig:
         """Check the options."""
         for f in fields(self):
             at_least(f.name, getattr(self, f.name), {"seed": 0, "records": 2}.get(f.name, 1))
+        check_at_most(_MOST, **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"})
         check_seed(self.seed)
         if not max(self.plane_documents, self.rank_documents) <= self.documents <= self.loss_windows:
             raise ConfigError(
@@ -67,6 +73,7 @@ class AfterConfig:
         """Check the options."""
         for name in ("times", "length_documents", "perturb_documents", "residual_documents", "draws"):
             at_least(name, getattr(self, name), 1)
+            check_at_most(_MOST, **{name: getattr(self, name)})
         check_seed(self.seed)
         for name in self.methods:
             find_method(name)
@@ -145,6 +152,7 @@ class EncodingRecipe:
 
 def read_recipe(path: Path) -> EncodingRecipe:
     """Read a recipe from a TOML, YAML or JSON file; the name of its text is relative to the file's folder."""
+    path = user_path(path, name="the recipe")
     recipe = options.read_recipe(path, EncodingRecipe)
     return recipe if recipe.text is None else replace(recipe, text=path.parent / recipe.text)
 
@@ -157,7 +165,7 @@ def parse_only(recipe: EncodingRecipe, only: tuple[str, ...]) -> list[tuple[str,
     for word in only:
         encoding, colon, seed = word.partition(":")
         check_encoding(encoding)
-        if colon and not seed.isdecimal():
+        if colon and not re.fullmatch("[0-9]{1,19}", seed):
             raise ConfigError(f"--only {word!r} is not of the form encoding:seed, such as rope:0")
         if encoding not in recipe.encodings:
             raise ConfigError(f"--only {word!r}: the recipe's encodings are {', '.join(recipe.encodings)}")

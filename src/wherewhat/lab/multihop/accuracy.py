@@ -151,34 +151,35 @@ def count_hits(judged: Tensor, hops: Tensor, listed: Sequence[int]) -> Accuracy:
     return Accuracy(tuple(listed), hits.long(), counts.long(), loss / counts)
 
 
-LENGTHS = (17, 30, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Lengths from the trained one to those of arXiv 2605.31558."""
+EXTRA = (0, 30, 40, 50, 60, 80, 100, 200, 300, 400, 500, 700, 800, 1000, 1500, 2000, 3000, 5000)
+"""Numbers of extra tokens of arXiv 2605.31558, whose axis counts the tokens added to the 17 of its tasks."""
 
 
-def accuracy_by_length(
-    model: LabModel, task: SequenceTask, *, lengths: Sequence[int] = LENGTHS, count: int = 1000, seed: int = 1
+def accuracy_by_extra(
+    model: LabModel, task: SequenceTask, *, extra: Sequence[int] = EXTRA, count: int = 1000, seed: int = 1
 ) -> dict[int, Accuracy]:
-    """Return the correct answers by length, on sequences with extra tokens in front, which do not change the answer.
+    """Return the correct answers by number of extra tokens in front of the sequences, which do not change the answer.
 
-    The questions are the same at every length, so differences are due to length. Memory is bounded by a few thousand
+    The questions are the same for every number, so differences are due to length. Memory is bounded by a few thousand
     tokens on a CPU and some hundred thousand on a GPU, and by n² numbers for the tables of positions.
 
     Args:
         model: A trained model.
         task: The task it was trained on.
-        lengths: Tokens of the sequences.
-        count: Sequences of each length, with numbers of hops in equal shares.
+        extra: Numbers of tokens added to the task's own; 0 for its own length.
+        count: Sequences of each, with numbers of hops in equal shares.
         seed: Seed of the sequences: one that no training used.
     """
-    if not lengths:
-        raise ConfigError("lengths is empty: give at least one")
-    for length in lengths:
-        if length < task.length:
+    if not extra:
+        raise ConfigError("extra is empty: give at least one number of tokens")
+    for added in extra:
+        if added < 0:
             raise ConfigError(
-                f"length {length} is too short: sequences of this task have at least {task.length} tokens"
+                f"extra is {added}: it counts tokens added to the {task.length} of the task; give 0 or more"
             )
-        if model.positions is not None and length > len(model.positions):
-            raise ConfigError(f"length {length} does not fit a learned encoding of {len(model.positions)} positions")
-    return {
-        length: measure_accuracy(model, task.sample(count, seed=seed, extra=length - task.length)) for length in lengths
-    }
+        if model.positions is not None and task.length + added > len(model.positions):
+            raise ConfigError(
+                f"{added} extra tokens make {task.length + added}, which does not fit a learned encoding of "
+                f"{len(model.positions)} positions"
+            )
+    return {added: measure_accuracy(model, task.sample(count, seed=seed, extra=added)) for added in extra}

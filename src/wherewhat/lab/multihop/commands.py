@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
+from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, check_whole_number
+from wherewhat.cli.options import Out
+from wherewhat.cli.terminal import print_line
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from wherewhat.lab.multihop.study import MultihopRun, Setup
+    from wherewhat.lab.multihop.study import Checkpoint, MultihopRun, Setup
 
 
 app = typer.Typer(
@@ -21,7 +24,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of run directories.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Set = Annotated[
     list[str] | None,
@@ -57,34 +59,38 @@ def run(
     out: Out = _DEFAULT_OUT,
     device: Device = "auto",
 ) -> None:
-    """Run a whole study: all tasks and seeds, the dynamics, and accuracy by length."""
+    """Run a whole study: all tasks and seeds, the dynamics, and accuracy by number of extra tokens."""
     from wherewhat.lab.multihop.study import MultihopRecipe
     from wherewhat.options import read_recipe
 
     study = read_recipe(recipe, MultihopRecipe)
     runs = _train(study.setups, study.seeds, out, device)
     _show(runs)
-    _show_lengths(runs, study.lengths, study.length_count, device)
+    _show_extra(runs, study.extra, study.extra_count, device)
 
 
 @app.command()
 def dynamics(runs: Runs) -> None:
-    """Show scores, pure heads and accuracy by training step."""
+    """Show scores, pure heads and accuracy by training step, and every head at the end."""
     from wherewhat.lab.multihop.study import open_run
-    from wherewhat.lab.multihop.tables import dynamics_table
+    from wherewhat.lab.multihop.tables import dynamics_table, heads_table
 
     opened = [open_run(path) for path in runs]
     console = Console()
     for found in opened:
         console.print(dynamics_table(found))
+        console.print(heads_table(found))
     _show(opened)
 
 
 @app.command()
 def lengths(
     runs: Runs,
-    at: Annotated[str, typer.Option(help="Comma-separated numbers of tokens.")] = "17,30,50,100,200,500,1000,2000,5000",
-    count: Annotated[int, typer.Option(help="Sequences of each length.")] = 1000,
+    extra: Annotated[
+        str, typer.Option(help="Comma-separated numbers of tokens added to those of the task.")
+    ] = "0,30,40,50,60,80,100,200,300,400,500,700,800,1000,1500,2000,3000,5000",
+    count: Annotated[int, typer.Option(help="Sequences of each.")] = 1000,
+    checkpoint: Annotated[str, typer.Option(help="last, best (by held-out accuracy), or both.")] = "both",
     device: Device = "auto",
 ) -> None:
     """Test trained models on longer inputs with the same questions."""
@@ -92,7 +98,12 @@ def lengths(
 
     if count < 1:
         raise ConfigError(f"--count is {count}: at least 1 sequence is needed")
-    _show_lengths([open_run(path) for path in runs], _whole(at, "--at"), count, device)
+    check_at_most(MOST_DOCUMENTS, **{"--count": count})
+    if checkpoint not in ("last", "best", "both"):
+        raise ConfigError(f"--checkpoint is {checkpoint!r}: give last, best or both")
+    tokens = _whole(extra, "--extra")
+    check_at_most(MOST_TOKENS, **{"--extra": tokens})
+    _show_extra([open_run(path) for path in runs], tokens, count, device, checkpoint=checkpoint)
 
 
 @app.command()
@@ -106,6 +117,7 @@ def roles(
 
     if count < 8:
         raise ConfigError(f"--count is {count}: at least 8 sequences are needed")
+    check_at_most(MOST_DOCUMENTS, **{"--count": count})
     console = Console()
     for path in runs:
         console.print(roles_table(open_run(path), count))
@@ -113,10 +125,13 @@ def roles(
 
 @app.command()
 def construct(
-    kind: Annotated[str, typer.Argument(help="index or retrieval.")] = "index",
+    kind: Annotated[str, typer.Argument(help="index, retrieval or fourier.")] = "index",
     longest: Annotated[int, typer.Option(help="Longest input to construct it for, up to 4096 tokens.")] = 32,
 ) -> None:
-    """Construct the weights of an Index or Retrieval transformer, check it, and show its discrepancy by length."""
+    """Construct the weights of an Index or Retrieval transformer, or of a head whose logits are not additive.
+
+    Index and Retrieval are checked and shown with their discrepancy by length; fourier with r of the additive fit.
+    """
     from wherewhat.lab.multihop.tables import construction_tables
     from wherewhat.progress import TerminalProgress
 
@@ -140,10 +155,11 @@ def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[
 
 
 def _show(runs: list[MultihopRun]) -> None:
-    from wherewhat.lab.multihop.tables import alignment_table, summary_table
+    from wherewhat.lab.multihop.tables import alignment_table, purity_table, summary_table
 
     console = Console()
     console.print(summary_table(runs))
+    console.print(purity_table(runs))
     by_task: dict[str, list[MultihopRun]] = {}
     for found in runs:
         by_task.setdefault(found.setup.name, []).append(found)
@@ -151,25 +167,34 @@ def _show(runs: list[MultihopRun]) -> None:
         if len(same) > 1:
             console.print(alignment_table(name, same))
     for found in runs:
-        console.print(str(found.path), soft_wrap=True, markup=False, highlight=False)
+        print_line(console, found.path)
 
 
-def _show_lengths(runs: list[MultihopRun], at: tuple[int, ...], count: int, device: str) -> None:
+def _show_extra(
+    runs: list[MultihopRun], extra: tuple[int, ...], count: int, device: str, *, checkpoint: str = "both"
+) -> None:
     from wherewhat.lab.constructions.failure_length import predict_hop_heads
-    from wherewhat.lab.multihop.study import measure_lengths
-    from wherewhat.lab.multihop.tables import lengths_table, prediction_table
+    from wherewhat.lab.multihop.study import measure_extra
+    from wherewhat.lab.multihop.tables import extra_table, prediction_table
     from wherewhat.progress import TerminalProgress
 
     progress = TerminalProgress()
-    found, heads = [], []
+    columns, last, heads = {}, [], []
     for one in progress.track(runs, "longer inputs"):
-        found.append(measure_lengths(one, at, count=count, device=_device(device)))
-        rotated = one.setup.model.encoding not in ("alibi", "learned", "nope")
-        heads.append(predict_hop_heads(one.model(device=_device(device)), one.setup.task, at) if rotated else [])
+        task, on = one.setup.task, _device(device)
+        chosen = one.checkpoints if checkpoint == "both" else (cast("Checkpoint", checkpoint),)
+        found = {name: measure_extra(one, extra, count=count, checkpoint=name, device=on) for name in chosen}
+        for name, accuracy in found.items():
+            columns[f"{one.setup.name} {one.seed} {name}"] = accuracy
+        if "last" in found:
+            last.append(found["last"])
+            rotated = one.setup.model.encoding not in ("alibi", "learned", "nope")
+            lengths = [task.length + added for added in extra]
+            heads.append(predict_hop_heads(one.model(device=on), task, lengths) if rotated else [])
     console = Console()
-    console.print(lengths_table(runs, found))
+    console.print(extra_table(columns))
     if any(heads):
-        console.print(prediction_table(runs, found, heads))
+        console.print(prediction_table(runs, last, heads))
 
 
 def _device(name: str) -> str:
@@ -185,4 +210,5 @@ def _whole(text: str, option: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} is {text!r}: give whole numbers with commas between them") from None
     if min(found) < 0:
         raise ConfigError(f"{option} holds {min(found)}: give numbers from 0 on")
+    check_whole_number(option, found)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wherewhat.lab.multihop.purity import find_learning, find_purity
+from wherewhat.lab.multihop.purity import PURE, find_learning, find_purity
 from wherewhat.lab.multihop.records import noise_level
 from wherewhat.lab.multihop.study import STUDY, MultihopRun, open_run
 from wherewhat.measures.swaps import LABELS
@@ -51,7 +51,10 @@ def curves(run: MultihopRun) -> dict[str, Any]:
         ),
         CurvePanel(
             "heads",
-            [Series(f"{name} heads", purity.counts[0, :, code], steps=True) for code, name in enumerate(LABELS)],
+            [
+                *(Series(f"{name} heads", purity.counts[0, :, code], steps=True) for code, name in enumerate(LABELS)),
+                *(Series(f"ever {name}", purity.ever[0, :, LABELS.index(name)], steps=True) for name in PURE),
+            ],
         ),
     ]
     return page_data(
@@ -74,5 +77,5 @@ def _note(run: MultihopRun) -> str:
         "Top: accuracy by number of hops, bands 95 % over questions. "
         "Middle: mean over heads of positional and symbolic score and of r, bands are quartiles over heads; "
         f"r of pure noise is {noise_level(records):.4g}. "
-        f"Bottom: number of heads with each label (pure within {_GAMMA})."
+        f"Bottom: number of heads with each label (pure within {_GAMMA}), and of those that ever were pure so far."
     )

@@ -28,7 +28,9 @@ class Purity:
         gammas: Largest distances of a pure head's scores from 0 and 1.
         steps: Steps of the records, ``(records,)``.
         codes: Label of each head, an index into ``LABELS`` or -1 for none, ``(gammas, records, layers, heads)``.
-        counts: Heads of each label, ``(gammas, records, labels)``.
+        counts: Heads that have each label at a record ("now"), ``(gammas, records, labels)``.
+        ever: Heads that had each label at that record or an earlier one ("ever"), ``(gammas, records, labels)``: these
+            counts never fall, and a head can be counted under several labels (the figures of arXiv 2605.31558).
         since: Step from which on a head keeps the pure label that it has at the end, ``(gammas, layers, heads)``; -1
             for heads that are not pure at the end.
     """
@@ -37,6 +39,7 @@ class Purity:
     steps: Tensor
     codes: Tensor
     counts: Tensor
+    ever: Tensor
     since: Tensor
 
     @property
@@ -44,12 +47,12 @@ class Purity:
         """Label of each head at the end, ``(gammas, layers, heads)``."""
         return self.codes[:, -1]
 
-    def pure(self, kind: str, gamma: float) -> list[tuple[int, int]]:
-        """Return layer and head of those that have a label at the end."""
+    def pure(self, kind: str, gamma: float, *, ever: bool = False) -> list[tuple[int, int]]:
+        """Return layer and head of those that have a label at the end, or that had it at any record."""
         if kind not in LABELS:
             raise ConfigError(f"there is no label '{kind}': known are {', '.join(LABELS)}")
-        found = self.final[self.index(gamma)] == LABELS.index(kind)
-        return [(layer, head) for layer, head in found.nonzero().tolist()]
+        found = self.codes[self.index(gamma)] == LABELS.index(kind)
+        return [(layer, head) for layer, head in (found.any(0) if ever else found[-1]).nonzero().tolist()]
 
     def index(self, gamma: float) -> int:
         """Return the index of a γ."""
@@ -72,13 +75,14 @@ def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), al
     names = ("s_pos_path", "s_sym_path") if along_path else ("s_pos", "s_sym")
     s_pos, s_sym = (records[name].double() for name in names)
     codes = torch.stack([label(s_pos, s_sym, gamma) for gamma in gammas])
-    counts = torch.stack([(codes == code).sum((-1, -2)) for code in range(len(LABELS))], -1)
+    labelled = torch.stack([codes == code for code in range(len(LABELS))], -1)  # (gammas, records, …, heads, labels)
+    counts, ever = labelled.sum((-2, -3)), labelled.int().cummax(1).values.sum((-2, -3))
     final = codes[:, -1:]
     # Number of records at the end that have the label of the last one.
     lasting = (codes == final).flip(1).cumprod(1).sum(1)
     since = records.steps[len(records) - lasting]
     pure = torch.isin(final[:, 0], torch.tensor([LABELS.index(kind) for kind in PURE]))
-    return Purity(tuple(gammas), records.steps, codes, counts, torch.where(pure, since, -1))
+    return Purity(tuple(gammas), records.steps, codes, counts, ever, torch.where(pure, since, -1))
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ AXES: Axes = {
     "s_sym_spread": _HEAD,
     "s_pos_path": _HEAD,  # positional score over the source tokens of all hops; NaN unless requested
     "s_sym_path": _HEAD,
+    "effective_swaps": _HEAD,  # effective number of swaps, mean over sequences
     "entropy": _HEAD,  # entropy of attention at the last token in nats, mean over sequences
     "mean_frequency": _HEAD,  # mean frequency ID, weighted by use
+    "mean_frequency_softmax": _HEAD,  # mean frequency ID, weighted by the softmax of use
     "r": _HEAD,  # correlation with three additive axes, mean over sequences
     "r_pooled": _HEAD,  # the same from the errors of all sequences together
     "use": (*_HEAD, "plane"),  # largest absolute logit contribution of each plane
@@ -32,7 +34,8 @@ AXES: Axes = {
 """Dimensions of each score of a record.
 
 Constants of the records are ``hops``, the numbers of hops; ``counts``, the questions of each; and ``about``: a hash
-of the recording, the number of sequences that heads are scored on, and their number of tokens. All are int64.
+of the recording, the number of sequences that heads are scored on, and their number of tokens. All are int64. Records
+of earlier versions have neither ``effective_swaps`` nor ``mean_frequency_softmax``.
 """
 
 
@@ -47,8 +50,10 @@ def record_scores(scores: HeadScores) -> dict[str, Tensor]:
         "s_sym_spread": scores.s_sym.std(-1, correction=0),
         "s_pos_path": scores.s_pos_path,
         "s_sym_path": scores.s_sym_path,
+        "effective_swaps": scores.effective.mean(-1),
         "entropy": scores.entropy.mean(-1),
         "mean_frequency": scores.mean_frequency,
+        "mean_frequency_softmax": scores.mean_frequency_softmax,
         "r": scores.r.nanmean(-1),
         "r_pooled": scores.r_pooled,
         "use": scores.use,
@@ -84,6 +89,12 @@ def overall_accuracy(records: Records) -> Tensor:
     """Return the share of correct answers over all numbers of hops, ``(records,)`` float64."""
     counts = records["counts"]
     return (records["accuracy"].double() * counts).sum(-1) / counts.sum()
+
+
+def best_step(records: Records) -> int:
+    """Return the step of the best checkpoint: the first record with the largest accuracy on held-out sequences."""
+    hits = (records["accuracy"].double() * records["counts"]).round().sum(-1)  # whole numbers, so that equal is equal
+    return int(records.steps[hits.argmax()])
 
 
 def noise_level(records: Records) -> float:

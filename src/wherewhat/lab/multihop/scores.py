@@ -16,7 +16,7 @@ from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import Accuracy, count_hits, judge, map_batches, split_rows
 from wherewhat.lab.tasks.task import Sequences
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.frequencies.planes import mean_frequency
+from wherewhat.measures.frequencies.planes import mean_frequency, mean_frequency_softmax
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.swaps.scores import score_swaps
@@ -126,6 +126,7 @@ class QueryScores:
     Attributes:
         s_pos: Positional score, ``(layers, count, heads)`` float64.
         s_sym: Symbolic score, the same shape.
+        effective: Effective number of swaps of both scores, the same shape.
         entropy: Entropy of the attention weights, the query's own key included, in nats, the same shape.
         use: Largest absolute contribution of each rotated plane to the logits of the keys before the query,
             ``(layers, count, heads, planes)``; no planes where nothing is rotated.
@@ -133,6 +134,7 @@ class QueryScores:
 
     s_pos: Tensor
     s_sym: Tensor
+    effective: Tensor
     entropy: Tensor
     use: Tensor
 
@@ -178,7 +180,8 @@ def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *
     products = q[:, None, :turned] * before[..., :turned]
     use = (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale
     entropy = torch.special.entr(weights).sum(-1)
-    return QueryScores(*(x.unflatten(0, shape) for x in (scores.s_pos[:, 0, 0], scores.s_sym[:, 0, 0], entropy, use)))
+    found = (scores.s_pos[:, 0, 0], scores.s_sym[:, 0, 0], scores.effective[:, 0])
+    return QueryScores(*(x.unflatten(0, shape) for x in (*found, entropy, use)))
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ class HeadScores:
     Attributes:
         s_pos: Positional score at the last token of each sequence, ``(layers, heads, count)`` float64.
         s_sym: Symbolic score, the same shape.
+        effective: Effective number of swaps of both scores, the same shape.
         entropy: Entropy of the attention weights at the last token in nats, the same shape.
         r: Correlation of the logits with a sum of a distance, a query and a key term, fitted to each sequence
             separately, the same shape; NaN where the logits are constant.
@@ -195,6 +199,7 @@ class HeadScores:
         use: Largest absolute logit contribution of each rotated plane at the last token, mean over sequences,
             ``(layers, heads, planes)``.
         mean_frequency: Mean frequency ID, weighted by use, ``(layers, heads)``; 1 is the fastest, NaN without planes.
+        mean_frequency_softmax: Mean frequency ID, weighted by the softmax of use, the same shape.
         s_pos_path: Positional score at the source tokens of hops, mean over all of them, ``(layers, heads)``; NaN
             unless requested.
         s_sym_path: Symbolic score, the same shape.
@@ -203,11 +208,13 @@ class HeadScores:
 
     s_pos: Tensor
     s_sym: Tensor
+    effective: Tensor
     entropy: Tensor
     r: Tensor
     r_pooled: Tensor
     use: Tensor
     mean_frequency: Tensor
+    mean_frequency_softmax: Tensor
     s_pos_path: Tensor
     s_sym_path: Tensor
     accuracy: Accuracy
@@ -217,7 +224,7 @@ class HeadScores:
 class _BatchScores:
     """Scores of a batch of sequences, ``(layers, heads, ...)``."""
 
-    by_sequence: Tensor  # (4, layers, heads, count): both scores, entropy, r
+    by_sequence: Tensor  # (5, layers, heads, count): both scores, effective number of swaps, entropy, r
     errors: Tensor  # (2, layers, heads): SSE and TSS
     use: Tensor
     path: Tensor  # (3, layers, heads): sums of both scores, and number of tokens
@@ -251,21 +258,26 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = Fal
     batches = split_rows(scored, n, device) + [slice(scored + r.start, scored + r.stop) for r in rest]
     found = map_batches(run, batches, n, model)
     each = [part for part, _ in found if part is not None]
-    s_pos, s_sym, entropy, r = torch.cat([part.by_sequence for part in each], -1).cpu()
+    s_pos, s_sym, effective, entropy, r = torch.cat([part.by_sequence for part in each], -1).cpu()
     sse, tss = torch.stack([part.errors for part in each]).sum(0).cpu()
     use = torch.stack([part.use for part in each]).sum(0).cpu() / scored
     along = torch.stack([part.path for part in each]).sum(0).cpu()
-    frequency = torch.full_like(sse, torch.nan)
+    linear = by_softmax = torch.full_like(sse, torch.nan)
     if model.rotation is not None:
-        frequency = mean_frequency(use.flatten(0, 1), model.rotation.inv_freq).view_as(sse)
+        linear, by_softmax = (
+            mean(use.flatten(0, 1), model.rotation.inv_freq).view_as(sse)
+            for mean in (mean_frequency, mean_frequency_softmax)
+        )
     return HeadScores(
         s_pos=s_pos,
         s_sym=s_sym,
+        effective=effective,
         entropy=entropy,
         r=r,
         r_pooled=(1 - sse / tss).clamp(0, 1).sqrt(),
         use=use,
-        mean_frequency=frequency,
+        mean_frequency=linear,
+        mean_frequency_softmax=by_softmax,
         s_pos_path=along[0] / along[2],
         s_sym_path=along[1] / along[2],
         accuracy=count_hits(torch.cat([judged for _, judged in found], 1).cpu(), sequences.hops, held_out.hops),
@@ -286,7 +298,7 @@ def _score(given: QueriesAndKeys, path: Tensor, along: bool, tau: float) -> _Bat
             some = score_query(given, query, rows.to(r.device), tau=tau)
             sums += torch.stack([some.s_pos.sum(1), some.s_sym.sum(1), torch.full_like(sums[2], len(rows))])
     return _BatchScores(
-        by_sequence=torch.stack([found.s_pos, found.s_sym, found.entropy, r]).mT,
+        by_sequence=torch.stack([found.s_pos, found.s_sym, found.effective, found.entropy, r]).mT,
         errors=torch.stack([sse.sum(1), tss.sum(1)]),
         use=found.use.double().sum(1),
         path=sums,

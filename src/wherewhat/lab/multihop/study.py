@@ -1,4 +1,4 @@
-"""A multi-hop study: recipe, training, recording, and accuracy on longer inputs."""
+"""A multi-hop study: recipe, training, recording, best and last checkpoint, and accuracy with extra tokens."""
 
 from __future__ import annotations
 
@@ -7,29 +7,47 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from wherewhat.errors import ConfigError
+from wherewhat.boundary import MOST_TOKENS, check_at_most
+from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import remove
-from wherewhat.lab.checkpoints import load_model
+from wherewhat.lab.checkpoints import load_model, save_model
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import LENGTHS, Accuracy, accuracy_by_length, measure_accuracy
-from wherewhat.lab.multihop.records import multihop_recorder
+from wherewhat.lab.multihop.accuracy import EXTRA, Accuracy, accuracy_by_extra, measure_accuracy
+from wherewhat.lab.multihop.records import best_step, multihop_recorder
 from wherewhat.lab.multihop.scores import hold_out
 from wherewhat.lab.records import complete_run
 from wherewhat.lab.tasks import find_task
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
-from wherewhat.lab.training import MODEL_FILE, Record, digest, find_device, identify, run_training
+from wherewhat.lab.training import MODEL_FILE, STATE_FILE, Record, digest, find_device, identify, run_training
 from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.records import RECORDS_FILE, StudyRun, open_study_run, read_part, save_table, study_config
+from wherewhat.runs.records import (
+    RECORDS_FILE,
+    StudyRun,
+    TensorTable,
+    open_study_run,
+    read_part,
+    save_table,
+    study_config,
+)
 
 STUDY = "multihop"
 TEST = "test"
 """Part of a run directory that holds the accuracy on test sequences."""
+
+BEST_FILE = "best.safetensors"
+"""File of a run directory with the best checkpoint."""
+
+_BEST = "best_"
+"""Prefix of the best checkpoint's columns in the part :data:`TEST`."""
+
+Checkpoint = Literal["last", "best"]
+"""The model at the end, or the first one with the largest recorded accuracy, as in arXiv 2605.31558."""
 
 
 def train(
@@ -157,8 +175,8 @@ class MultihopRecipe:
     Attributes:
         tasks: Names of the tasks.
         seeds: Seeds of each.
-        lengths: Numbers of tokens at which the trained models are tested.
-        length_count: Sequences of each length.
+        extra: Numbers of extra tokens with which the trained models are tested.
+        extra_count: Sequences of each.
         options: Options of task, model and training, for all tasks.
         task_options: The same by name of the task; these take precedence.
         setups: One per task.
@@ -166,16 +184,18 @@ class MultihopRecipe:
 
     tasks: tuple[str, ...] = ("number", "letter")
     seeds: tuple[int, ...] = (0, 1, 2)
-    lengths: tuple[int, ...] = LENGTHS
-    length_count: int = 1000
+    extra: tuple[int, ...] = EXTRA
+    extra_count: int = 1000
     options: Mapping[str, Any] = field(default_factory=dict)
     task_options: Mapping[str, Any] = field(default_factory=dict)
     setups: tuple[Setup, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Check the values and make the setups."""
-        if not self.seeds:
-            raise ConfigError("seeds is empty: give at least one")
+        for name in ("tasks", "seeds", "extra"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} is empty: give at least one")
+        check_at_most(MOST_TOKENS, extra=self.extra, extra_count=self.extra_count)
         if not all(isinstance(own, Mapping) for own in self.task_options.values()):
             raise ConfigError("in a recipe, task_options is a table of tables")
         made = (Setup.of(task, {**self.options, **self.task_options.get(task, {})}) for task in self.tasks)
@@ -183,7 +203,7 @@ class MultihopRecipe:
 
 
 class MultihopRun(StudyRun):
-    """A finished training with its model, records and test."""
+    """A finished training with its last and best checkpoint, records and test."""
 
     @property
     def setup(self) -> Setup:
@@ -195,13 +215,35 @@ class MultihopRun(StudyRun):
         """Seed of the weights, the order of sequences and dropout."""
         return int(self.config["model"]["seed"])
 
-    def model(self, *, device: str = "cpu") -> LabModel:
-        """Return the trained model."""
-        return load_model(self.path / MODEL_FILE, device=device)
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that the run holds: runs of earlier versions have the last one only."""
+        return ("last", "best") if (self.path / BEST_FILE).exists() else ("last",)
 
-    def test(self) -> Accuracy:
+    @property
+    def best_step(self) -> int:
+        """Step of the best checkpoint: the first record with the largest accuracy on held-out sequences."""
+        return best_step(self.records())
+
+    def model(self, checkpoint: Checkpoint = "last", *, device: str = "cpu") -> LabModel:
+        """Return the trained model."""
+        return load_model(self.path / self._named(checkpoint, MODEL_FILE, BEST_FILE), device=device)
+
+    def test(self, checkpoint: Checkpoint = "last") -> Accuracy:
         """Return the correct answers on all test sequences, by number of hops."""
-        return Accuracy.from_table(self.table(TEST))
+        prefix, table = self._named(checkpoint, "", _BEST), self.table(TEST)
+        return Accuracy.from_table(
+            {name.removeprefix(prefix): one for name, one in table.items() if name.startswith(_BEST) == bool(prefix)}
+        )
+
+    def _named(self, checkpoint: Checkpoint, last: str, best: str) -> str:
+        """Return one of two names; raise an error if the run does not hold the checkpoint."""
+        if checkpoint not in self.checkpoints:
+            raise StoreError(
+                f"{self.path} holds the last checkpoint only, as runs of earlier versions do: choose 'last', or train "
+                "again in another folder"
+            )
+        return best if checkpoint == "best" else last
 
     def size(self) -> int:
         """Return the number of bytes of all files."""
@@ -255,27 +297,45 @@ def _train_and_test(
     tested: int,
     along_path: bool,
 ) -> None:
-    """Do what is missing of a run: training, records, test. Only for the holder of the run's lock."""
+    """Do what is missing of a run: training, records, checkpoints, test. Only for the holder of the run's lock."""
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
+    kept = (run.path / BEST_FILE).exists()
+    if not kept:  # a training that began without it has to start from step 0
+        for name in (MODEL_FILE, STATE_FILE, RECORDS_FILE):
+            remove(run.path / name)
+    recorder = multihop_recorder(
+        held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path
+    )
+
+    def record_and_keep_best(step: int, model: LabModel) -> None:
+        recorder(step, model)
+        if best_step(recorder.records.until(step)) == step:
+            save_model(model, run.path / BEST_FILE, identity={"step": step})
+
+    def test(model: LabModel) -> TensorTable:
+        best = load_model(run.path / BEST_FILE, device=str(model.embedding.device))
+        tables = {prefix: measure_accuracy(one, testing).table() for prefix, one in (("", model), (_BEST, best))}
+        return {f"{prefix}{name}": one for prefix, table in tables.items() for name, one in table.items()}
+
     complete_run(
         run,
-        multihop_recorder(held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path),
+        recorder,
         train=lambda record: train(
             setup.task,
             setup.model,
             setup.training,
-            record=record,
+            record=None if record is None and kept else record_and_keep_best,
             directory=run.path,
             progress=progress,
             device=device,
             sequences=training,
         ),
         part=TEST,
-        measure=lambda model: measure_accuracy(model, testing).table(),
+        measure=test,
         device=device,
-        files=[MODEL_FILE],
+        files=[MODEL_FILE, BEST_FILE],
     )
 
 
@@ -289,25 +349,31 @@ _SEED = 1_000_003
 
 
 @new_process_settings()
-def measure_lengths(
-    run: MultihopRun, lengths: Sequence[int], *, count: int, device: str = "cpu"
+def measure_extra(
+    run: MultihopRun, extra: Sequence[int], *, count: int, checkpoint: Checkpoint = "last", device: str = "cpu"
 ) -> dict[int, Accuracy]:
-    """Return the accuracy by length; each length is measured once and kept as a part of the run directory.
+    """Return the accuracy by number of extra tokens; each is measured once and kept as a part of the run directory.
 
     Args:
         run: A finished training.
-        lengths: Numbers of tokens.
-        count: Sequences of each length.
+        extra: Numbers of tokens added to those of the task.
+        count: Sequences of each number.
+        checkpoint: The model to test.
         device: cpu, cuda or cuda:N.
     """
-    keys = {length: f"length {length}, {count} sequences" for length in lengths}
-    directory = run.directory
-    missing = [length for length, key in keys.items() if not directory.has(key)]
+    directory, task = run.directory, run.setup.task
+    model = run.model(checkpoint, device=device)
+    if checkpoint == "best" and run.best_step == int(run.records().steps[-1]):
+        checkpoint = "last"  # the same weights
+    prefix = "" if checkpoint == "last" else "best checkpoint, "
+    # Parts are named by the total length, as in earlier versions.
+    keys = {added: f"{prefix}length {task.length + added}, {count} sequences" for added in extra}
+    missing = [added for added, key in keys.items() if not directory.has(key)]
     if missing:
         started = time.perf_counter()
-        found = accuracy_by_length(run.model(device=device), run.setup.task, lengths=missing, count=count, seed=_SEED)
+        found = accuracy_by_extra(model, task, extra=missing, count=count, seed=_SEED)
         seconds = (time.perf_counter() - started) / len(missing)
         with directory.lock():
-            for length, accuracy in found.items():
-                save_table(directory, keys[length], accuracy.table(), seconds=seconds)
-    return {length: Accuracy.from_table(read_part(directory, key)) for length, key in keys.items()}
+            for added, accuracy in found.items():
+                save_table(directory, keys[added], accuracy.table(), seconds=seconds)
+    return {added: Accuracy.from_table(read_part(directory, key)) for added, key in keys.items()}

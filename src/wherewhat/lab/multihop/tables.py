@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wherewhat.cli.terminal import Table
@@ -18,31 +18,88 @@ if TYPE_CHECKING:
 
 
 def summary_table(runs: Sequence[MultihopRun]) -> Table:
-    """Return one row per training: accuracy, order of learning, and pure heads."""
-    from wherewhat.lab.multihop.purity import find_learning, find_purity
+    """Return one row per training: accuracy of the last and the best checkpoint, and order of learning."""
+    from wherewhat.lab.multihop.purity import find_learning
 
     table = Table(
-        title="trained models: accuracy, order of learning, and layers with pure heads (γ = 0.1)",
+        title="trained models: accuracy and order of learning",
         title_justify="left",
-        caption="Scores are of all swaps at the last token of held-out sequences. Random weights have no pure heads: "
-        "both scores start near 1.",
+        caption="Best: the first checkpoint with the largest accuracy on held-out sequences.",
         caption_justify="left",
     )
-    for name in ("task", "seed", "test accuracy", "0.99 at step", "hops at 0.9", "positional", "symbolic", "MB"):
+    for name in ("task", "seed", "test accuracy", "of the best", "best step", "0.99 at step", "hops at 0.9", "MB"):
         table.add_column(name, justify="left" if name == "task" else "right")
     for run in runs:
-        records = run.records()
-        learning, purity = find_learning(records), find_purity(records)
+        learning = find_learning(run.records())
         passed = int(learning.overall[learning.index(0.99)])
         table.add_row(
             run.setup.name,
             str(run.seed),
             f"{run.test().overall:.4f}",
+            f"{run.test('best').overall:.4f}" if "best" in run.checkpoints else "none",
+            f"{run.best_step:,}",
             "never" if passed < 0 else f"{passed:,}",
             " ".join("never" if step < 0 else str(step) for step in learning.at(0.9).values()),
-            *(_heads(purity.pure(kind, 0.1)) for kind in ("positional", "symbolic")),
             f"{run.size() / 1e6:.1f}",
         )
+    return table
+
+
+def purity_table(runs: Sequence[MultihopRun]) -> Table:
+    """Return the layers whose heads are pure now, at the last record, and those whose heads ever were, at two γ."""
+    from wherewhat.lab.multihop.purity import PURE, find_purity
+
+    table = Table(
+        title="layers with pure heads: now (last record) and ever (any record)",
+        title_justify="left",
+        caption="One score is at least 1 - γ and the other at most γ. Scores are of all swaps at the last token of "
+        "held-out sequences. Random weights have no pure heads: both scores start near 1. Figures of arXiv 2605.31558 "
+        "count heads that ever were pure, so that their curves never fall.",
+        caption_justify="left",
+    )
+    for name in ("task", "seed", "γ", *(f"{kind} {when}" for kind in PURE for when in ("now", "ever"))):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for run in runs:
+        purity = find_purity(run.records())
+        for gamma in purity.gammas:
+            pure = (_heads(purity.pure(kind, gamma, ever=ever)) for kind in PURE for ever in (False, True))
+            table.add_row(run.setup.name, str(run.seed), f"{gamma:g}", *pure)
+    return table
+
+
+def heads_table(run: MultihopRun) -> Table:
+    """Return the scores and the frequency use of every head at the last record."""
+    records = run.records()
+    softmax = records.values.get("mean_frequency_softmax")
+    if softmax is None:  # a run of an earlier version, which recorded the use of planes alone
+        from wherewhat.lab.model import LabModel
+        from wherewhat.measures.frequencies.planes import mean_frequency_softmax
+
+        rotation, use = LabModel(run.setup.model).rotation, records["use"]
+        softmax = records["mean_frequency"] if rotation is None else mean_frequency_softmax(use, rotation.inv_freq)
+    columns = {
+        "s_pos": records["s_pos"],
+        "s_sym": records["s_sym"],
+        "effective swaps": records.values.get("effective_swaps"),
+        "entropy": records["entropy"],
+        "mean frequency ID": softmax,
+        "linear": records["mean_frequency"],
+    }
+    table = Table(
+        title=f"{run.setup.name} task, seed {run.seed}: heads at the last record",
+        title_justify="left",
+        caption="Effective swaps: exponential of the entropy of the swap weights, mean over sequences. Mean frequency "
+        "ID: 1 is the fastest plane; weighted by the softmax of each plane's largest logit contribution, and (linear) "
+        "by the contribution itself.",
+        caption_justify="left",
+    )
+    for name in ("layer", "head", *columns):
+        table.add_column(name, justify="right")
+    layers, heads = records["s_pos"].shape[1:]
+    for layer in range(layers):
+        for head in range(heads):
+            values = ("none" if one is None else f"{float(one[-1, layer, head]):.3g}" for one in columns.values())
+            table.add_row(str(layer), str(head), *values)
     return table
 
 
@@ -62,15 +119,20 @@ def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
 
 
 def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
-    """Return accuracy, mean scores and counts of pure heads by step."""
+    """Return accuracy, mean scores and counts of pure heads by step, now and ever."""
     import torch
 
-    from wherewhat.lab.multihop.purity import find_purity
+    from wherewhat.lab.multihop.purity import PURE, find_purity
     from wherewhat.measures.swaps import LABELS
 
     records = run.records()
-    counts = find_purity(records).counts[0]
-    table = Table(title=f"{run.setup.name} task, seed {run.seed}", title_justify="left")
+    purity = find_purity(records)
+    table = Table(
+        title=f"{run.setup.name} task, seed {run.seed}: accuracy, mean scores, and heads of each label (γ = 0.1)",
+        title_justify="left",
+        caption="In brackets: heads that were pure at that step or an earlier one.",
+        caption_justify="left",
+    )
     names = [f"{hops}-hop" for hops in records["hops"].tolist()]
     for name in ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS):
         table.add_column(name, justify="right")
@@ -80,7 +142,12 @@ def dynamics_table(run: MultihopRun, *, rows: int = 16) -> Table:
             f"{int(records.steps[index]):,}",
             *(f"{share:.3f}" for share in records["accuracy"][index].tolist()),
             *(f"{float(mean):.2f}" for mean in means),
-            *(str(count) for count in counts[index].tolist()),
+            *(
+                f"{now} ({ever})" if kind in PURE else str(now)
+                for kind, now, ever in zip(
+                    LABELS, purity.counts[0, index].tolist(), purity.ever[0, index].tolist(), strict=True
+                )
+            ),
         )
     return table
 
@@ -119,20 +186,22 @@ def roles_table(run: MultihopRun, count: int) -> Table:
     return table
 
 
-def lengths_table(runs: Sequence[MultihopRun], found: Sequence[dict[int, Accuracy]]) -> Table:
-    """Return accuracy by length, one column per training, with 95 % intervals over sequences."""
+def extra_table(found: Mapping[str, dict[int, Accuracy]]) -> Table:
+    """Return accuracy by number of extra tokens, one column per checkpoint, with 95 % intervals over sequences."""
     table = Table(
-        title="accuracy on longer inputs that ask the same questions (95 % over sequences)", title_justify="left"
+        title="accuracy on longer inputs that ask the same questions (95 % over sequences)",
+        title_justify="left",
+        caption="Extra tokens are added to those of the task.",
+        caption_justify="left",
     )
-    table.add_column("tokens", justify="right")
-    for run in runs:
-        table.add_column(f"{run.setup.name} {run.seed}", justify="right")
-    for length in found[0]:
+    for name in ("extra tokens", *found):
+        table.add_column(name, justify="right")
+    for added in next(iter(found.values())):
         cells = []
-        for one in found:
-            low, high = one[length].overall_interval
-            cells.append(f"{one[length].overall:.3f} ({low:.2f}-{high:.2f})")
-        table.add_row(f"{length:,}", *cells)
+        for one in found.values():
+            low, high = one[added].overall_interval
+            cells.append(f"{one[added].overall:.3f} ({low:.2f}-{high:.2f})")
+        table.add_row(f"{added:,}", *cells)
     return table
 
 
@@ -147,22 +216,57 @@ def prediction_table(
         "sequences. A redundant head may fail earlier than the model.",
         caption_justify="left",
     )
-    table.add_column("tokens", justify="right")
+    table.add_column("extra tokens", justify="right")
     for run, listed in zip(runs, heads, strict=True):
         table.add_column(f"{run.setup.name} {run.seed}", justify="right")
         for head in listed:
             table.add_column(f"head {head.layer}.{head.head}", justify="right")
-    for row, length in enumerate(found[0]):
+    for row, added in enumerate(found[0]):
         cells = []
         for one, listed in zip(found, heads, strict=True):
-            cells.append(f"{float(one[length].shares[0]):.2f}")
+            cells.append(f"{float(one[added].shares[0]):.2f}")
             cells += [f"{float(head.surviving[row]):.2f}" for head in listed]
-        table.add_row(f"{length:,}", *cells)
+        table.add_row(f"{added:,}", *cells)
+    return table
+
+
+_LONGEST_FOURIER = 1024
+"""Most tokens of a Fourier head, whose width they determine."""
+
+
+def _fourier_table(n: int) -> Table:
+    """Return r of heads with given functions of a token and a distance as logits, beside that of noise."""
+    from wherewhat.lab.constructions.fourier import (
+        additive_function,
+        distinct_tokens,
+        fourier_transformer,
+        index_function,
+        random_function,
+    )
+    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.measures.swaps.layer import layer_swaps
+
+    table = Table(
+        title=f"constructed RoPE heads with any function of token and distance, {n} different tokens",
+        title_justify="left",
+        caption="r: correlation with the best sum of a distance, a query and a key term; near that of noise for "
+        "functions that are not additive, 1 for additive ones. Scores are of all swaps at the last token.",
+        caption_justify="left",
+    )
+    for name in ("function", "of the", "r", "r of noise", "s_pos", "s_sym"):
+        table.add_column(name, justify="left" if name in ("function", "of the") else "right")
+    for name, function in (("random", random_function), ("Index", index_function), ("additive", additive_function)):
+        for side in ("query", "key"):
+            model = fourier_transformer(function(n, n), side=side)
+            attention = model.attention(distinct_tokens(model, n))[0]
+            fit, swaps = fit_layer(attention), layer_swaps(attention, [n - 1])
+            shown = (float(x) for x in (fit.r, fit.noise_floor, swaps.s_pos, swaps.s_sym))
+            table.add_row(name, side, *(f"{value:.3f}" for value in shown))
     return table
 
 
 def construction_tables(kind: str, longest: int, *, progress: Progress | None = None) -> list[Table]:
-    """Return the correctness of a constructed transformer, and its discrepancy by length with the theorem's bound."""
+    """Return the correctness of a constructed transformer and its discrepancy by length, or r of Fourier heads."""
     from wherewhat.lab.constructions.checks import LONGEST, check_randomly
     from wherewhat.lab.constructions.discrepancy import (
         index_bound,
@@ -173,12 +277,14 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
     from wherewhat.lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
     from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
 
-    if kind not in ("index", "retrieval"):
-        raise ConfigError(f"there is no construction '{kind}': known: index, retrieval")
+    if kind not in ("index", "retrieval", "fourier"):
+        raise ConfigError(f"there is no construction '{kind}': known: index, retrieval, fourier")
     if longest < 4:
         raise ConfigError(f"--longest is {longest}: at least 4 tokens are needed")
     if longest > LONGEST:
         raise ConfigError(f"--longest is {longest}: inputs of at most {LONGEST} tokens can be checked")
+    if kind == "fourier":
+        return [_fourier_table(min(longest, _LONGEST_FOURIER))]
     if kind == "index":
         theta, omega = 0.866, 0.0
         index = IndexTask(target=min(16, longest - 1))

@@ -12,14 +12,17 @@ from torch import Generator, Tensor
 
 from wherewhat.errors import ConfigError
 
+_MOST_TOKENS = 10**9
+"""Largest number of tokens of all sequences, and of any number of a task."""
 
-def check_whole(name: str, value: object, *, least: int, most: int | None = None) -> None:
+
+def check_whole(name: str, value: object, *, least: int, most: int = 10**7) -> None:
     """Check that a value is a whole number from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} is {value!r}: give a whole number")
     if value < least:
         raise ConfigError(f"{name} is {value}: at least {least} is needed")
-    if most is not None and value > most:
+    if value > most:
         raise ConfigError(f"{name} is {value}: at most {most} is possible")
 
 
@@ -236,6 +239,7 @@ class SequenceTask(ABC):
         check_whole("extra", extra, least=0)
         if hops is not None:
             check_whole("hops", hops, least=1, most=self.max_hops)
+        self._check_tokens(count, extra)
         generator = seeded(seed)
         return self._draw(self._plan(count, hops, generator), extra=extra, generator=generator)
 
@@ -252,6 +256,7 @@ class SequenceTask(ABC):
         """
         names = ("training", "validation", "test")
         sizes = split_sizes(total, hops=self.max_hops)
+        self._check_tokens(total, 0)
         taken = torch.empty(0, dtype=torch.int64)
         found: list[Sequences] = []
         for stream in (3, 2, 1):
@@ -266,6 +271,12 @@ class SequenceTask(ABC):
             taken = torch.cat((taken, fingerprints(found[-1].tokens)))
         test, validation, train = found
         return train, validation, test
+
+    def _check_tokens(self, count: int, extra: int) -> None:
+        if count * (self.length + extra) > _MOST_TOKENS:
+            raise ConfigError(
+                f"{count} sequences of {self.length + extra} tokens have more than {_MOST_TOKENS:,} in all: give fewer"
+            )
 
     def _plan(self, count: int, hops: int | None, generator: Generator) -> QuestionPlan:
         numbers = range(1, self.max_hops + 1) if hops is None else (hops,)

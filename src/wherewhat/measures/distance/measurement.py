@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -18,6 +19,8 @@ from wherewhat.measures.measurement import (
     check_minimum,
 )
 from wherewhat.options import check_seed, option
+
+_MOST_TIMES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class DistanceConfig:
         check_minimum(self, 1, "queries", "per_octave", "block_mib")
         if self.per_octave > 64:
             raise ConfigError(f"per_octave is {self.per_octave}: more than 64 gives the same distances again")
+        check_at_most(_MOST_TIMES, beyond=self.beyond)
+        check_at_most(MOST_TOKENS, reference=abs(self.reference))
         if any(times < 2 for times in self.beyond):
             raise ConfigError(f"beyond is {list(self.beyond)}: each must be at least 2 times the text")
         check_seed(self.seed)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most, read_user_file
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
-from wherewhat.files import explain
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -74,6 +73,7 @@ class ExtendConfig:
                 raise ConfigError(f"{name} is {value}: give at least 4 tokens")
         if min(self.depths) < 0 or max(self.depths) > 100:
             raise ConfigError(f"depths={self.depths}: percentages are from 0 to 100")
+        check_at_most(MOST_TOKENS, trained=self.trained, window=self.window, run=self.run, top=self.top)
         if self.top is not None and self.top < 1:
             raise ConfigError(f"top is {self.top}: give at least 1 far key")
         if self.plan is not None and not _HASHED.search(self.plan):
@@ -108,10 +108,7 @@ _HASHED = re.compile("@[0-9a-f]{12}$")
 
 
 def _file_hash(path: str) -> str:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise ConfigError(f"cannot read the plan {path}: {explain(error)}") from error
+    return hashlib.sha256(read_user_file(path, name="the plan")).hexdigest()[:12]
 
 
 _BY_METHOD = (

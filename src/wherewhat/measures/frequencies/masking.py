@@ -1,9 +1,10 @@
-"""Mask bands of frequencies in heads inside the forward pass."""
+"""Mask or un-rotate planes of heads inside the forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,16 +29,28 @@ def frequency_bands(inv_freq: Tensor, bands: int) -> Tensor:
     return found
 
 
-def without_planes(attention: LayerAttention, keep: Tensor, *, heads: Tensor | None = None) -> LayerAttention:
-    """Return the layer with only some planes in its logits.
+PlaneChange = Literal["mask", "unrotate"]
+"""What is done to planes: ``mask`` sets their queries to zero, ``unrotate`` their angles."""
 
-    The other planes of the queries are set to zero. Unrotated dimensions, bias, soft-cap, sinks and values are
-    unchanged.
+
+def without_planes(
+    attention: LayerAttention, keep: Tensor, *, heads: Tensor | None = None, how: PlaneChange = "mask"
+) -> LayerAttention:
+    """Return the layer with some planes masked or un-rotated.
+
+    Masked planes contribute to no logit: their queries are zero. Un-rotated planes have angle 0 at every position: they
+    contribute the product of query and key before rotation, and ignore positions. Unrotated dimensions, scaling, bias,
+    soft-cap, sinks and values are unchanged.
 
     Args:
         attention: One layer, with rotation.
-        keep: True for the planes to keep, ``(planes,)``.
+        keep: True for the planes to keep as they are, ``(planes,)``.
         heads: True for the heads to change, ``(heads,)``; None for all.
+        how: What to do to the other planes.
+
+    Returns:
+        The changed layer. With planes un-rotated in some heads only, every head has its own keys, and the rotation,
+        which is no longer the same for all heads, is None.
     """
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes to mask")
@@ -47,6 +60,8 @@ def without_planes(attention: LayerAttention, keep: Tensor, *, heads: Tensor | N
         )
     if heads is not None and heads.shape != (attention.heads,):
         raise MeasureError(f"heads {tuple(heads.shape)} must hold one entry for each of {attention.heads} heads")
+    if how == "unrotate":
+        return _unrotated(attention, keep.bool().cpu(), heads)
     device = attention.rot_q.device
     gone = torch.zeros(attention.rot_q.shape[-1], dtype=torch.bool, device=device)
     gone[attention.rotation.pairs[~keep.bool().cpu()].flatten().to(device)] = True
@@ -55,18 +70,45 @@ def without_planes(attention: LayerAttention, keep: Tensor, *, heads: Tensor | N
     return replace(attention, rot_q=attention.rot_q.masked_fill(both[None, :, None], 0.0))
 
 
+def _unrotated(attention: LayerAttention, keep: Tensor, heads: Tensor | None) -> LayerAttention:
+    """Return the layer with the planes that are not kept turned back to angle 0."""
+    rotation = attention.rotation
+    assert rotation is not None
+    inv_freq = rotation.inv_freq
+    chosen = keep.to(inv_freq.device)
+    # Only these planes turn back; without a scaling, so that the model's own stays.
+    back = replace(rotation, inv_freq=inv_freq.masked_fill(chosen, 0.0), scaling=1.0)
+
+    def turned_back(x: Tensor, positions: Tensor) -> Tensor:
+        return back.unrotate(x, positions if positions.ndim == 1 else positions[:, None]).to(x.dtype)
+
+    rot_q = turned_back(attention.rot_q, attention.positions[..., attention.m - attention.n :])
+    rot_k = turned_back(attention.rot_k, attention.positions)
+    if heads is None or bool(heads.all()):
+        left = replace(rotation, inv_freq=inv_freq.masked_fill(~chosen, 0.0))
+        return replace(attention, rot_q=rot_q, rot_k=rot_k, rotation=left)
+    changed = heads.bool().to(rot_q.device)[:, None, None]
+    before, after = (x.repeat_interleave(attention.heads // attention.kv_heads, 1) for x in (attention.rot_k, rot_k))
+    return replace(
+        attention,
+        rot_q=torch.where(changed, rot_q, attention.rot_q),
+        rot_k=torch.where(changed, after, before),
+        rotation=None,
+    )
+
+
 _FAITHFUL = 1e-4
 """Largest relative change of the loss with all planes kept."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Runs of a model on one text with bands of frequencies masked.
+    """Runs of a model on one text with planes masked or un-rotated.
 
     Attributes:
         subject: The model.
         ids: Tokens, ``(1, n)``.
-        heads: Heads to mask by layer, each ``(heads,)`` bool. Other layers are unchanged.
+        heads: Heads to change by layer, each ``(heads,)`` bool. Other layers are unchanged.
         bands: Number of bands.
         queries: Positions of the queries of swap scores.
         tau: Temperature of the swap weights.
@@ -94,47 +136,70 @@ class Masking:
                 s_pos.append(swaps.s_pos[self.heads[masked.layer]].mean(-1))
                 s_sym.append(swaps.s_sym[self.heads[masked.layer]].mean(-1))
 
-        loss = self._loss(lambda bands: ~bands[band], score)
+        loss = self.loss(lambda attention: ~self._bands(attention)[band], reducer=score)
         positional, symbolic = (float(torch.cat(x).mean()) if x else torch.nan for x in (s_pos, s_sym))
         return loss, positional, symbolic
 
     def only(self, band: int) -> float:
         """Return the loss with only one band."""
-        return self._loss(lambda bands: bands[band])
+        return self.loss(lambda attention: self._bands(attention)[band])
 
     def random(self, seed: int) -> tuple[float, float]:
         """Return the loss without random planes in each layer, as many as a band has, and with only those."""
-
-        def drawn(bands: Tensor) -> Tensor:
-            return bands[0, torch.randperm(bands.shape[1], generator=generator)]
-
+        without = self.random_loss(seed, lambda attention: self._bands(attention)[0])
         generator = torch.Generator().manual_seed(seed)
-        without = self._loss(lambda bands: ~drawn(bands))
-        generator = torch.Generator().manual_seed(seed)
-        return without, self._loss(drawn)
+        return without, self.loss(lambda attention: _permuted(self._bands(attention)[0], generator))
 
-    def check(self, expected: float) -> None:
+    def unrotated(self, band: int) -> float:
+        """Return the loss with one band un-rotated."""
+        return self.loss(lambda attention: ~self._bands(attention)[band], how="unrotate")
+
+    def random_loss(self, seed: int, planes: Callable[[LayerAttention], Tensor], *, how: PlaneChange = "mask") -> float:
+        """Return the loss with random planes changed, as many in each layer as ``planes`` returns."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.loss(lambda attention: ~_permuted(planes(attention), generator), how=how)
+
+    def check(self, expected: float, *, how: PlaneChange = "mask") -> None:
         """Raise an error if the loss with all planes kept differs from the expected loss."""
         dtypes: set[torch.dtype] = set()
-        found = self._loss(lambda bands: bands.any(0), lambda masked: dtypes.add(masked.rot_q.dtype))
-        check_faithful("masking", found, expected, dtypes=dtypes, precision=_FAITHFUL)
+        found = self.loss(
+            lambda attention: self._bands(attention).any(0),
+            how=how,
+            reducer=lambda changed: dtypes.add(changed.rot_q.dtype),
+        )
+        what = "masking" if how == "mask" else "un-rotation"
+        check_faithful(what, found, expected, dtypes=dtypes, precision=_FAITHFUL)
 
-    def _loss(
-        self, keep: Callable[[Tensor], Tensor], reducer: Callable[[LayerAttention], None] = lambda _: None
+    def _bands(self, attention: LayerAttention) -> Tensor:
+        assert attention.rotation is not None
+        return frequency_bands(attention.rotation.inv_freq, self.bands)
+
+    def loss(
+        self,
+        keep: Callable[[LayerAttention], Tensor],
+        *,
+        how: PlaneChange = "mask",
+        reducer: Callable[[LayerAttention], None] = lambda _: None,
     ) -> float:
-        """Return the loss with the planes that ``keep`` returns for bands ``(bands, planes)``.
+        """Return the loss with planes of every layer changed.
 
-        ``reducer`` is called with each masked layer.
+        Args:
+            keep: Function from a layer to its planes that are kept as they are, ``(planes,)`` bool.
+            how: What to do to the other planes.
+            reducer: Called with each changed layer.
         """
 
         def edit(attention: LayerAttention) -> Tensor | None:
             heads = self.heads.get(attention.layer)
             if heads is None:
                 return None
-            assert attention.rotation is not None
-            kept = keep(frequency_bands(attention.rotation.inv_freq, self.bands))
-            masked = without_planes(attention, kept, heads=heads)
-            reducer(masked)
-            return attention_output(masked, block_mib=self.block_mib)
+            changed = without_planes(attention, keep(attention), heads=heads, how=how)
+            reducer(changed)
+            return attention_output(changed, block_mib=self.block_mib)
 
         return next_token_loss(self.subject.edited(self.ids, edit), self.ids)
+
+
+def _permuted(planes: Tensor, generator: torch.Generator) -> Tensor:
+    """Return as many random planes, ``(planes,)`` bool."""
+    return planes[torch.randperm(len(planes), generator=generator)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from wherewhat.boundary import MOST_LAYERS
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -35,11 +36,16 @@ class FrequenciesConfig:
     masking: bool = option(True, "also measure the model with each band removed, and with only that band")
     heads: tuple[str, ...] = option((), "heads to mask, as layer.head, such as 3.1,5.0; all if empty")
     block_mib: int = option(64, "memory for one block of logits, in MiB")
+    unrotate: bool = option(
+        False,
+        "also measure the model with planes un-rotated (angle 0), and the plane with the largest norm",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_minimum(self, 0, "queries")
-        check_minimum(self, 1, "bands", "block_mib")
+        check_minimum(self, 1, "bands", "block_mib", most=MOST_LAYERS)
         if not self.tau > 0:
             raise ConfigError(f"tau is {self.tau}: it must be positive, because it divides weight differences")
         for head in self.heads:
@@ -94,6 +100,73 @@ def _band_metrics(band: int) -> list[Metric]:
     ]
 
 
+def _unrotated_band(band: int) -> Metric:
+    """Return the loss with one band un-rotated."""
+    return Metric(
+        f"loss_unrotated_band_{band}",
+        f"loss, band {band} un-rotated",
+        f"Loss with the angles of band {band} set to 0: its queries and keys keep their content and ignore positions.",
+        unit="nats",
+        control="loss_unrotated_random",
+        control_title="random planes",
+        range=NON_NEGATIVE,
+    )
+
+
+def _slow(name: str, title: str, reading: str, *, control: str = "loss_unrotated_slow_random") -> Metric:
+    """Return a loss with as many planes changed as are slower than the predicted band."""
+    return Metric(
+        name,
+        title,
+        reading,
+        unit="nats",
+        control=control,
+        control_title="random planes",
+        range=NON_NEGATIVE,
+    )
+
+
+_UNROTATED = (
+    Metric(
+        "band_measured",
+        "plane of the largest norm",
+        "Index of the plane with the largest norm of queries times keys, 0 the fastest; the control is the prediction "
+        "from the trained length, d/2 · log_base(L / 3.657).",
+        control="band_predicted",
+        control_title="predicted",
+        range=NON_NEGATIVE,
+    ),
+    Metric(
+        "band_peak",
+        "plane of the largest norm, of a layer",
+        "The same for the mean over the heads of a layer of each plane's share of the norm.",
+        control="band_predicted",
+        control_title="predicted",
+        range=NON_NEGATIVE,
+    ),
+    _slow(
+        "loss_unrotated_slow",
+        "loss, slow planes un-rotated",
+        "Loss with all planes un-rotated that are slower than the predicted band; the control un-rotates as many "
+        "random planes of each layer.",
+    ),
+    _slow("loss_unrotated_fast", "loss, fast planes un-rotated", "Loss with as many of the fastest planes un-rotated."),
+    _slow(
+        "loss_without_slow",
+        "loss without slow planes",
+        "Loss with the slow planes masked instead; the control masks as many random planes of each layer.",
+        control="loss_without_slow_random",
+    ),
+    Metric(
+        "loss_unrotated_all",
+        "loss, all planes un-rotated",
+        "Loss with all planes un-rotated: that of the model with all positions equal.",
+        unit="nats",
+        range=NON_NEGATIVE,
+    ),
+)
+
+
 class FrequenciesMeasurement(TextMeasurement):
     """``wherewhat frequencies``."""
 
@@ -104,10 +177,18 @@ class FrequenciesMeasurement(TextMeasurement):
     config = FrequenciesConfig
     metrics = (
         Metric(
-            "mean_frequency",
+            "mean_frequency_softmax",
             "mean frequency ID",
-            "Mean rank of the planes by frequency, 1 the fastest, weighted by the largest logit of each; the control "
-            "is equal use of all planes.",
+            "Mean rank of the planes by frequency, 1 the fastest, weighted by the softmax of the largest logit of each "
+            "(arXiv 2605.31558); the control is equal use of all planes.",
+            control="mean_frequency_even",
+            control_title="even use",
+        ),
+        Metric(
+            "mean_frequency",
+            "mean frequency ID, linear",
+            "The same, weighted by the largest logits themselves: many planes with small logits count as much as one "
+            "with a large logit.",
             control="mean_frequency_even",
             control_title="even use",
         ),
@@ -121,15 +202,33 @@ class FrequenciesMeasurement(TextMeasurement):
             "s_sym", "symbolic", "1 if the head's attention follows the contents when they are swapped.", range=SHARE
         ),
         Metric(
-            "frequency_s_pos",
+            "effective_swaps",
+            "effective number of swaps",
+            "Exponential of the entropy of the swap weights of both scores, mean over queries.",
+            range=NON_NEGATIVE,
+        ),
+        Metric(
+            "frequency_softmax_s_pos",
             "frequency ID × positional",
             "Correlation over heads of mean frequency ID and positional score; above 0, slow heads are positional.",
             range=CORRELATION,
         ),
         Metric(
-            "frequency_s_sym",
+            "frequency_softmax_s_sym",
             "frequency ID × symbolic",
             "Correlation over heads of mean frequency ID and symbolic score; above 0, slow heads are symbolic.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "frequency_s_pos",
+            "linear frequency ID × positional",
+            "The same correlation with linear weights of the mean frequency ID.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "frequency_s_sym",
+            "linear frequency ID × symbolic",
+            "The same correlation with linear weights of the mean frequency ID.",
             range=CORRELATION,
         ),
         Metric(
@@ -146,7 +245,8 @@ class FrequenciesMeasurement(TextMeasurement):
         "of turns over the text depends on its length. Soft-cap and bias are not part of a plane. A masked model is "
         "not a model trained without the band: the loss shows that this model relies on the band, not that the task "
         "requires it. Later layers have changed inputs, so changes of scores include the effect of masking earlier "
-        "layers."
+        "layers. Slow planes hardly turn in a text much shorter than the trained length: un-rotating them there is "
+        "harmless for any model."
     )
 
     def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> DocumentScores:
@@ -158,7 +258,10 @@ class FrequenciesMeasurement(TextMeasurement):
     def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
         """Return the metrics of every band, ordered by metric and then by band."""
         by_band = [_band_metrics(band) for band in range(1, config.bands + 1)]
-        return tuple(metric for same in zip(*by_band, strict=True) for metric in same)
+        found = tuple(metric for same in zip(*by_band, strict=True) for metric in same)
+        if not config.unrotate:
+            return found
+        return (*found, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it: with no more bands than there are planes."""

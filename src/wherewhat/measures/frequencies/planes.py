@@ -67,9 +67,30 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
 
 
 def mean_frequency(use: Tensor, inv_freq: Tensor) -> Tensor:
-    """Return the mean frequency ID, ``(heads,)``, weighted by use ``(heads, planes)``; NaN where all use is zero."""
+    """Return the mean frequency ID with linear weights, ``(heads,)``: planes weigh as much as they are used.
+
+    A plane with a small contribution counts too, so that many of them outweigh one dominant plane; see
+    :func:`mean_frequency_softmax`.
+
+    Args:
+        use: Use of each plane, ``(heads, planes)``.
+        inv_freq: Radians per token of each plane, ``(planes,)``.
+
+    Returns:
+        Mean ID, 1 for the fastest plane; NaN where all use is zero.
+    """
     total = use.sum(-1)
     return torch.where(total > 0, use @ frequency_ids(inv_freq) / total.clamp_min(1e-300), torch.nan)
+
+
+def mean_frequency_softmax(use: Tensor, inv_freq: Tensor) -> Tensor:
+    """Return the mean frequency ID with softmax weights, ``(heads,)``, as in arXiv 2605.31558.
+
+    The weights are the softmax over planes of their use, a logit contribution: a plane that contributes a few logits
+    more than the others determines the mean. Arguments and result are those of :func:`mean_frequency`.
+    """
+    found = use.double().softmax(-1) @ frequency_ids(inv_freq)
+    return torch.where(use.sum(-1) > 0, found, torch.nan)
 
 
 _ENTRIES = 2**21
@@ -147,16 +168,20 @@ def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau:
     assert attention.rotation is not None
     planes, inv_freq = attention.rotation.planes, attention.rotation.inv_freq
     use = frequency_use(attention, queries)
-    heads = {"mean_frequency": mean_frequency(use, inv_freq)}
+    heads = {
+        "mean_frequency_softmax": mean_frequency_softmax(use, inv_freq),
+        "mean_frequency": mean_frequency(use, inv_freq),
+    }
     if scored:
         swaps = layer_swaps(attention, queries, tau=tau)
-        heads |= {"s_pos": swaps.s_pos.mean(-1), "s_sym": swaps.s_sym.mean(-1)}
+        scores = {"s_pos": swaps.s_pos, "s_sym": swaps.s_sym, "effective_swaps": swaps.effective}
+        heads |= {name: values.mean(-1) for name, values in scores.items()}
         single = [plane_swaps(attention, query, tau=tau) for query in queries]
         s_pos, s_sym = (torch.stack(x).mean(0).cpu() for x in zip(*single, strict=True))
     else:
         nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64)
         s_pos = s_sym = nothing
-        heads |= {"s_pos": nothing[:, 0], "s_sym": nothing[:, 0]}
+        heads |= dict.fromkeys(("s_pos", "s_sym", "effective_swaps"), nothing[:, 0])
     if s_pos.shape[1] > planes:
         heads |= {"s_pos_rest": s_pos[:, planes], "s_sym_rest": s_sym[:, planes]}
     by_plane = {"plane_s_pos": s_pos[:, :planes], "plane_s_sym": s_sym[:, :planes], "frequency_use": use}

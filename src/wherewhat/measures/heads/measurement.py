@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
 from wherewhat.measures.measurement import (
@@ -131,12 +132,15 @@ class HeadsConfig(PatternConfig):
             raise ConfigError(f"tau={min((self.tau, *self.taus)):g} must be positive: it divides weight differences")
         if any(block < 1 for block in (self.block, *self.blocks)):
             raise ConfigError(f"block={min((self.block, *self.blocks))}: a block has at least 1 token")
+        check_at_most(MOST_TOKENS, block=self.block, blocks=self.blocks, positions=self.positions)
         if not 0 < self.gamma < 0.5:
             raise ConfigError(f"gamma={self.gamma:g} must be between 0 and 0.5")
 
 
 PAIRS = {
     "corr_pos_sym": ("s_pos", "s_sym"),
+    "corr_pos_frequency_softmax": ("s_pos", "mean_frequency_softmax"),
+    "corr_sym_frequency_softmax": ("s_sym", "mean_frequency_softmax"),
     "corr_pos_frequency": ("s_pos", "mean_frequency"),
     "corr_sym_frequency": ("s_sym", "mean_frequency"),
     "corr_pos_distance": ("s_pos", "r_a"),
@@ -203,22 +207,41 @@ class HeadsMeasurement(TextMeasurement):
         ),
         Metric("corr_pos_sym", "positional ~ symbolic", "Correlation of the two scores over heads.", range=CORRELATION),
         Metric(
-            "mean_frequency",
+            "mean_frequency_softmax",
             "mean frequency ID",
-            "Mean rank of the RoPE planes, weighted by the largest logit of each: 1 is the fastest plane.",
+            "Mean rank of the RoPE planes, weighted by the softmax of the largest logit of each: 1 is the fastest.",
             control="mean_frequency_even",
             control_title="even use",
         ),
         Metric(
-            "corr_pos_frequency",
+            "mean_frequency",
+            "mean frequency ID, linear",
+            "Mean rank of the RoPE planes, weighted by the largest logit of each.",
+            control="mean_frequency_even",
+            control_title="even use",
+        ),
+        Metric(
+            "corr_pos_frequency_softmax",
             "positional ~ frequency",
             "Correlation over heads with the mean frequency ID.",
             range=CORRELATION,
         ),
         Metric(
-            "corr_sym_frequency",
+            "corr_sym_frequency_softmax",
             "symbolic ~ frequency",
             "Correlation over heads with the mean frequency ID.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "corr_pos_frequency",
+            "positional ~ frequency, linear",
+            "Correlation over heads with the linear mean frequency ID.",
+            range=CORRELATION,
+        ),
+        Metric(
+            "corr_sym_frequency",
+            "symbolic ~ frequency, linear",
+            "Correlation over heads with the linear mean frequency ID.",
             range=CORRELATION,
         ),
         Metric(
@@ -243,6 +266,12 @@ class HeadsMeasurement(TextMeasurement):
         ),
         Metric(
             "corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r.", range=CORRELATION
+        ),
+        Metric(
+            "effective_swaps",
+            "effective number of swaps",
+            "Exponential of the entropy of the swap weights, mean over queries: 1 if one swap determines both scores.",
+            range=NON_NEGATIVE,
         ),
         Metric(
             "swap_bound",

@@ -11,7 +11,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency
+from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
 from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
@@ -97,6 +97,7 @@ def _layer(
         heads |= {"r": fit.r, "r_behaviour": fit.r_behaviour, "r_a": fit.r_subset["a"], "r_c": fit.r_subset["c"]}
     if attention.rotation is not None:
         use = frequency_use(attention, queries)
+        heads["mean_frequency_softmax"] = mean_frequency_softmax(use, attention.rotation.inv_freq)
         heads["mean_frequency"] = mean_frequency(use, attention.rotation.inv_freq)
         whole["mean_frequency_even"] = (attention.rotation.planes + 1) / 2
         curves["frequency_use"] = Curve(use.float(), ("head", "plane"))
@@ -121,12 +122,15 @@ def _layer(
         "swaps_kept": swaps.kept.mean(1),
     }
     scores = LayerScores(scores.layer, {**from_logits, **scores.heads}, scores.whole, {**sensitivity, **scores.curves})
-    return _with_scores(scores, swaps.s_pos, swaps.s_sym, config)
+    return _with_scores(scores, swaps.s_pos, swaps.s_sym, swaps.effective, config)
 
 
-def _with_scores(layer: LayerScores, s_pos: Tensor, s_sym: Tensor, config: HeadsConfig) -> LayerScores:
+def _with_scores(
+    layer: LayerScores, s_pos: Tensor, s_sym: Tensor, effective: Tensor, config: HeadsConfig
+) -> LayerScores:
     """Return the layer's scores with swap scores ``(heads, queries)``, their intervals and labels."""
     heads = _summary(s_pos[:, None], s_sym[:, None], config.gamma)
+    heads["effective_swaps"] = effective.mean(-1)
     curves = {
         "s_pos_by_query": Curve(s_pos.float(), ("head", "query")),
         "s_sym_by_query": Curve(s_sym.float(), ("head", "query")),

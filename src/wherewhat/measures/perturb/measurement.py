@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from wherewhat.boundary import MOST_LAYERS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -54,6 +55,10 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.6g}"
 
 
+_MOST_STEP = 1 << 20
+"""Largest change of a position."""
+
+
 @dataclass(frozen=True)
 class PerturbConfig:
     """Options of the perturb measurement."""
@@ -84,7 +89,10 @@ class PerturbConfig:
         for rate in (*self.rates, self.at):
             if not 0 <= rate <= 1:
                 raise ConfigError(f"rate {rate:g} is outside 0 to 1: a rate is the share of units that are perturbed")
-        check_minimum(self, 1, "seeds", "reach", "gap", "queries")
+        check_minimum(self, 1, "seeds", most=MOST_LAYERS)
+        check_minimum(self, 1, "reach", "gap", most=_MOST_STEP)
+        check_minimum(self, 1, "queries")
+        check_at_most(MOST_LAYERS, layers=self.layers)
         check_seed(self.seed)
         if not self.layers or min(self.layers) < 0:
             raise ConfigError(f"layers={','.join(map(str, self.layers))}: give one or more layers, 0 the first")

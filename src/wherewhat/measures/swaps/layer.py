@@ -35,6 +35,7 @@ class Swaps:
         bound: Upper bound on the error of ``s_pos`` and ``s_sym``, ``(heads, queries)``: the total weight of the swaps
             that were not computed, at most 1e-7.
         kept: Share of the swaps that were computed, ``(heads, queries)``; large where attention is nearly uniform.
+        effective: Effective number of swaps, ``(heads, queries)``: exponential of the entropy of the swap weights.
         taus: Temperatures of ``by_tau``.
         by_tau: Mean positional and symbolic score at other temperatures, ``(2, heads, taus)``.
         blocks: Block sizes of ``by_block``.
@@ -49,6 +50,7 @@ class Swaps:
     exclusion: Tensor
     bound: Tensor
     kept: Tensor
+    effective: Tensor
     taus: tuple[float, ...]
     by_tau: Tensor
     blocks: tuple[int, ...]
@@ -93,7 +95,7 @@ def layer_swaps(
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
     heads, count = attention.heads, len(queries)
     s_pos, s_sym = torch.empty(2, heads, count, 1 + len(taus), dtype=torch.float64)
-    s_pos_logits, s_sym_logits, exclusion, bound, kept = torch.empty(5, heads, count, dtype=torch.float64)
+    s_pos_logits, s_sym_logits, exclusion, bound, kept, effective = torch.empty(6, heads, count, dtype=torch.float64)
     by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
     for columns, logits in query_logits(attention, queries, skip=skip):
 
@@ -110,6 +112,7 @@ def layer_swaps(
         scores = score_swaps(logits, taus=(tau, *taus), block=block)
         s_pos[:, columns], s_sym[:, columns] = by_head(scores.s_pos), by_head(scores.s_sym)
         bound[:, columns], kept[:, columns] = by_head(scores.bound), by_head(scores.kept)
+        effective[:, columns] = by_head(scores.effective)
         deviations = logit_deviations(logits, block=block)
         exclusion[:, columns] = by_head(deviations.exclusion)
         reach = 2 * deviations.variance.clamp_min(1e-300)
@@ -136,6 +139,7 @@ def layer_swaps(
         exclusion=exclusion,
         bound=bound,
         kept=kept,
+        effective=effective,
         taus=(tau, *taus),
         by_tau=torch.stack([s_pos.mean(1), s_sym.mean(1)]),
         blocks=blocks,

@@ -139,8 +139,8 @@ Swap = Callable[[int, int], LayerAttention]
 
 def reference_scores(
     attention: LayerAttention, swap: Swap, queries: Sequence[int], *, tau: float = TAU, block: int = 1, skip: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Return positional and symbolic scores of every head at each query, ``(heads, queries)`` each, by definition.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return positional and symbolic scores and the effective number of swaps, ``(heads, queries)``, by definition.
 
     Runs the layer once per swap. Used for layers whose keys depend on several tokens, and as reference in tests of
     :func:`wherewhat.measures.swaps.scores.score_swaps`.
@@ -169,7 +169,7 @@ def reference_scores(
             if i not in starts[q] or j not in starts[q]:
                 exponents[index, :, column] = -torch.inf
     alpha = exponents.softmax(0)
-    return (alpha * same).sum(0), (alpha * reverse).sum(0)
+    return (alpha * same).sum(0), (alpha * reverse).sum(0), torch.special.entr(alpha).sum(0).exp()
 
 
 def _rows(compute: Callable[[slice], Tensor], queries: Sequence[int]) -> Tensor:

@@ -51,12 +51,14 @@ class SwapScores:
         s_sym: Symbolic score, in [0, 1], ``(groups, rows, taus)``.
         bound: Upper bound on the error of both scores, ``(groups, rows)``: the weight of the swaps that were left out.
         kept: Share of the swaps that were computed, ``(groups, rows)``.
+        effective: Effective number of swaps at the first temperature, ``(groups, rows)``; exact, from all swaps.
     """
 
     s_pos: Tensor
     s_sym: Tensor
     bound: Tensor
     kept: Tensor
+    effective: Tensor
 
     __repr__ = short_repr
 
@@ -138,7 +140,37 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: 
     for where, found in _tiled_swaps(blocks, even, number, taus):
         for values, part in zip((s_pos, s_sym, bound, kept), found, strict=True):
             values[where] = part
-    return SwapScores(s_pos.clamp(0, 1), s_sym.clamp(0, 1), bound, kept)
+    return SwapScores(s_pos.clamp(0, 1), s_sym.clamp(0, 1), bound, kept, effective_swaps(weights, seen, taus[0]))
+
+
+def effective_swaps(weights: Tensor, seen: Tensor, tau: float) -> Tensor:
+    """Return the exponential of the entropy of the swap weights α, ``(...)`` float64: 1 if one swap has all the weight.
+
+    Exact, over all swaps: for weights sorted in ascending order, α of the swap of i < j is a product of ``e^(w_j / τ)``
+    and ``e^(-w_i / τ)``, so that the sums over pairs are cumulative sums, in O(n log n).
+
+    Args:
+        weights: Attention weights of blocks, ``(..., blocks)``.
+        seen: True for the blocks that take part, broadcastable to ``weights``.
+        tau: Temperature τ.
+
+    Returns:
+        Number between 1 and the number of swaps; NaN with fewer than two blocks.
+    """
+    # Blocks that are not seen come last and have no weight.
+    ordered = weights.double().masked_fill(~seen, torch.inf).sort().values
+    count = seen.sum(-1, keepdim=True).expand(*weights.shape[:-1], 1)
+    here = torch.arange(weights.shape[-1], device=weights.device) < count
+    lowest, highest = ordered[..., :1], ordered.gather(-1, (count - 1).clamp_min(0))
+    # Both exponents are at most 0, and 0 for the swap of the smallest with the largest weight. Those of blocks that are
+    # not seen are set to 0, to be finite: they are multiplied by a weight of 0.
+    rise, fall = ((x / tau).masked_fill_(~here, 0.0) for x in (ordered - highest, lowest - ordered))
+    up, down = (x.exp().masked_fill_(~here, 0.0) for x in (rise, fall))
+    before, before_exponents = (x.cumsum(-1) - x for x in (down, down * fall))  # sums over i < j
+    total = (up * before).sum(-1)
+    exponents = (up * (rise * before + before_exponents)).sum(-1)
+    entropy = total.log() - exponents / total
+    return torch.where(count[..., 0] > 1, entropy.clamp_min(0).exp(), torch.nan)
 
 
 def _pivot_swaps(

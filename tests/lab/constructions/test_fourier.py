@@ -1,0 +1,87 @@
+"""Identity: logits of the constructed head are the given function; its r is that of noise, of additive functions 1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from wherewhat.errors import ConfigError
+from wherewhat.lab.constructions.fourier import (
+    additive_function,
+    distinct_tokens,
+    fourier_transformer,
+    index_function,
+    random_function,
+)
+from wherewhat.lab.subject import LabSubject
+from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.measurement import Text, measure_text
+from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.swaps.layer import layer_swaps
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize(("tokens", "period"), [(16, 16), (17, 17), (20, 9), (128, 128)])
+def test_logits_are_the_function(side, tokens, period):
+    values = random_function(tokens, period)
+    model = fourier_transformer(values, side=side)
+    text = distinct_tokens(model, tokens, seed=3)
+    attention = model.attention(text)[0]
+    found = attention.attn_scores()[0, 0]
+    for i in range(tokens):
+        for j in range(i + 1):
+            x = int(text[0, i if side == "query" else j])
+            assert float(found[i, j]) == pytest.approx(float(values[x, (i - j) % period]), abs=2e-4)
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("function", [random_function, index_function])
+def test_r_is_that_of_noise(function, side):
+    """Positive control: RoPE can express what the additive fit cannot explain."""
+    ratios = []
+    for seed in range(4):
+        model = fourier_transformer(function(128, 128, seed=seed), side=side)
+        fit = fit_layer(model.attention(distinct_tokens(model, 128, seed=seed))[0])
+        ratios.append(float(fit.r) / fit.noise_floor)
+    assert fit.noise_floor < 0.25
+    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.1)
+    assert max(ratios) < 1.25
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_additive_functions_are_found(side):
+    """The same head, with an additive function: the fit explains all of it."""
+    model = fourier_transformer(additive_function(96, 96), side=side)
+    fit = fit_layer(model.attention(distinct_tokens(model, 96))[0])
+    assert float(fit.r) == pytest.approx(1, abs=1e-6)
+
+
+def test_non_additive_is_not_the_opposite_of_positional():
+    """With equal keys a head is purely positional, though its logits are far from additive."""
+    model = fourier_transformer(4 * random_function(64, 64))
+    attention = model.attention(distinct_tokens(model, 64))[0]
+    scores = layer_swaps(attention, [40, 63])
+    torch.testing.assert_close(scores.s_pos, torch.ones(1, 2).double(), atol=1e-4, rtol=0)
+    assert float(scores.s_sym.max()) < 0.9
+    assert float(fit_layer(attention).r) < 0.5
+    by_key = fourier_transformer(4 * random_function(64, 64), side="key")
+    mixed = layer_swaps(by_key.attention(distinct_tokens(by_key, 64))[0], [40, 63])
+    assert float(mixed.s_pos.max()) < 0.99
+
+
+def test_the_measurement_sees_it():
+    model = fourier_transformer(random_function(96, 96))
+    subject = LabSubject(model, trained_length=96)
+    axes = find_measurement("axes")
+    found = measure_text(axes, subject, Text(distinct_tokens(model, 96)), axes.config())
+    fit = fit_layer(model.attention(distinct_tokens(model, 96))[0])
+    assert float(found.layers[0].heads["r"][0]) == pytest.approx(float(fit.r), abs=1e-6)
+
+
+def test_wrong_functions_are_refused():
+    with pytest.raises(ConfigError, match="must be \\(tokens, period\\)"):
+        fourier_transformer(torch.zeros(4))
+    with pytest.raises(ConfigError, match="4 tokens do not have the width for a period of 8"):
+        fourier_transformer(torch.zeros(4, 8))
+    with pytest.raises(ConfigError, match="n is 9: the model has 8"):
+        distinct_tokens(fourier_transformer(torch.zeros(8, 8)), 9)
