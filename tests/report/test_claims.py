@@ -39,6 +39,7 @@ from wherewhat.runs import execution
 from wherewhat.runs.request import ModelRequest, Request
 
 DOCUMENTS = ("one", "two", "three")
+CAPACITY = Capacity(512, False, 4, 9000)
 KNOWN = {claim.number: claim for claim in CLAIMS}
 
 
@@ -89,7 +90,7 @@ def evidence(runs=None, **own):
         finished.append((requests[name], run))
     for name, run in (runs or {}).items():
         finished.append((requests[name].with_weights("random"), run))
-    return Evidence(Runs(finished), requests)
+    return Evidence(Runs(finished), requests, planes=32)
 
 
 def near(mean, reach=0.01, n=40):
@@ -127,13 +128,13 @@ def test_contrast_of_estimates():
 
 def test_every_claim_is_judged_or_has_a_reason():
     assert list(KNOWN) == list(range(1, 25))
-    known = _runs(24)
+    known = _runs(24, CAPACITY)
     for claim in CLAIMS:
         assert claim.statement.endswith((".", ")."))
         assert (claim.rule is None) == bool(claim.reason)
         assert {*claim.needs, *claim.also} <= {*known}
         assert bool(claim.change) == (claim.rule is not None)
-    assert [claim.number for claim in CLAIMS if claim.rule is None] == [11, 12, 13, 14, 15, 20, 23]
+    assert [claim.number for claim in CLAIMS if claim.rule is None] == [11, 12, 13, 14, 15, 23]
 
 
 AXES = {"pooled_r": 0.95, "r": 0.85, "noise_floor": 0.2, "r_gaussian": 0.22, "r_behaviour": 0.8}
@@ -149,8 +150,10 @@ SHIFTS |= {"loss_rise_none": 1.2, "loss_rise_lm-infinite": 0.01, "rank_shift_los
 METHODS = ("none", "lm-infinite")
 BANDS = {"s_pos_band_1": 0.8, "s_pos_band_4": 0.5, "s_sym_band_1": 0.4, "s_sym_band_4": 0.9}
 BANDS |= {"s_pos_change_without_band_1": -0.05, "s_sym_change_without_band_4": -0.05}
-CORRELATIONS = {"corr_pos_sym": -0.9, "corr_pos_frequency": -0.5, "corr_sym_frequency": 0.5}
+CORRELATIONS = {"corr_pos_sym": -0.9, "corr_pos_frequency_softmax": -0.5, "corr_sym_frequency_softmax": 0.5}
 COSTS = {"loss": 3.0, "loss_strength_0": 5.0, "cost_without_a": 1.0, "cost_without_c": 1.0}
+UNROTATED = {"band_peak": 20.0, "band_predicted": 21.0, "loss": 3.0, "loss_unrotated_slow": 3.01}
+UNROTATED |= {"loss_unrotated_slow_random": 6.0, "loss_without_slow": 5.0}
 ANSWERS = {
     "accuracy_letters_4": (near(0.9), 0.1),
     "accuracy_letters_16": (near(0.8), 0.1),
@@ -229,7 +232,7 @@ RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym":
         (18, evidence(heads=FakeRun(CORRELATIONS)), "holds"),
         (
             18,
-            evidence(heads=FakeRun(CORRELATIONS | {"corr_sym_frequency": 0.0})),
+            evidence(heads=FakeRun(CORRELATIONS | {"corr_sym_frequency_softmax": 0.0})),
             "holds if only the two scores are meant",
         ),
         (19, evidence(prompts=FakeRun(summaries=ANSWERS, sizes=(4, 16))), "holds"),
@@ -238,6 +241,13 @@ RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym":
             evidence(prompts=FakeRun(summaries=ANSWERS | {"accuracy_letters_middle": (near(0.4), 0.1)}, sizes=(4, 16))),
             "holds if only Index is meant",
         ),
+        (20, evidence(frequencies=FakeRun(UNROTATED)), "holds"),
+        (
+            20,
+            evidence(frequencies=FakeRun(UNROTATED | {"band_peak": 5.0})),
+            "holds if only un-rotating is meant",
+        ),
+        (20, evidence(frequencies=FakeRun({"loss": 3.0})), "not judged: The model does not state its trained length"),
         (
             21,
             evidence(axes=FakeRun(AXES), residual=FakeRun(COSTS)),
@@ -296,7 +306,7 @@ def test_model_without_rotation(tmp_path):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
     made = judge_claims(model, claims=(2, 3, 4, 6, 9, 17, 18, 20), texts=texts(), out=tmp_path)
-    for number in (2, 3, 4, 6, 17):
+    for number in (2, 3, 4, 6, 17, 20):
         assert made.verdicts[number] == "not judged: no layer of this model rotates its queries and keys"
     assert made.verdicts[9] == "not judged: the model accepts no more than 32 tokens"
     assert made[18]["notes"] == ["No layer rotates: there are no frequencies to correlate with."]
@@ -336,9 +346,9 @@ def test_killed_at_any_moment_the_same_bytes_follow(speller, tmp_path, monkeypat
 
 
 def test_runs_are_those_of_a_report(speller, tmp_path):
-    request, capacity = ModelRequest(model=speller), Capacity(512, False, 4, 9000)
+    request, capacity = ModelRequest(model=speller), CAPACITY
     given = given_text(None, documents=None, out=tmp_path, default=8)
-    requests, scheduled, _ = _schedule(request, capacity, given, _runs(24), documents=None, tokens=512)
+    requests, scheduled, _ = _schedule(request, capacity, given, _runs(24, CAPACITY), documents=None, tokens=512)
     reported = [made.request for made in schedule(request, capacity, documents=4, tokens=512)[0]]
     for name in ("axes", "heads"):
         assert requests[name] in reported
@@ -347,7 +357,7 @@ def test_runs_are_those_of_a_report(speller, tmp_path):
         "words": 8,
         "prompts": None,
     }
-    more, _, _ = _schedule(request, capacity, given, _runs(24), documents=6, tokens=512)
+    more, _, _ = _schedule(request, capacity, given, _runs(24, CAPACITY), documents=6, tokens=512)
     assert {made.documents for made in more.values()} == {6, None}
     assert scheduled[0].request == requests["axes"]
     weights = [made.request.model.weights for made in scheduled]
@@ -362,7 +372,7 @@ def test_wrong_requests_are_refused(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="is not a file of judged claims"):
         Judgement.load(tmp_path / "other.json")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         Judgement.load(tmp_path / "none.json")
 
 

@@ -34,7 +34,12 @@ _Tokens = Annotated[
 ]
 _Prompts = Annotated[int, typer.Option(help="Prompts of each kind and size.")]
 _File = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The result's file (default: claims-MODEL.json in --out).")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=options.file_to_write("--file"),
+        help="The result's file (default: claims-MODEL.json in --out).",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wherewhat.boundary import read_user_file
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
 from wherewhat.extend.plan import Plan
 from wherewhat.hashes import parse_object
@@ -230,8 +231,10 @@ def _plans(out: Path, weights_hash: str) -> list[Plan]:
 
 def _claims(out: Path, weights_hash: str) -> list[dict[str, Any]]:
     """Return the contents of the files of judged claims of a model with these weights in a folder, newest first."""
-    files = sorted(out.glob("claims-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name))
-    found = [dict(parse_object(file.read_bytes()) or {}) for file in files]
+    found = []
+    for file in sorted(out.glob("claims-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
+        with suppress(ConfigError):
+            found.append(dict(parse_object(read_user_file(file, name="the claims")) or {}))
     return [one for one in found if one.get("weights_hash") == weights_hash and isinstance(one.get("claims"), list)]
 
 

@@ -93,13 +93,13 @@ class Evidence:
         runs: The finished runs.
         requests: Request of each run by name, on the model itself.
         reasons: Why a run is missing, by name.
-        rotates: Whether any layer of the model rotates its queries and keys.
+        planes: Smallest number of planes in a layer that rotates queries and keys; 0 if none rotates.
     """
 
     runs: Runs
     requests: Mapping[str, Request]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    rotates: bool = True
+    planes: int = 1
 
     def find(self, name: str, weights: Weights | None = None) -> StoredRun | None:
         """Return the run of that name on the model itself, or on a control model; None if it is missing."""
@@ -199,7 +199,7 @@ def judge(claim: Claim, evidence: Evidence) -> ClaimVerdict:
     """Judge one claim by finished runs."""
     if claim.rule is None:
         return ClaimVerdict(claim, "not judged", claim.reason)
-    if claim.rotary and not evidence.rotates:
+    if claim.rotary and not evidence.planes:
         return ClaimVerdict(claim, "not judged", "no layer of this model rotates its queries and keys")
     missing = next((name for name in claim.needs if evidence.find(name) is None), None)
     if missing is not None:

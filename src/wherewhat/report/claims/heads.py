@@ -11,6 +11,7 @@ from wherewhat.measures.statistics import interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
     CLEAR,
+    COSTLY,
     FEWEST_HEADS,
     MOST,
     URRUTIA,
@@ -24,6 +25,8 @@ from wherewhat.report.claims.claim import (
     both,
     claim,
     control_mean,
+    document_difference,
+    document_mean,
     head_means,
     model_mean,
 )
@@ -79,7 +82,7 @@ def frequency_roles(evidence: Evidence) -> Judged:
 @claim(
     18,
     source=URRUTIA,
-    change="another temperature or block size of swaps, frequency IDs with softmax weights",
+    change="another temperature or block size of swaps, frequency IDs with linear weights",
     needs=("heads",),
 )
 def anticorrelation(evidence: Evidence) -> Judged:
@@ -87,8 +90,8 @@ def anticorrelation(evidence: Evidence) -> Judged:
     run, random = evidence.run("heads"), evidence.find("heads", "random")
     titles = {
         "corr_pos_sym": "correlation of s_pos and s_sym over heads",
-        "corr_pos_frequency": "correlation of s_pos and mean frequency ID",
-        "corr_sym_frequency": "correlation of s_sym and mean frequency ID",
+        "corr_pos_frequency_softmax": "correlation of s_pos and mean frequency ID",
+        "corr_sym_frequency_softmax": "correlation of s_sym and mean frequency ID",
     }
     found = {name: model_mean(run, name) for name in titles if run.values(name)}
     numbers = [ClaimNumber(titles[x], value, control_mean(random, x), "random model") for x, value in found.items()]
@@ -99,11 +102,50 @@ def anticorrelation(evidence: Evidence) -> Judged:
             "only the two scores are meant",
         )
     ]
-    if "corr_pos_frequency" in found:
-        outcome = both(at_most(found["corr_pos_frequency"], -0.3), at_least(found.get("corr_sym_frequency"), 0.3))
+    if "corr_pos_frequency_softmax" in found:
+        outcome = both(
+            at_most(found["corr_pos_frequency_softmax"], -0.3), at_least(found.get("corr_sym_frequency_softmax"), 0.3)
+        )
         statement = "mean frequency ID (1 is the fastest): at most -0.3 with s_pos and at least 0.3 with s_sym"
         return Judged(numbers, [*parts, ClaimPart(statement, outcome, "only the frequencies are meant")])
     return Judged(numbers, parts, ["No layer rotates: there are no frequencies to correlate with."])
+
+
+@claim(
+    20,
+    source="ICLR 2026, PR1PPxvG9Q",
+    change="another trained length than the stated one, longer texts, the band of each layer instead of their mean",
+    needs=("frequencies",),
+    rotary=True,
+)
+def unrotated_planes(evidence: Evidence) -> Judged:
+    """One band of planes has a high norm, at d/2 · log_base(L / 3.657); un-rotating the slower ones is harmless."""
+    run = evidence.run("frequencies")
+    peak, gap = document_mean(run, "band_peak"), document_difference(run, "band_peak", run, "band_predicted")
+    if gap is None:
+        return Judged([], [], ["The model does not state its trained length, from which the band is predicted."])
+    predicted = control_mean(run, "band_predicted")
+    limit = 0.1 * evidence.planes
+    losses = ("loss_unrotated_slow", "loss_unrotated_slow_random", "loss_without_slow")
+    rise, random, masked = (model_mean(run, name, less="loss") for name in losses)
+    numbers = [
+        ClaimNumber("plane of the largest norm, mean over layers, 0 the fastest", peak, predicted, "predicted"),
+        ClaimNumber("rise of the loss with slower planes un-rotated", rise, random.mean, "random planes un-rotated"),
+        ClaimNumber("rise of the loss with slower planes un-rotated", rise, masked.mean, "slower planes masked"),
+    ]
+    parts = [
+        ClaimPart(
+            "the plane of the largest norm is at most a tenth of the planes away from the predicted one",
+            both(at_least(gap, -limit), at_most(gap, limit)),
+            "only the index of the band is meant",
+        ),
+        ClaimPart(
+            f"un-rotating the planes slower than the predicted one costs at most {COSTLY} nats",
+            at_most(rise, COSTLY),
+            "only un-rotating is meant",
+        ),
+    ]
+    return Judged(numbers, parts, ["The predicted index follows from the trained length of the configuration."])
 
 
 @claim(
@@ -198,6 +240,7 @@ def _ranked_higher(run: StoredRun, metric: str) -> list[float]:
 CLAIMS = (
     frequency_roles,
     anticorrelation,
+    unrotated_planes,
     random_tokens,
     retrieval_heads,
     Claim(
@@ -221,12 +264,6 @@ CLAIMS = (
     ),
     Claim(
         15, "One RoPE layer realises Index and Retrieval; discrepancy bounds.", "arXiv 2605.31558", reason=_LABORATORY
-    ),
-    Claim(
-        20,
-        "Un-rotating the planes slower than one band of high norm is harmless.",
-        "ICLR 2026, PR1PPxvG9Q",
-        reason="not measured yet: masking sets planes to zero, and un-rotating them is another intervention",
     ),
     Claim(
         23,

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from wherewhat.boundary import MOST_DOCUMENTS, check_at_most, output_file, output_folder, read_user_file
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object, plain_json, readable_json
+from wherewhat.measures.frequencies.measurement import BANDS
 from wherewhat.measures.measurement import Capacity, QuestionMeasurement, ReportRun
 from wherewhat.measures.registry import find_measurement
 from wherewhat.options import checked
@@ -62,23 +64,28 @@ class ClaimRun:
     rotary: bool = False
 
 
-def _runs(prompts: int) -> dict[str, ClaimRun]:
+def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     """Return the runs that claims need, by name; the decomposition is first.
 
     Numbers of passes were measured on two cores. Intervals need four documents, and losses under perturbation more.
+
+    Args:
+        prompts: Prompts of each kind and size.
+        capacity: What the model allows to be measured.
     """
     words = {"kinds": ("words",), "rates": (0.05, 0.1, 0.2), "seeds": 1, "axes": False, "equivalence": False}
     swaps = {"kinds": ("position_swap", "features"), "rates": (0.05,), "seeds": 1}
     asked: dict[str, Any] = {"kinds": ("numbers", "letters"), "sizes": (4, 16), "count": prompts}
     additive = {"strengths": (0.0, 1.0), "layers": False}
     queries = {"queries": 8}
+    bands = {"bands": min(BANDS, max(1, capacity.planes)), "unrotate": capacity.trained is not None}
     return {
         "axes": ClaimRun("axes"),
         "heads": ClaimRun("heads"),
         "random tokens": ClaimRun("heads", ReportRun(8.0, documents=4, tokens=256, options=queries), prompts="random"),
         "planes": ClaimRun("planes", ReportRun(4.0, documents=4, tokens=256, controls=("random",)), rotary=True),
         "distance": ClaimRun("distance", ReportRun(11.0, documents=4, tokens=256), rotary=True),
-        "frequencies": ClaimRun("frequencies", rotary=True),
+        "frequencies": ClaimRun("frequencies", ReportRun(36.0, documents=4, tokens=128, options=bands), rotary=True),
         "words": ClaimRun("perturb", ReportRun(8.0, documents=8, tokens=256, options=words)),
         "positions": ClaimRun("perturb", ReportRun(20.0, documents=4, tokens=192, options=swaps)),
         "residual": ClaimRun("residual", ReportRun(11.0, documents=4, tokens=256, options=additive)),
@@ -117,7 +124,7 @@ class Judgement:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as a JSON file."""
-        path = Path(path)
+        path = output_file(path, name="the claims")
         make_folder(path.parent)
         write_file(path, readable_json(self.data))
         return path
@@ -125,10 +132,7 @@ class Judgement:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Judgement:
         """Read what :meth:`save` wrote."""
-        try:
-            data = parse_object(Path(path).read_bytes()) or {}
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        data = parse_object(read_user_file(path, name="the claims")) or {}
         if data.get("wherewhat_claims") != _FORMAT:
             raise ConfigError(f"{path} is not a file of judged claims: write one with wherewhat claims")
         return cls(dict(data))
@@ -165,21 +169,22 @@ def judge_claims(
         out: Folder of run directories.
         progress: Progress callback; silent by default.
     """
-    progress, out, models = progress or Silent(), Path(out), LastModel()
+    progress, out, models = progress or Silent(), output_folder(out, name="--out"), LastModel()
     chosen = _chosen(claims)
     if prompts < 1:
         raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
+    check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
     given = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
     seen, pace = seen_model(model, given.documents, tokens=tokens, out=out, progress=progress, models=models)
     given.keep()
     length = len(seen.passages[0].tokens)
     names = {"axes", *(name for claim in chosen for name in (*claim.needs, *claim.also) if claim.rule is not None)}
-    wanted = {name: made for name, made in _runs(prompts).items() if name in names}
+    wanted = {name: made for name, made in _runs(prompts, seen.capacity).items() if name in names}
     requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, documents=documents, tokens=length)
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED)
     reasons |= {name: why for name, made in requests.items() for refused, why in runs.missing if refused == made}
-    evidence = Evidence(runs, requests, reasons, seen.capacity.rotates)
+    evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
     verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]
     command = _command(model, given, claims=claims, documents=documents, tokens=tokens, prompts=prompts)
     return Judgement(_result(runs, verdicts, command))
