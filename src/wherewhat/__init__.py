@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from wherewhat.measures.registry import register
     from wherewhat.models.catalog import SupportedModel, supported_models
+    from wherewhat.report.claims.judgement import Judgement, judge_claims
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
     from wherewhat.runs.directory import RunDirectory
@@ -51,6 +52,7 @@ _HOMES = {
     "Document": "wherewhat.text.documents",
     "DocumentScores": "wherewhat.measures.measurement",
     "DocumentsMeasurement": "wherewhat.measures.measurement",
+    "Judgement": "wherewhat.report.claims.judgement",
     "LayerAttention": "wherewhat.captures.attention",
     "LayerMeasurement": "wherewhat.measures.measurement",
     "LayerScores": "wherewhat.measures.measurement",
@@ -77,6 +79,7 @@ _HOMES = {
     "embedded_documents": "wherewhat.text.documents",
     "frequencies": "wherewhat.measures.layers",
     "intervene": "wherewhat.captures.proof",
+    "judge_claims": "wherewhat.report.claims.judgement",
     "load": "wherewhat.runs.execution",
     "make_plan": "wherewhat.runs.planner",
     "make_report": "wherewhat.report.report",
@@ -98,6 +101,7 @@ __all__ = [
     "Document",
     "DocumentScores",
     "DocumentsMeasurement",
+    "Judgement",
     "LayerAttention",
     "LayerMeasurement",
     "LayerScores",
@@ -124,6 +128,7 @@ __all__ = [
     "embedded_documents",
     "frequencies",
     "intervene",
+    "judge_claims",
     "load",
     "make_plan",
     "make_report",

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from wherewhat.boundary import shown
 from wherewhat.cli.check import check
+from wherewhat.cli.claims import claims
 from wherewhat.cli.compare import compare
 from wherewhat.cli.measurements import command_for
 from wherewhat.cli.plan import plan
@@ -65,6 +66,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         "report": ("Start here", report),
         "check": ("Start here", check),
         "plan": ("Start here", plan),
+        "claims": ("Start here", claims),
         # Panels of the help are in the order of their first commands.
         **{
             measurement.name: (measurement.group, measurement)

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError
+from wherewhat.boundary import read_user_file
+from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
 from wherewhat.extend.plan import Plan
+from wherewhat.hashes import parse_object
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress
 from wherewhat.report.schedule import ScheduledRun
@@ -53,12 +56,16 @@ class Runs:
             for each control model that cannot be made.
         others: Finished runs of measurements without their own part of the page.
         plans: Plans of the model in the folder of run directories, newest first.
+        claims: Contents of the files of judged claims of the model there, newest first.
+        missing: Request and reason of each run that could not be made.
     """
 
     finished: list[tuple[Request, StoredRun]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     others: list[OtherRun] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[tuple[Request, str]] = field(default_factory=list)
 
     @property
     def shown(self) -> list[StoredRun]:
@@ -118,7 +125,15 @@ class Pace:
         return found
 
 
-def measure(scheduled: Sequence[ScheduledRun], *, out: Path, pace: Pace, progress: Progress, models: LastModel) -> Runs:
+def measure(
+    scheduled: Sequence[ScheduledRun],
+    *,
+    out: Path,
+    pace: Pace,
+    progress: Progress,
+    models: LastModel,
+    tolerated: tuple[type[WherewhatError], ...] = (MeasureError, CaptureError),
+) -> Runs:
     """Make every scheduled run that is not finished.
 
     Args:
@@ -128,6 +143,7 @@ def measure(scheduled: Sequence[ScheduledRun], *, out: Path, pace: Pace, progres
         pace: Expected speed, for the first estimate; later estimates use the time taken so far.
         progress: Progress callback.
         models: Keeps a model from one run to the next.
+        tolerated: Errors for which a run other than the first is left out.
     """
     runs, earlier = Runs(), KnownRuns(out)
     known = {number: earlier.find(item.request) for number, item in enumerate(scheduled)}
@@ -141,7 +157,7 @@ def measure(scheduled: Sequence[ScheduledRun], *, out: Path, pace: Pace, progres
         if outcome is None:
             progress.say(f"{number + 1} of {len(scheduled)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
-            outcome = _outcome(request, out, progress, models, first=scheduled[0].request)
+            outcome = _outcome(request, out, progress, models, first=scheduled[0].request, tolerated=tolerated)
             # A control model may succeed the next time, such as with more memory.
             if isinstance(outcome, str) and request.model == scheduled[0].request.model:
                 earlier.keep(request, outcome)
@@ -150,11 +166,14 @@ def measure(scheduled: Sequence[ScheduledRun], *, out: Path, pace: Pace, progres
             if left > 0.5:
                 progress.say(f"about {duration(spent / done * left)} left")
         if isinstance(outcome, str):
+            runs.missing.append((request, outcome))
             runs.left_out.append(f"{request.measurement} ({request.model.weights}): {outcome}")
         else:
             runs.finished.append((request, StoredRun(outcome)))
     runs.others.extend(other_runs(runs, earlier))
-    runs.plans.extend(_plans(out, str(runs.first[1].directory.config["weights_hash"])))
+    weights_hash = str(runs.first[1].directory.config["weights_hash"])
+    runs.plans.extend(_plans(out, weights_hash))
+    runs.claims.extend(_claims(out, weights_hash))
     return runs
 
 
@@ -210,6 +229,15 @@ def _plans(out: Path, weights_hash: str) -> list[Plan]:
     return [plan for plan in found if plan.provenance.get("weights_hash") == weights_hash]
 
 
+def _claims(out: Path, weights_hash: str) -> list[dict[str, Any]]:
+    """Return the contents of the files of judged claims of a model with these weights in a folder, newest first."""
+    found = []
+    for file in sorted(out.glob("claims-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
+        with suppress(ConfigError):
+            found.append(dict(parse_object(read_user_file(file, name="the claims")) or {}))
+    return [one for one in found if one.get("weights_hash") == weights_hash and isinstance(one.get("claims"), list)]
+
+
 def _beginning(count: int, finished: int, seconds: float) -> str:
     if finished == count:
         return f"all {count} measurements were finished earlier"
@@ -221,14 +249,20 @@ def _beginning(count: int, finished: int, seconds: float) -> str:
 
 
 def _outcome(
-    request: Request, out: Path, progress: Progress, models: LastModel, *, first: Request
+    request: Request,
+    out: Path,
+    progress: Progress,
+    models: LastModel,
+    *,
+    first: Request,
+    tolerated: tuple[type[WherewhatError], ...],
 ) -> RunDirectory | str:
     """Return the finished run, or why the model has none."""
     if request.model != first.model:
         return run_control(request, out=out, progress=progress, models=models)
     try:
         return run(request, out=out, progress=progress, models=models)
-    except (MeasureError, CaptureError) as error:
+    except tolerated as error:
         if request == first:
             raise
         return str(error)

@@ -30,6 +30,7 @@ _SCRIPTS = (
     "plane",
     "curves",
     "learning",
+    "claims",
     "others",
     "method",
     "terms",

@@ -24,6 +24,7 @@ from wherewhat.report.schedule import TOKENS, GivenText, given_text, schedule
 from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.execution import LastModel
+from wherewhat.runs.inputs import common_length
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
 
@@ -97,25 +98,49 @@ def make_report(
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
 
 
+def seen_model(
+    model: ModelRequest | MemoryModel,
+    documents: Sequence[Document],
+    *,
+    tokens: int | None,
+    out: Path,
+    progress: Progress,
+    models: LastModel,
+) -> tuple[Excerpt, Pace]:
+    """Return the excerpt of a model, stored or made now, and the model's expected speed.
+
+    Args:
+        model: The model, which is loaded only if there is no excerpt.
+        documents: The documents.
+        tokens: Tokens of each; None for 512, or as many as model and texts have.
+        out: Folder of run directories and excerpts.
+        progress: Progress callback.
+        models: Keeps the model.
+    """
+    stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out)
+    seen = stored.read()
+    if seen is not None:
+        return seen, Pace(_LOADING * seen.seconds, seen.seconds)
+    progress.say(f"loading {model.model} ({model.weights}) and running it on the first tokens")
+    started = time.perf_counter()
+    loaded = models.loaded(model, say=progress.say)
+    length = tokens or common_length(loaded, documents)
+    seen = take_excerpt(loaded, documents, tokens=length, proof=models.proof())
+    start = time.perf_counter() - started - length * len(seen.passages) * seen.seconds
+    stored.write(seen)
+    return seen, Pace(start, seen.seconds)
+
+
 def _measured(
     model: ModelRequest | MemoryModel, given: GivenText, *, tokens: int, out: Path, progress: Progress
 ) -> tuple[Excerpt, Runs]:
     """Return excerpt and runs of one model, which is loaded only if something is missing."""
-    stored = ExcerptFile.of(model, given.documents, tokens=tokens, out=out)
-    seen, start, models = stored.read(), None, LastModel()
-    if seen is None:
-        progress.say(f"loading {model.model} ({model.weights}) and running it on the first tokens")
-        started = time.perf_counter()
-        loaded = models.loaded(model, say=progress.say)
-        seen = take_excerpt(loaded, given.documents, tokens=tokens, proof=models.proof())
-        del loaded
-        start = time.perf_counter() - started - tokens * len(seen.passages) * seen.seconds
-        stored.write(seen)
+    models = LastModel()
+    seen, pace = seen_model(model, given.documents, tokens=tokens, out=out, progress=progress, models=models)
     given.keep()
     scheduled, left_out = schedule(
         model, seen.capacity, text=given.sources, texts=given.texts, documents=len(given.documents), tokens=tokens
     )
-    pace = Pace(_LOADING * seen.seconds if start is None else start, seen.seconds)
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models)
     shown = {other.name for other in runs.others}
     runs.left_out.extend(line for line in left_out if line.partition(":")[0] not in shown)

@@ -66,30 +66,36 @@ class _RecordedStream:
 
 
 def given_text(
-    text: Sequence[str] | None, *, documents: int | None, out: Path, texts: tuple[Document, ...] | None = None
+    text: Sequence[str] | None,
+    *,
+    documents: int | None,
+    out: Path,
+    texts: tuple[Document, ...] | None = None,
+    default: int = DOCUMENTS,
 ) -> GivenText:
     """Read the texts of a report.
 
     Args:
         text: Files, folders or ``-``; None for the embedded text.
-        documents: Number of documents; the first four by default.
+        documents: Number of documents; the first ``default`` by default.
         out: Folder of run directories, and of the content of standard input.
         texts: Documents in memory instead.
+        default: Largest number of documents where none was asked for.
     """
     if texts is not None:
         if text:
             raise ConfigError("text (files) and texts (strings or token ids) were both given: give one of them")
         check_count(documents, len(texts))
-        chosen = texts[: documents or DOCUMENTS]
+        chosen = texts[: documents or default]
         return GivenText(None, list(chosen), texts=chosen)
     sources = tuple(text) if text else None
     if sources is None:
-        return GivenText(None, read_documents(None, count=documents or DOCUMENTS))
+        return GivenText(None, read_documents(None, count=documents or default))
     piped = getattr(sys.stdin, "buffer", None) if _STANDARD_INPUT in sources else None
     recorded = None if piped is None else _RecordedStream(piped)
     found = read_documents(sources, stdin=cast("BinaryIO | None", recorded), count=documents)
     if documents is None:
-        found = found[:DOCUMENTS]
+        found = found[:default]
     if recorded is None:
         return GivenText(sources, found)
     data = bytes(recorded.data)

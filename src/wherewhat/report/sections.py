@@ -21,6 +21,7 @@ from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, Que
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import interval
 from wherewhat.measures.swaps import LABELS
+from wherewhat.report.claims.claim import verdict_words
 from wherewhat.report.data import (
     Number,
     Value,
@@ -318,6 +319,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),
         "bands": bands(runs),
+        "claims": _newest_claims(runs),
         "others": [
             *(
                 {**numbers_and_figure(other.runs), "more": other.more, "command": other.command}
@@ -364,6 +366,35 @@ def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
         drawn = None
     made = run.measurement
     return {"name": made.name, "summary": made.summary, "about": _about(run), "rows": rows, "figure": drawn}
+
+
+def _newest_claims(runs: Runs) -> dict[str, Any] | None:
+    """Return the newest judged claims of the model that are not damaged; None if there are none."""
+    for found in runs.claims:
+        with suppress(KeyError, TypeError, ValueError):
+            return _claims(found)
+    return None
+
+
+def _claims(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file of judged claims as the page shows it."""
+    values = ("mean", "low", "high", "control")
+    texts = ("number", "statement", "source", "notes", "change")
+    rows = [
+        {
+            **{name: claim[name] for name in texts},
+            "verdict": verdict_words(claim),
+            "numbers": [{**number, **{name: rounded(number[name]) for name in values}} for number in claim["numbers"]],
+            "parts": [{name: part[name] for name in ("statement", "outcome")} for part in claim["parts"]],
+        }
+        for claim in found["claims"]
+    ]
+    note = (
+        f"Judged in {found['dtype']} on {counted(len(found['documents']), 'document')} of {found['tokens']} tokens; "
+        "some measurements use fewer. Intervals are 95 % over documents, prompts or heads. Each verdict follows from "
+        "the rule beside it; open means that an interval includes the threshold."
+    )
+    return {"note": note, "rows": rows, "command": found["command"]}
 
 
 def _newest_plan(runs: Runs) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ function write() {
   writePanel();
   writePlane();
   writeCurves();
+  writeClaims();
   writeOthers();
   writeMethod();
   writeTerms();

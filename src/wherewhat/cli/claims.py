@@ -1,0 +1,114 @@
+"""``wherewhat claims``: claims of papers judged on a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from wherewhat.cli import options
+from wherewhat.cli.options import with_fields
+from wherewhat.cli.terminal import Table, print_line
+from wherewhat.errors import printable
+from wherewhat.progress import TerminalProgress
+from wherewhat.runs.request import ModelRequest
+
+_Claims = Annotated[
+    list[int] | None, typer.Option("--claim", metavar="N", help="Judge only this claim; repeat for several.")
+]
+_Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
+]
+_Documents = Annotated[
+    int | None, typer.Option(help="Documents of each measurement (default: the first 4, for words the first 8).")
+]
+_Tokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of each document of the decomposition (default: 512, or as many as there are); others 256 at most."
+    ),
+]
+_Prompts = Annotated[int, typer.Option(help="Prompts of each kind and size.")]
+_File = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=options.file_to_write("--file"),
+        help="The result's file (default: claims-MODEL.json in --out).",
+    ),
+]
+
+
+@with_fields(ModelRequest)
+def claims(
+    claim: _Claims = None,
+    text: _Text = None,
+    documents: _Documents = None,
+    tokens: _Tokens = None,
+    prompts: _Prompts = 24,
+    file: _File = None,
+    out: options.Out = options.DEFAULT_OUT,
+    **given: Any,
+) -> None:
+    """Judge the claims of papers about position and content in attention on a model.
+
+    Each claim has numbers with intervals and controls, a verdict by a stated rule (holds, holds if …, does not hold,
+    cannot be told), and what would change it. Claims that do not apply to the model are listed with the reason. Runs
+    are shared with other commands, and an interrupted command is resumed. Writes one JSON file, which `wherewhat
+    report` with the same folder shows as a section.
+    """
+    from wherewhat.report.claims.judgement import judge_claims
+
+    request = ModelRequest(**given)
+    made = judge_claims(
+        request,
+        claims=tuple(claim or ()),
+        text=tuple(text) if text else None,
+        documents=documents,
+        tokens=tokens,
+        prompts=prompts,
+        out=out,
+        progress=TerminalProgress(),
+    )
+    weights = "" if request.weights == "trained" else f"-{request.weights}"
+    path = made.save(file or out / f"claims-{made.data['model']}{weights}.json")
+    console = Console()
+    console.print(_table(made.data))
+    print_line(console, path)
+
+
+def _table(data: dict[str, Any]) -> Table:
+    """Return the claims with numbers, controls and verdicts."""
+    from wherewhat.report.claims.claim import verdict_words
+
+    count = len(data["documents"])
+    table = Table(
+        title=f"{escape(printable(data['model']))} ({data['weights']}): claims judged on {count} documents",
+        caption="Intervals are 95 % over documents, prompts or heads. Rules and thresholds: documentation, Claims.",
+        show_lines=True,
+    )
+    table.add_column("", justify="right")
+    for column in ("claim", "number; control", "verdict", "what would change it"):
+        table.add_column(column)
+    for one in data["claims"]:
+        verdict = [verdict_words(one)]
+        if one["verdict"] == "cannot be told":
+            verdict += [f"open: {part['statement']}" for part in one["parts"] if part["outcome"] is None]
+            verdict += one["notes"]
+        cells = ([one["statement"]], [_number(number) for number in one["numbers"]], verdict, [one["change"]])
+        table.add_row(str(one["number"]), *("\n".join(escape(printable(line)) for line in lines) for lines in cells))
+    return table
+
+
+def _number(number: dict[str, Any]) -> str:
+    between = "" if number["low"] is None else f" ({_round(number['low'])} to {_round(number['high'])})"
+    control = "" if number["control"] is None else f"; {_round(number['control'])} {number['control_title']}"
+    return f"{_round(number['mean'])}{between} {number['title']}{control}"
+
+
+def _round(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}".replace("-0.000", "0.000")

@@ -1,0 +1,1 @@
+"""Claims of papers about position and content in attention, judged on a model."""

@@ -1,0 +1,274 @@
+"""Claims about heads and frequencies, and the claims that are not judged on a pretrained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import mode
+
+from wherewhat.measures.measurement import SHARE
+from wherewhat.measures.statistics import interval, wilson
+from wherewhat.measures.swaps import LABELS
+from wherewhat.report.claims.claim import (
+    CLEAR,
+    COSTLY,
+    FEWEST_HEADS,
+    MOST,
+    URRUTIA,
+    Claim,
+    ClaimNumber,
+    ClaimPart,
+    Evidence,
+    Judged,
+    at_least,
+    at_most,
+    both,
+    claim,
+    control_mean,
+    document_difference,
+    document_mean,
+    head_means,
+    model_mean,
+)
+from wherewhat.report.data import head_labels
+from wherewhat.runs.results import StoredRun
+
+SLASH = 0.1
+"""Smallest mean attention at one distance of a slash-dominant head."""
+TOP = 0.1
+"""Share of all heads that are called retrieval heads."""
+
+_AS_USUAL = f"at least {MOST:.0%}, or 0.1 less than on two documents of text"
+_LABORATORY = "about trained small models: see wherewhat multihop"
+
+
+@claim(
+    17,
+    source=URRUTIA,
+    change="other bands, scores of planes weighted by their logits",
+    needs=("frequencies",),
+    rotary=True,
+)
+def frequency_roles(evidence: Evidence) -> Judged:
+    """Slow frequencies are symbolic, fast ones positional; masking them moves heads accordingly."""
+    run = evidence.run("frequencies")
+    slow = int(run.config.bands)
+    positional = model_mean(run, "s_pos_band_1", less=f"s_pos_band_{slow}")
+    symbolic = model_mean(run, f"s_sym_band_{slow}", less="s_sym_band_1")
+    without_fast = model_mean(run, "s_pos_change_without_band_1")
+    without_slow = model_mean(run, f"s_sym_change_without_band_{slow}")
+    titles = {
+        f"positional score of planes, band 1 minus band {slow}": positional,
+        f"symbolic score of planes, band {slow} minus band 1": symbolic,
+        "change of the positional score without band 1": without_fast,
+        f"change of the symbolic score without band {slow}": without_slow,
+    }
+    numbers = [ClaimNumber(title, value, 0.0, "no difference") for title, value in titles.items()]
+    parts = [
+        ClaimPart(
+            f"scores of single planes differ by at least {CLEAR} in the stated direction",
+            both(at_least(positional, CLEAR), at_least(symbolic, CLEAR)),
+            "single planes are meant",
+        ),
+        ClaimPart(
+            "without the fastest band s_pos falls by at least 0.01, and without the slowest one s_sym does",
+            both(at_most(without_fast, -0.01), at_most(without_slow, -0.01)),
+            "heads with masked bands are meant",
+        ),
+    ]
+    return Judged(numbers, parts, ["Band 1 is the fastest."])
+
+
+@claim(
+    18,
+    source=URRUTIA,
+    change="another temperature or block size of swaps, frequency IDs with linear weights",
+    needs=("heads",),
+)
+def anticorrelation(evidence: Evidence) -> Judged:
+    """s_pos and s_sym are anticorrelated over heads, and both correlate with the mean frequency."""
+    run, random = evidence.run("heads"), evidence.find("heads", "random")
+    titles = {
+        "corr_pos_sym": "correlation of s_pos and s_sym over heads",
+        "corr_pos_frequency_softmax": "correlation of s_pos and mean frequency ID",
+        "corr_sym_frequency_softmax": "correlation of s_sym and mean frequency ID",
+    }
+    found = {name: model_mean(run, name) for name in titles if run.values(name)}
+    numbers = [ClaimNumber(titles[x], value, control_mean(random, x), "random model") for x, value in found.items()]
+    parts = [
+        ClaimPart(
+            "s_pos and s_sym correlate by at most -0.3",
+            at_most(found.get("corr_pos_sym"), -0.3),
+            "only the two scores are meant",
+        )
+    ]
+    if "corr_pos_frequency_softmax" in found:
+        outcome = both(
+            at_most(found["corr_pos_frequency_softmax"], -0.3), at_least(found.get("corr_sym_frequency_softmax"), 0.3)
+        )
+        statement = "mean frequency ID (1 is the fastest): at most -0.3 with s_pos and at least 0.3 with s_sym"
+        return Judged(numbers, [*parts, ClaimPart(statement, outcome, "only the frequencies are meant")])
+    return Judged(numbers, parts, ["No layer rotates: there are no frequencies to correlate with."])
+
+
+@claim(
+    20,
+    source="ICLR 2026, PR1PPxvG9Q",
+    change="another trained length than the stated one, longer texts, the band of each layer instead of their mean",
+    needs=("frequencies",),
+    rotary=True,
+)
+def unrotated_planes(evidence: Evidence) -> Judged:
+    """One band of planes has a high norm, at d/2 · log_base(L / 3.657); un-rotating the slower ones is harmless."""
+    run = evidence.run("frequencies")
+    peak, gap = document_mean(run, "band_peak"), document_difference(run, "band_peak", run, "band_predicted")
+    if gap is None:
+        return Judged([], [], ["The model does not state its trained length, from which the band is predicted."])
+    predicted = control_mean(run, "band_predicted")
+    limit = 0.1 * evidence.planes
+    losses = ("loss_unrotated_slow", "loss_unrotated_slow_random", "loss_without_slow")
+    rise, random, masked = (model_mean(run, name, less="loss") for name in losses)
+    numbers = [
+        ClaimNumber("plane of the largest norm, mean over layers, 0 the fastest", peak, predicted, "predicted"),
+        ClaimNumber("rise of the loss with slower planes un-rotated", rise, random.mean, "random planes un-rotated"),
+        ClaimNumber("rise of the loss with slower planes un-rotated", rise, masked.mean, "slower planes masked"),
+    ]
+    parts = [
+        ClaimPart(
+            "the plane of the largest norm is at most a tenth of the planes away from the predicted one",
+            both(at_least(gap, -limit), at_most(gap, limit)),
+            "only the index of the band is meant",
+        ),
+        ClaimPart(
+            f"un-rotating the planes slower than the predicted one costs at most {COSTLY} nats",
+            at_most(rise, COSTLY),
+            "only un-rotating is meant",
+        ),
+    ]
+    return Judged(numbers, parts, ["The predicted index follows from the trained length of the configuration."])
+
+
+@claim(
+    22, source="arXiv 2601.08297", change="another threshold of a slash, longer texts", needs=("heads", "random tokens")
+)
+def random_tokens(evidence: Evidence) -> Judged:
+    """Slash-dominant heads are the same on random tokens."""
+    text, random = evidence.run("heads"), evidence.run("random tokens")
+    sizes = [head_means(run, "slash_max") for run in (text, random)]
+    lags = [{place: mode(x.values()) for place, x in run.head_documents("slash_lag").items()} for run in (text, random)]
+    slashes = [place for place, size in sizes[0].items() if size >= SLASH and place in sizes[1]]
+    numbers, parts = [], []
+    if len(slashes) >= FEWEST_HEADS:
+        kept = wilson([float(sizes[1][x] >= SLASH and lags[0][x] == lags[1][x]) for x in slashes])
+        usual = _agreement(text, slashes, "slash_lag")
+        numbers.append(
+            ClaimNumber("slash-dominant heads with the same slash on random tokens", kept, usual, "two documents")
+        )
+        statement = f"of {len(slashes)} slash-dominant heads (at least {SLASH}), share with the same: {_AS_USUAL}"
+        parts.append(ClaimPart(statement, at_least(kept, min(MOST, usual - 0.1)), "slash-dominant heads are meant"))
+    labels = [head_labels(run) for run in (text, random)]
+    places = [place for place in labels[0] if place in labels[1]]
+    if places:
+        equal = wilson([float(labels[0][place] == labels[1][place]) for place in places])
+        usual = _agreement(text, places, "label")
+        numbers.append(ClaimNumber("heads with the same label on random tokens", equal, usual, "two documents"))
+        parts.append(
+            ClaimPart(
+                f"share of heads with the same label: {_AS_USUAL}",
+                at_least(equal, min(MOST, usual - 0.1)),
+                "labels of heads are meant",
+            )
+        )
+    return Judged(numbers, parts, [] if parts else ["No head has a label or a slash on both kinds of text."])
+
+
+@claim(
+    24,
+    source="arXiv 2410.10819 and 2511.11579",
+    change="an intervention instead of attention scores: wherewhat plan --compare symbolic --compare random",
+    needs=("heads",),
+)
+def retrieval_heads(evidence: Evidence) -> Judged:
+    """Retrieval heads are the symbolic ones."""
+    run = evidence.run("heads")
+    codes = head_labels(run).values()
+    numbers, parts = [], []
+    for metric, what in (("retrieval", "attention to the next token"), ("induction", "induction")):
+        areas = _ranked_higher(run, metric)
+        if not areas:
+            continue
+        area = interval(areas).within(SHARE)
+        title = f"probability that one of the {TOP:.0%} of heads with most {what} is more symbolic than another head"
+        numbers.append(ClaimNumber(title, area, 0.5, "chance"))
+        statement = f"it is at least {MOST}: {what}"
+        parts.append(ClaimPart(statement, at_least(area, MOST), f"retrieval heads are those with most {what}"))
+    pure = sum(code == LABELS.index("symbolic") for code in codes)
+    notes = [f"{pure} of {len(codes)} heads are pure symbolic heads."] if parts else ["Too few heads have scores."]
+    return Judged(numbers, parts, notes)
+
+
+def _agreement(run: StoredRun, places: Sequence[tuple[int, int]], metric: str) -> float:
+    """Return the share of heads with the same value on two documents, over all pairs; 1 for a single document."""
+    found = run.head_documents(metric)
+    equal = [one == two for place in places for one, two in combinations(found[place].values(), 2)]
+    return sum(equal) / len(equal) if equal else 1.0
+
+
+def _ranked_higher(run: StoredRun, metric: str) -> list[float]:
+    """Return for each document how often a head with a high value of a metric is more symbolic than another head.
+
+    That is the area under the ROC curve of ``s_sym - s_pos`` for the share ``TOP`` of heads with the highest values:
+    0.5 if they are unrelated, 1 if they are the most symbolic heads.
+    """
+    scores, s_pos, s_sym = (run.head_documents(name) for name in (metric, "s_pos", "s_sym"))
+    areas = []
+    for document in run.documents:
+        both_scores = [
+            (values[document], s_sym[place][document] - s_pos[place][document])
+            for place, values in scores.items()
+            if all(document in found.get(place, {}) for found in (scores, s_pos, s_sym))
+        ]
+        ranked = [symbolic for _, symbolic in sorted(both_scores, key=lambda one: -one[0])]
+        count = max(FEWEST_HEADS, round(TOP * len(ranked)))
+        top, rest = ranked[:count], ranked[count:]
+        if rest:
+            wins = sum((one > two) + 0.5 * (one == two) for one in top for two in rest)
+            areas.append(wins / len(top) / len(rest))
+    return areas
+
+
+CLAIMS = (
+    frequency_roles,
+    anticorrelation,
+    unrotated_planes,
+    random_tokens,
+    retrieval_heads,
+    Claim(
+        11,
+        "Successful learning comes with pure heads; purity precedes or coincides with accuracy.",
+        "arXiv 2605.31558",
+        reason=_LABORATORY,
+    ),
+    Claim(
+        12,
+        "Number needs positional and symbolic heads, letter only symbolic ones.",
+        "arXiv 2605.31558",
+        reason=_LABORATORY,
+    ),
+    Claim(13, "Hops are learned in order for number, together for letter.", "arXiv 2605.31558", reason=_LABORATORY),
+    Claim(
+        14,
+        "Heads implement Index, Retrieval and Reflexive; Reflexive is symbolic.",
+        "arXiv 2605.31558",
+        reason=_LABORATORY,
+    ),
+    Claim(
+        15, "One RoPE layer realises Index and Retrieval; discrepancy bounds.", "arXiv 2605.31558", reason=_LABORATORY
+    ),
+    Claim(
+        23,
+        "Massive values of q and k in slow planes matter for reading context, not for what is remembered.",
+        "arXiv 2502.01563",
+        reason="not measured yet: it needs masking of single dimensions, and questions about remembered facts",
+    ),
+)

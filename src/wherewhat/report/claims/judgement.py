@@ -1,0 +1,305 @@
+"""``judge_claims``: make the runs that claims need, judge each claim, and collect everything in one result."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from wherewhat.boundary import MOST_DOCUMENTS, check_at_most, output_file, output_folder, read_user_file
+from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError
+from wherewhat.files import make_folder, write_file
+from wherewhat.hashes import parse_object, plain_json, readable_json
+from wherewhat.measures.frequencies.measurement import BANDS
+from wherewhat.measures.measurement import Capacity, QuestionMeasurement, ReportRun
+from wherewhat.measures.registry import find_measurement
+from wherewhat.options import checked
+from wherewhat.progress import Progress, Silent
+from wherewhat.report.claims import behaviour, heads, logits
+from wherewhat.report.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
+from wherewhat.report.measurements import Runs, measure
+from wherewhat.report.report import seen_model
+from wherewhat.report.schedule import GivenText, ScheduledRun, given_text
+from wherewhat.runs.execution import LastModel
+from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
+from wherewhat.runs.results import StoredRun
+from wherewhat.text.documents import Document, documents_of
+
+CLAIMS: tuple[Claim, ...] = tuple(
+    sorted((*logits.CLAIMS, *behaviour.CLAIMS, *heads.CLAIMS), key=lambda claim: claim.number)
+)
+"""All claims by number."""
+
+_FORMAT = 1
+"""Version of the file's format."""
+
+PROMPTS = 24
+"""Prompts of each kind and size by default."""
+
+_DOCUMENTS, _MOST_DOCUMENTS = 4, 8
+"""Documents by default of measurements that state no number, and the largest number by default."""
+
+_TOLERATED = (MeasureError, CaptureError, ConfigError, TextError)
+"""Errors of a model or text that a measurement cannot use; claims that need it are then not judged."""
+
+
+@dataclass(frozen=True)
+class ClaimRun:
+    """A run that claims need.
+
+    Attributes:
+        measurement: Name of the measurement.
+        run: Its size, options and control models; None for those of a report, so that both share the run.
+        prompts: Kind of prompts instead of texts.
+        rotary: Whether it needs a model that rotates queries and keys.
+    """
+
+    measurement: str
+    run: ReportRun | None = None
+    prompts: str | None = None
+    rotary: bool = False
+
+
+def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
+    """Return the runs that claims need, by name; the decomposition is first.
+
+    Numbers of passes were measured on two cores. Intervals need four documents, and losses under perturbation more.
+
+    Args:
+        prompts: Prompts of each kind and size.
+        capacity: What the model allows to be measured.
+    """
+    words = {"kinds": ("words",), "rates": (0.05, 0.1, 0.2), "seeds": 1, "axes": False, "equivalence": False}
+    swaps = {"kinds": ("position_swap", "features"), "rates": (0.05,), "seeds": 1}
+    asked: dict[str, Any] = {"kinds": ("numbers", "letters"), "sizes": (4, 16), "count": prompts}
+    additive = {"strengths": (0.0, 1.0), "layers": False}
+    queries = {"queries": 8}
+    bands = {"bands": min(BANDS, max(1, capacity.planes)), "unrotate": capacity.trained is not None}
+    return {
+        "axes": ClaimRun("axes"),
+        "heads": ClaimRun("heads"),
+        "random tokens": ClaimRun("heads", ReportRun(8.0, documents=4, tokens=256, options=queries), prompts="random"),
+        "planes": ClaimRun("planes", ReportRun(4.0, documents=4, tokens=256, controls=("random",)), rotary=True),
+        "distance": ClaimRun("distance", ReportRun(11.0, documents=4, tokens=256), rotary=True),
+        "frequencies": ClaimRun("frequencies", ReportRun(36.0, documents=4, tokens=128, options=bands), rotary=True),
+        "words": ClaimRun("perturb", ReportRun(8.0, documents=8, tokens=256, options=words)),
+        "positions": ClaimRun("perturb", ReportRun(20.0, documents=4, tokens=192, options=swaps)),
+        "residual": ClaimRun("residual", ReportRun(11.0, documents=4, tokens=256, options=additive)),
+        # About 100 tokens for each of two kinds in two sizes.
+        "prompts": ClaimRun("prompts", ReportRun(2.0, documents=4 * prompts, tokens=100, options=asked)),
+        "extend": ClaimRun("extend"),
+    }
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All claims judged on one model.
+
+    Attributes:
+        data: Model, claims with numbers, controls and verdicts, runs and versions, as plain JSON.
+    """
+
+    data: dict[str, Any]
+
+    @property
+    def verdicts(self) -> dict[int, str]:
+        """The verdict on each claim by number; "holds if" with its condition."""
+        return {one["number"]: verdict_words(one) for one in self.data["claims"]}
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return everything about one claim."""
+        for one in self.data["claims"]:
+            if one["number"] == number:
+                return cast("dict[str, Any]", one)
+        raise KeyError(number)
+
+    def __repr__(self) -> str:
+        """Return model and verdicts, one per line."""
+        lines = [f"{number:>2}. {verdict}" for number, verdict in self.verdicts.items()]
+        return "\n".join([f"Judgement of {self.data['model']}", *lines])
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as a JSON file."""
+        path = output_file(path, name="the claims")
+        make_folder(path.parent)
+        write_file(path, readable_json(self.data))
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Judgement:
+        """Read what :meth:`save` wrote."""
+        data = parse_object(read_user_file(path, name="the claims")) or {}
+        if data.get("wherewhat_claims") != _FORMAT:
+            raise ConfigError(f"{path} is not a file of judged claims: write one with wherewhat claims")
+        return cls(dict(data))
+
+
+@checked(model=model_request, texts=documents_of)
+def judge_claims(
+    model: ModelRequest | MemoryModel,
+    *,
+    claims: Sequence[int] = (),
+    text: Sequence[str] | None = None,
+    texts: tuple[Document, ...] | None = None,
+    documents: int | None = None,
+    tokens: int | None = None,
+    prompts: int = PROMPTS,
+    out: str | os.PathLike[str] = "runs",
+    progress: Progress | None = None,
+) -> Judgement:
+    """Judge the claims of papers about position and content in attention on one model.
+
+    Measurements are run on a few documents, each in its own run directory: finished ones are not computed again, and
+    those of a report with the same documents and tokens are shared.
+
+    Args:
+        model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned. A
+            model in memory brings its tokenizer as a pipeline, or as :class:`~wherewhat.runs.request.MemoryModel`.
+        claims: Numbers of the claims; all by default.
+        text: Files, folders or ``-``; None for the embedded text.
+        texts: Strings, documents or token ids instead.
+        documents: Documents of each measurement; by default the first four, and eight for perturbed words.
+        tokens: Tokens of each for the decomposition; 512 by default, or as many as model and texts have. Others use
+            256 at most.
+        prompts: Prompts of each kind and size.
+        out: Folder of run directories.
+        progress: Progress callback; silent by default.
+    """
+    progress, out, models = progress or Silent(), output_folder(out, name="--out"), LastModel()
+    chosen = _chosen(claims)
+    if prompts < 1:
+        raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
+    check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
+    Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
+    given = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
+    seen, pace = seen_model(model, given.documents, tokens=tokens, out=out, progress=progress, models=models)
+    given.keep()
+    length = len(seen.passages[0].tokens)
+    names = {"axes", *(name for claim in chosen for name in (*claim.needs, *claim.also) if claim.rule is not None)}
+    wanted = {name: made for name, made in _runs(prompts, seen.capacity).items() if name in names}
+    requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, documents=documents, tokens=length)
+    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED)
+    reasons |= {name: why for name, made in requests.items() for refused, why in runs.missing if refused == made}
+    evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
+    verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]
+    command = _command(model, given, claims=claims, documents=documents, tokens=tokens, prompts=prompts)
+    return Judgement(_result(runs, verdicts, command))
+
+
+def _chosen(numbers: Sequence[int]) -> list[Claim]:
+    """Return the claims with these numbers, or all of them."""
+    known = {claim.number: claim for claim in CLAIMS}
+    for number in numbers:
+        if number not in known:
+            raise ConfigError(f"there is no claim {number}: choose from 1 to {max(known)}")
+    return [claim for claim in CLAIMS if not numbers or claim.number in numbers]
+
+
+def _schedule(
+    model: ModelRequest | MemoryModel,
+    capacity: Capacity,
+    given: GivenText,
+    wanted: Mapping[str, ClaimRun],
+    *,
+    documents: int | None,
+    tokens: int,
+) -> tuple[dict[str, Request], list[ScheduledRun], dict[str, str]]:
+    """Return the request of each run by name, all runs in order with their control models, and reasons for others."""
+    requests: dict[str, Request] = {}
+    reasons: dict[str, str] = {}
+    scheduled, controls = [], []
+    for name, made in wanted.items():
+        measurement = find_measurement(made.measurement)
+        run = made.run or measurement.report_run(capacity, tokens=tokens)
+        if made.rotary and not capacity.rotates:
+            run = "no layer of this model rotates its queries and keys"
+        if not isinstance(run, ReportRun):
+            reasons[name] = run or f"{made.measurement} was not measured"
+            continue
+        length = run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
+        count = documents or min(max(run.documents or 0, _DOCUMENTS), len(given.documents))
+        request = Request(measurement=made.measurement, model=model, beyond=run.beyond, options=run.options)
+        if isinstance(measurement, QuestionMeasurement):
+            count = run.documents or 0
+        elif made.prompts is not None:
+            count = documents or run.documents or _DOCUMENTS
+            request = replace(request, prompts=made.prompts, documents=count, tokens=length)
+        else:
+            request = replace(request, text=given.sources, texts=given.texts, documents=count, tokens=length)
+        cost = run.passes * count * length
+        requests[name] = request
+        scheduled.append(ScheduledRun(request, cost))
+        if model.weights == "trained":
+            controls += [ScheduledRun(request.with_weights(weights), cost) for weights in run.controls]
+    # Sorted by weights, because a model is kept only until another one is requested.
+    return requests, scheduled + sorted(controls, key=lambda control: str(control.request.model.weights)), reasons
+
+
+def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> dict[str, Any]:
+    """Return the content of the result; nothing in it depends on when or how often the command was started."""
+    _, first = runs.first
+    config = first.directory.config
+    used = {name for one in verdicts for name in one["runs"]}
+    listed: dict[str, tuple[Request | None, StoredRun]] = {
+        run.directory.path.name: (request, run) for request, run in runs.finished
+    }
+    listed |= {
+        run.directory.path.name: (None, run)
+        for other in runs.others
+        for run in other.runs.values()
+        if run.directory.path.name in used and run.directory.path.name not in listed
+    }
+    result = {
+        "wherewhat_claims": _FORMAT,
+        **{
+            name: config[name]
+            for name in ("model", "weights", "weights_hash", "tokenizer_hash", "dtype", "device", "seed")
+        },
+        "tokens": config["tokens"],
+        "documents": config["documents"],
+        "claims": verdicts,
+        "runs": [
+            {
+                "name": name,
+                "measurement": run.measurement.name,
+                "weights": run.directory.config["weights"],
+                "config_hash": run.directory.config_hash,
+                "command": None if request is None else request.command(),
+            }
+            for name, (request, run) in listed.items()
+        ],
+        "left_out": list(runs.left_out),
+        "versions": collect_versions(),
+        "command": command,
+    }
+    return cast("dict[str, Any]", plain_json(result))
+
+
+def _command(
+    model: ModelRequest | MemoryModel,
+    given: GivenText,
+    *,
+    claims: Sequence[int],
+    documents: int | None,
+    tokens: int | None,
+    prompts: int,
+) -> str | None:
+    """Return the command that gives the same result; None if model or texts are only in memory."""
+    if not isinstance(model, ModelRequest) or given.texts is not None:
+        return None
+    words = ["wherewhat", "claims", os.fspath(model.model)]
+    for number in claims:
+        words += ["--claim", str(number)]
+    for source in given.sources or ():
+        words += ["--text", source]
+    for name, value, default in (
+        ("documents", documents, None),
+        ("tokens", tokens, None),
+        ("prompts", prompts, PROMPTS),
+    ):
+        words += [] if value == default else [f"--{name}", str(value)]
+    return shlex.join([*words, *given_options(model, leave_out=("model",))])

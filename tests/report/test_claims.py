@@ -1,0 +1,390 @@
+"""Known answers: rules judge constructed numbers; end to end: claims are judged, resumed and shown in a report."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from helpers.capture import tiny
+from wherewhat import Judgement, judge_claims
+from wherewhat.errors import ConfigError
+from wherewhat.measures.measurement import UNBOUNDED, Capacity, Metric
+from wherewhat.measures.statistics import Interval
+from wherewhat.report import measurements
+from wherewhat.report.claims.claim import (
+    ClaimPart,
+    Evidence,
+    at_least,
+    at_most,
+    both,
+    contrast,
+    judge,
+    opposite,
+    verdict_json,
+    verdict_of,
+    verdict_words,
+)
+from wherewhat.report.claims.judgement import CLAIMS, _runs, _schedule
+from wherewhat.report.measurements import Runs
+from wherewhat.report.schedule import given_text, schedule
+from wherewhat.report.sections import _newest_claims
+from wherewhat.runs import execution
+from wherewhat.runs.request import ModelRequest, Request
+
+DOCUMENTS = ("one", "two", "three")
+CAPACITY = Capacity(512, False, 4, 9000)
+KNOWN = {claim.number: claim for claim in CLAIMS}
+
+
+class FakeRun:
+    """The numbers of a run without a run directory: three documents with almost equal values."""
+
+    def __init__(self, values=None, heads=None, summaries=None, **config):
+        self._values = values or {}
+        self._heads = heads or {}
+        self._summaries = summaries or {}
+        self.config = SimpleNamespace(**config)
+        self.documents = list(DOCUMENTS)
+        self.directory = SimpleNamespace(path=Path("fake"))
+
+    def document_means(self, metric):
+        if metric not in self._values:
+            return {}
+        return {name: self._values[metric] + 1e-3 * i for i, name in enumerate(DOCUMENTS)}
+
+    def values(self, metric, *, less=None):
+        first, second = self.document_means(metric), self.document_means(less)
+        return [value - (second[name] if less else 0.0) for name, value in first.items() if not less or name in second]
+
+    def head_documents(self, metric):
+        found = self._heads.get(metric, [])
+        return {(0, head): dict.fromkeys(DOCUMENTS, value) for head, value in enumerate(found)}
+
+    @property
+    def head_values(self):
+        return {metric: {(0, h): [value] for h, value in enumerate(x)} for metric, x in self._heads.items()}
+
+    @property
+    def summaries(self):
+        return [
+            SimpleNamespace(metric=Metric(name, name, name), overall=overall, control=control)
+            for name, (overall, control) in self._summaries.items()
+        ]
+
+    def range_of(self, metric):
+        return UNBOUNDED
+
+
+def evidence(runs=None, **own):
+    """Evidence of named runs of the model, and of its random control model."""
+    finished, requests = [], {}
+    for name, run in own.items():
+        requests[name] = Request(measurement="axes", model=ModelRequest(model=name))
+        finished.append((requests[name], run))
+    for name, run in (runs or {}).items():
+        finished.append((requests[name].with_weights("random"), run))
+    return Evidence(Runs(finished), requests, planes=32)
+
+
+def near(mean, reach=0.01, n=40):
+    return Interval(mean, mean - reach, mean + reach, n)
+
+
+def part(outcome, condition="c"):
+    return ClaimPart("s", outcome, condition)
+
+
+def test_verdicts_follow_from_parts():
+    assert verdict_of([part(True), part(True)]) == ("holds", "")
+    assert verdict_of([part(True, "a"), part(False), part(True, "b")]) == ("holds if", "a and b")
+    assert verdict_of([part(False), part(False)]) == ("does not hold", "")
+    assert verdict_of([part(False), part(None)]) == ("does not hold", "")
+    assert verdict_of([part(True), part(None)]) == ("cannot be told", "")
+
+
+def test_outcomes_of_intervals():
+    assert [at_least(near(x), 1.0) for x in (1.02, 0.98, 1.005)] == [True, False, None]
+    assert [at_most(near(x), 1.0) for x in (1.02, 0.98, 1.005)] == [False, True, None]
+    assert at_least(Interval(5.0, None, None, 1), 1.0) is None
+    assert at_least(None, 1.0) is at_most(None, 1.0) is None
+    assert [both(True, True), both(True, None), both(None, False)] == [True, None, False]
+    assert [opposite(x) for x in (True, False, None)] == [False, True, None]
+
+
+def test_contrast_of_estimates():
+    found = contrast(near(0.7, 0.03), near(0.5, 0.04))
+    assert found is not None
+    assert math.isclose(found.mean, 0.2)
+    assert math.isclose(found.high - found.mean, 0.05)
+    assert contrast(near(0.7), Interval(0.5, None, None, 1)) is None
+
+
+def test_every_claim_is_judged_or_has_a_reason():
+    assert list(KNOWN) == list(range(1, 25))
+    known = _runs(24, CAPACITY)
+    for claim in CLAIMS:
+        assert claim.statement.endswith((".", ")."))
+        assert (claim.rule is None) == bool(claim.reason)
+        assert {*claim.needs, *claim.also} <= {*known}
+        assert bool(claim.change) == (claim.rule is not None)
+    assert [claim.number for claim in CLAIMS if claim.rule is None] == [11, 12, 13, 14, 15, 23]
+
+
+AXES = {"pooled_r": 0.95, "r": 0.85, "noise_floor": 0.2, "r_gaussian": 0.22, "r_behaviour": 0.8}
+DISTANCE = {"additive_share": 0.81, "additive_share_scrambled": 0.7, "key_rank_correlation": 0.8}
+DISTANCE |= {"key_rank_correlation_scrambled": 0.6, "distance_share": 0.2, "shape_drift": 0.1}
+PLANES = {"q_concentration": 0.5, "k_concentration": 0.5, "random_concentration": 0.05}
+BOUNDS = {"residual_bound": [0.5] * 20, "residual_share": [0.1] * 20}
+WORDS = {"rise_words_at_5": 0.3, "rise_words_at_20": 1.0, "rise_words_at_5_untouched": 0.05}
+WORDS |= {"rise_words_at_20_untouched": 0.3}
+SWAPS = {"index_feature_correlation": 0.8, "index_minus_feature": 0.01, "rise_features_0_at_5_untouched": 0.1}
+SHIFTS = {"output_shift_none": 3.0, "output_shift_lm-infinite": 0.2, "output_shift_pieces": 0.1}
+SHIFTS |= {"loss_rise_none": 1.2, "loss_rise_lm-infinite": 0.01, "rank_shift_loss": 0.9}
+METHODS = ("none", "lm-infinite")
+BANDS = {"s_pos_band_1": 0.8, "s_pos_band_4": 0.5, "s_sym_band_1": 0.4, "s_sym_band_4": 0.9}
+BANDS |= {"s_pos_change_without_band_1": -0.05, "s_sym_change_without_band_4": -0.05}
+CORRELATIONS = {"corr_pos_sym": -0.9, "corr_pos_frequency_softmax": -0.5, "corr_sym_frequency_softmax": 0.5}
+COSTS = {"loss": 3.0, "loss_strength_0": 5.0, "cost_without_a": 1.0, "cost_without_c": 1.0}
+UNROTATED = {"band_peak": 20.0, "band_predicted": 21.0, "loss": 3.0, "loss_unrotated_slow": 3.01}
+UNROTATED |= {"loss_unrotated_slow_random": 6.0, "loss_without_slow": 5.0}
+ANSWERS = {
+    "accuracy_letters_4": (near(0.9), 0.1),
+    "accuracy_letters_16": (near(0.8), 0.1),
+    "accuracy_numbers_4": (near(0.9), 0.25),
+    "accuracy_numbers_16": (near(0.1), 0.06),
+    "accuracy_letters": (near(0.85), 0.1),
+    "accuracy_numbers": (near(0.5), 0.1),
+    **{f"accuracy_letters_{x}": (near(y), 0.1) for x, y in (("first", 0.8), ("middle", 0.9), ("last", 0.8))},
+    **{f"accuracy_numbers_{x}": (near(y), 0.1) for x, y in (("first", 0.6), ("middle", 0.4), ("last", 0.6))},
+}
+PERTURBED = {"share_a": [0.1] * 20 + [0.5] * 20, "sensitivity_position_swap": [0.2] * 20 + [0.6] * 20}
+LABELLED = {"slash_max": [0.5] * 20 + [0.01] * 20, "slash_lag": [1.0] * 40, "label": [1.0] * 20 + [2.0] * 20}
+RETRIEVAL = {"label": [2.0] * 4 + [1.0] * 36, "retrieval": [0.9] * 4 + [0.1] * 36}
+RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym": [0.8] * 8 + [0.1] * 32}
+
+
+@pytest.mark.parametrize(
+    ("number", "found", "verdict"),
+    [
+        (1, evidence(axes=FakeRun(AXES)), "holds if the logits of all heads are pooled"),
+        (1, evidence(axes=FakeRun(AXES | {"r": 0.95})), "holds"),
+        (1, evidence(axes=FakeRun(AXES | {"pooled_r": 0.5})), "does not hold"),
+        (2, evidence(axes=FakeRun(AXES), distance=FakeRun(DISTANCE)), "holds"),
+        (
+            2,
+            evidence(axes=FakeRun(AXES), distance=FakeRun(DISTANCE | {"additive_share_scrambled": 0.81})),
+            "holds if only the quality of the fit counts",
+        ),
+        (3, evidence(distance=FakeRun(DISTANCE)), "holds"),
+        (3, evidence(distance=FakeRun(DISTANCE | {"distance_share": 0.0})), "holds if only the order of the keys"),
+        (4, evidence(planes=FakeRun(PLANES, BOUNDS)), "holds"),
+        (
+            4,
+            evidence(planes=FakeRun(PLANES, BOUNDS | {"residual_bound": [1.5] * 20})),
+            "holds if only the pattern of phases is meant",
+        ),
+        (5, evidence({"axes": FakeRun(AXES)}, axes=FakeRun(AXES)), "does not hold"),
+        (
+            5,
+            evidence({"axes": FakeRun(AXES | {"r_behaviour": 0.3})}, axes=FakeRun(AXES)),
+            "holds if additivity is measured by r of behaviour",
+        ),
+        (5, evidence(axes=FakeRun(AXES)), "not judged: It has no random control model."),
+        (6, evidence(axes=FakeRun(AXES)), "holds"),
+        (6, evidence(axes=FakeRun(AXES | {"r_gaussian": 0.6})), "does not hold"),
+        (7, evidence(words=FakeRun(WORDS)), "holds if only targets that were not moved are counted"),
+        (7, evidence(words=FakeRun(WORDS | {"rise_words_at_5": 0.05})), "holds"),
+        (8, evidence(positions=FakeRun(SWAPS)), "holds"),
+        (8, evidence(positions=FakeRun(SWAPS | {"index_minus_feature": 0.5})), "holds if the same targets are meant"),
+        (9, evidence(extend=FakeRun(SHIFTS, methods=METHODS)), "holds"),
+        (
+            9,
+            evidence(extend=FakeRun(SHIFTS | {"rank_shift_loss": 0.0}, methods=METHODS)),
+            "holds if only the distribution of outputs is meant and only the loss is meant",
+        ),
+        (9, evidence(extend=FakeRun(SHIFTS | {"loss_rise_none": 0.0}, methods=METHODS)), "cannot be told"),
+        (9, evidence(extend=FakeRun(SHIFTS, methods=("none",))), "not judged: The finished run of extend"),
+        (10, evidence(positions=FakeRun({"predicted_position_swap": 0.9}, PERTURBED)), "holds"),
+        (
+            10,
+            evidence(positions=FakeRun({}, PERTURBED | {"share_a": PERTURBED["share_a"][::-1]})),
+            "does not hold",
+        ),
+        (16, evidence(prompts=FakeRun(summaries=ANSWERS, sizes=(4, 16))), "holds"),
+        (
+            16,
+            evidence(prompts=FakeRun(summaries=ANSWERS | {"accuracy_numbers_4": (near(0.25), 0.25)}, sizes=(4, 16))),
+            "cannot be told",
+        ),
+        (17, evidence(frequencies=FakeRun(BANDS, bands=4)), "holds"),
+        (
+            17,
+            evidence(frequencies=FakeRun(BANDS | {"s_sym_change_without_band_4": 0.1}, bands=4)),
+            "holds if single planes are meant",
+        ),
+        (18, evidence(heads=FakeRun(CORRELATIONS)), "holds"),
+        (
+            18,
+            evidence(heads=FakeRun(CORRELATIONS | {"corr_sym_frequency_softmax": 0.0})),
+            "holds if only the two scores are meant",
+        ),
+        (19, evidence(prompts=FakeRun(summaries=ANSWERS, sizes=(4, 16))), "holds"),
+        (
+            19,
+            evidence(prompts=FakeRun(summaries=ANSWERS | {"accuracy_letters_middle": (near(0.4), 0.1)}, sizes=(4, 16))),
+            "holds if only Index is meant",
+        ),
+        (20, evidence(frequencies=FakeRun(UNROTATED)), "holds"),
+        (
+            20,
+            evidence(frequencies=FakeRun(UNROTATED | {"band_peak": 5.0})),
+            "holds if only un-rotating is meant",
+        ),
+        (20, evidence(frequencies=FakeRun({"loss": 3.0})), "not judged: The model does not state its trained length"),
+        (
+            21,
+            evidence(axes=FakeRun(AXES), residual=FakeRun(COSTS)),
+            "holds if use is measured: the loss with exactly additive logits",
+        ),
+        (
+            21,
+            evidence(axes=FakeRun(AXES), residual=FakeRun(COSTS | {"loss_strength_0": 3.01})),
+            "does not hold",
+        ),
+        (22, evidence(**{"heads": FakeRun({}, LABELLED), "random tokens": FakeRun({}, LABELLED)}), "holds"),
+        (
+            22,
+            evidence(
+                **{"heads": FakeRun({}, LABELLED), "random tokens": FakeRun({}, LABELLED | {"label": [0.0] * 40})}
+            ),
+            "holds if slash-dominant heads are meant",
+        ),
+        (24, evidence(heads=FakeRun({}, RETRIEVAL)), "holds"),
+        (24, evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40})), "does not hold"),
+        (11, evidence(), "not judged: about trained small models: see wherewhat multihop"),
+        (8, evidence(axes=FakeRun()), "not judged: positions was not measured"),
+    ],
+)
+def test_rules_judge_known_numbers(number, found, verdict):
+    made = verdict_json(judge(KNOWN[number], found))
+    json.dumps(made, allow_nan=False)
+    words = verdict_words(made)
+    assert words == verdict if verdict in ("holds", "does not hold", "cannot be told") else words.startswith(verdict)
+
+
+def texts(count=3, tokens=24, vocabulary=32):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(vocabulary, (tokens,), generator=generator).tolist() for _ in range(count)]
+
+
+def test_model_in_memory(tmp_path, monkeypatch):
+    model = tiny("llama")
+    numbers = (1, 5, 6, 16, 18, 22, 24)
+    made = judge_claims(model, claims=numbers, texts=texts(), out=tmp_path)
+    assert list(made.verdicts) == list(numbers)
+    assert made.verdicts[16].startswith("not judged: ")
+    assert made[1]["numbers"][0]["n"] == 3
+    assert made.data["command"] is None
+    assert "Judgement of " in repr(made)
+    path = made.save(tmp_path / "claims-mine.json")
+    assert Judgement.load(path) == made
+    with pytest.raises(KeyError):
+        made[2]
+    # Nothing is measured again, and the file is the same.
+    monkeypatch.setattr(execution, "_found", None)
+    assert judge_claims(model, claims=numbers, texts=texts(), out=tmp_path) == made
+
+
+def test_model_without_rotation(tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
+    made = judge_claims(model, claims=(2, 3, 4, 6, 9, 17, 18, 20), texts=texts(), out=tmp_path)
+    for number in (2, 3, 4, 6, 17, 20):
+        assert made.verdicts[number] == "not judged: no layer of this model rotates its queries and keys"
+    assert made.verdicts[9] == "not judged: the model accepts no more than 32 tokens"
+    assert made[18]["notes"] == ["No layer rotates: there are no frequencies to correlate with."]
+    assert len(made.data["runs"]) == 5  # axes with two control models, heads with one
+
+
+def test_beyond_the_trained_length(model, text, tmp_path):
+    text.write_text("the cat sat on a mat and the dog ran " * 20)
+    request = ModelRequest(model=model, device="cpu")
+    made = judge_claims(request, claims=(9,), text=[str(text)], tokens=32, out=tmp_path / "runs")
+    assert made.verdicts[9] == "cannot be told"  # a single document has no interval
+    assert [run["measurement"] for run in made.data["runs"]].count("extend") == 1
+
+
+def test_killed_at_any_moment_the_same_bytes_follow(speller, tmp_path, monkeypatch):
+    request = ModelRequest(model=speller, device="cpu")
+    options = {"claims": (1, 4, 7), "tokens": 40, "documents": 2}
+    whole = judge_claims(request, out=tmp_path / "whole", **options).save(tmp_path / "whole.json")
+    compute, calls = execution._found, []
+
+    def killed(*args):
+        calls.append(1)
+        if len(calls) % 4 == 0:
+            raise KeyboardInterrupt
+        return compute(*args)
+
+    monkeypatch.setattr(execution, "_found", killed)
+    made = None
+    while made is None:
+        with suppress(KeyboardInterrupt):
+            made = judge_claims(request, out=tmp_path / "parts", **options)
+    assert len(calls) > 8
+    assert made.save(tmp_path / "parts.json").read_bytes() == whole.read_bytes()
+    for name in ("command", "versions", "weights_hash", "tokenizer_hash", "documents", "left_out"):
+        assert name in made.data
+    assert made.data["command"].startswith(f"wherewhat claims {speller} --claim 1 --claim 4 --claim 7")
+
+
+def test_runs_are_those_of_a_report(speller, tmp_path):
+    request, capacity = ModelRequest(model=speller), CAPACITY
+    given = given_text(None, documents=None, out=tmp_path, default=8)
+    requests, scheduled, _ = _schedule(request, capacity, given, _runs(24, CAPACITY), documents=None, tokens=512)
+    reported = [made.request for made in schedule(request, capacity, documents=4, tokens=512)[0]]
+    for name in ("axes", "heads"):
+        assert requests[name] in reported
+    assert {name: made.documents for name, made in requests.items()} == {
+        **dict.fromkeys(requests, 4),
+        "words": 8,
+        "prompts": None,
+    }
+    more, _, _ = _schedule(request, capacity, given, _runs(24, CAPACITY), documents=6, tokens=512)
+    assert {made.documents for made in more.values()} == {6, None}
+    assert scheduled[0].request == requests["axes"]
+    weights = [made.request.model.weights for made in scheduled]
+    assert weights == sorted(weights, key=["trained", "random", "shuffled"].index)
+
+
+def test_wrong_requests_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no claim 25: choose from 1 to 24"):
+        judge_claims("smollm2", claims=(1, 25), out=tmp_path)
+    with pytest.raises(ConfigError, match="--prompts is 0: at least 1 is needed"):
+        judge_claims("smollm2", prompts=0, out=tmp_path)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a file of judged claims"):
+        Judgement.load(tmp_path / "other.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Judgement.load(tmp_path / "none.json")
+
+
+def test_newest_claims_that_are_not_damaged_are_shown(tmp_path):
+    model = tiny("llama")
+    made = judge_claims(model, claims=(1, 11), texts=texts(), out=tmp_path)
+    made.save(tmp_path / "claims-mine.json")
+    (tmp_path / "claims-other.json").write_text('{"weights_hash": "0", "claims": []}')
+    (tmp_path / "claims-damaged.json").write_text("{")
+    found = measurements._claims(tmp_path, made.data["weights_hash"])
+    assert found == [made.data]
+    shown = _newest_claims(Runs(claims=[{"claims": [{}]}, *found]))
+    assert [row["number"] for row in shown["rows"]] == [1, 11]
+    assert shown["rows"][1]["verdict"].startswith("not judged: about trained small models")
+    assert _newest_claims(Runs()) is None
