@@ -250,5 +250,5 @@ def test_json_is_read_as_written(tmp_path):
 
 def test_errors_show_control_characters_by_their_code():
     assert str(StoreError("no \x1b[31mfile\r here\u202e")) == r"no \x1b[31mfile\r here\u202e"
-    assert str(ConfigError("first\nsecond")) == "first\nsecond"
+    assert str(ConfigError("first\nsecond")) == r"first\nsecond"
     assert str(ConfigError()) == ""
