@@ -2,12 +2,13 @@
 
 import errno
 import os
+import time
 
 import pytest
 
 from helpers.runs import leftovers
 from wherewhat.errors import StoreError
-from wherewhat.files import atomic_file, atomic_folder, make_folder, write_file
+from wherewhat.files import atomic_file, atomic_folder, make_folder, remove_temporaries, write_file
 
 
 def failing(code):
@@ -106,3 +107,13 @@ def test_make_folder_says_what_it_made_and_takes_it_back_on_failure(tmp_path, mo
     with pytest.raises(StoreError, match="cannot make the folder"):
         make_folder(tmp_path / "nul\0byte")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
+
+
+def test_unfinished_writes_are_removed_by_their_age(tmp_path):
+    for name, age in ((".tmp-old", 7200), (".tmp-new", 0), ("kept", 7200)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    remove_temporaries(tmp_path, older_than=3600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp-new", "kept"]
+    remove_temporaries(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

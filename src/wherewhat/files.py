@@ -225,10 +225,16 @@ def remove(path: Path) -> None:
         raise StoreError(f"cannot remove {path}: {explain(error)}") from error
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove unfinished writes of terminated processes from `folder`. Only safe while no other process writes there."""
+def remove_temporaries(folder: Path, *, older_than: float | None = None) -> None:
+    """Remove unfinished writes of terminated processes from `folder`.
+
+    Args:
+        folder: The folder. Without an age, no other process may write there.
+        older_than: Remove only what was last changed more seconds ago.
+    """
     try:
-        leftovers = list(filter(is_temporary, folder.iterdir()))
+        found = filter(is_temporary, folder.iterdir())
+        leftovers = [path for path in found if older_than is None or time.time() - path.lstat().st_mtime > older_than]
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {explain(error)}") from error
     for entry in leftovers:

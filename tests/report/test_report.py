@@ -138,6 +138,15 @@ def test_excerpts_of_several_documents_come_back(tmp_path):
         for layer in run(model, ids[None]):
             expected = layer.attn_scores()[0][:, i, j].double()
             torch.testing.assert_close(passage.logits[layer.layer], expected, atol=1e-5, rtol=0)
+    whole = (file.path / "excerpt.json").read_text()
+    (file.path / "excerpt.json").write_text(whole.replace("LlamaForCausalLM", "LlamaForCausalLN"))
+    assert file.read() is None  # an altered word
+    (file.path / "excerpt.json").write_text(whole)
+    assert file.read() is not None
+    weights = bytearray((file.path / "logits.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (file.path / "logits.safetensors").write_bytes(weights)
+    assert file.read() is None  # an altered number
 
 
 def test_one_document_has_no_band(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wherewhat.errors import StoreError, WherewhatError
-from wherewhat.files import make_folder, read_regular, write_file
+from wherewhat.files import make_folder, read_regular, remove_temporaries, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
 from wherewhat.measures.registry import code_hash, find_measurement, measurements
 from wherewhat.models.source import Weights, resolve
@@ -29,6 +29,7 @@ from wherewhat.text.files import read_documents
 from wherewhat.text.questions import read_items
 
 _FOLDER = ".requests"
+_UNFINISHED = 3600.0  # seconds after which an unfinished note was left by a terminated process
 _STANDARD_INPUT = "-"
 
 
@@ -93,6 +94,7 @@ class KnownRuns:
         note["command"] = command
         with suppress(StoreError, OSError):  # a folder that cannot be written only costs time
             make_folder(path.parent)
+            remove_temporaries(path.parent, older_than=_UNFINISHED)
             write_file(path, readable_json(note))
 
     def path(self, request: Request) -> Path | None:
