@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from helpers.lab import Interrupt, killed, same
 from wherewhat.errors import ConfigError, LoadError, MeasureError, StoreError
-from wherewhat.lab.checkpoints import load_model, load_state, save_model
+from wherewhat.lab.checkpoints import load_model, load_state, read_identity, save_model
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.study import train
@@ -214,3 +217,18 @@ def test_resumed_on_a_gpu(tmp_path):
     resumed = train(TASK, MODEL, TRAIN, directory=Path(tmp_path), device="cuda")
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_a_model_is_written_with_the_same_bytes_each_time(tmp_path):
+    model = LabModel(MODEL)
+    for number in range(12):
+        save_model(model, tmp_path / str(number), identity={"a": 1})
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(12)}) == 1
+    assert read_identity(tmp_path / "0") == {"a": 1}
+    # Files of earlier versions name their kind in an entry of its own.
+    with safe_open(tmp_path / "0", "pt") as file:
+        header = json.loads(file.metadata()["header"])
+    entries = {"kind": header.pop("kind"), "header": json.dumps(header)}
+    save_file(load_file(tmp_path / "0"), tmp_path / "earlier", metadata=entries)
+    found = load_model(tmp_path / "earlier").state_dict()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())

@@ -94,7 +94,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping
     from safetensors.torch import save
 
     contents = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_file(path, save(contents, {"kind": kind, "header": json.dumps(header, sort_keys=True)}))
+    # One entry: safetensors writes several in an order that changes from call to call.
+    write_file(path, save(contents, {"header": json.dumps({"kind": kind, **header}, sort_keys=True)}))
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -104,10 +105,11 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         open_regular(path).close()  # safetensors would wait for the writer of a pipe
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("kind") != kind:
-                raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {metadata.get('kind', 'nothing')!r}")
-            header: dict[str, Any] = json.loads(metadata["header"])
+            header: dict[str, Any] = json.loads(metadata.get("header", "{}"))
+            found = header.pop("kind", metadata.get("kind", "nothing"))  # files of earlier versions: an own entry
+            if found != kind:
+                raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {found!r}")
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - no dictionary
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is damaged"
         raise LoadError(f"cannot read {path}: {reason}") from error
