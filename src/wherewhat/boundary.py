@@ -28,8 +28,11 @@ MOST_TOKENS = 1 << 24
 MOST_DOCUMENTS = 100_000
 """Largest number of documents, items or prompts."""
 
-MOST_LAYERS = 10_000
-"""Largest number of layers of a model, and of draws, bands and other parts of a measurement."""
+MOST_REPEATS = 10_000
+"""Largest number of repetitions, sizes or parts that an option may ask for."""
+
+MOST_LAYERS = 1000
+"""Largest number of layers of a model; the deepest published ones have about 200."""
 
 _LONGEST_SHOWN = 120
 _LONGEST_NAME = 255

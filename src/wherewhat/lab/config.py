@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from wherewhat.boundary import check_at_most
+from wherewhat.boundary import MOST_LAYERS, MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.options import check_seed, option
 
@@ -17,7 +17,6 @@ Precision = Literal["highest", "high", "medium"]
 """torch's names: float32; TF32 products on a GPU; also bfloat16 products on CPUs that support them."""
 
 
-_MOST_LAYERS = 1000
 _MOST_PARAMETERS = 10**9
 _MOST_STEPS = 10**8
 _MOST_SEQUENCES = 10**7
@@ -57,7 +56,7 @@ class LabConfig:
         """Check the options."""
         for name in ("vocabulary", "layers", "heads", "width", "positions"):
             at_least(name, getattr(self, name), 1)
-        check_at_most(_MOST_LAYERS, layers=self.layers)
+        check_at_most(MOST_LAYERS, layers=self.layers)
         parameters = self.width * (self.vocabulary + self.positions + 12 * self.layers * self.width)
         if parameters > _MOST_PARAMETERS:
             raise ConfigError(
@@ -124,7 +123,7 @@ class Training:
         if self.threads is not None:
             at_least("threads", self.threads, 1)
         check_at_most(_MOST_STEPS, steps=self.steps, warmup=self.warmup, save_every=self.save_every)
-        check_at_most(_MOST_LAYERS, threads=self.threads)
+        check_at_most(MOST_REPEATS, threads=self.threads)
         if self.steps * self.batch > _MOST_DRAWS:
             raise ConfigError(f"{self.steps} steps of {self.batch} sequences: give at most {_MOST_DRAWS:,} in all")
         for name in ("learning_rate", "epsilon"):

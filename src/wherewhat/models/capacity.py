@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 
-from wherewhat.boundary import size_in_words
+from wherewhat.boundary import MOST_LAYERS, size_in_words
 from wherewhat.errors import LoadError
-
-MOST_LAYERS = 1000
-"""Largest number of layers of a model; the deepest published ones have about 200."""
 
 # Fewest bits per weight of any format of weight files.
 _FEWEST_BITS = 1

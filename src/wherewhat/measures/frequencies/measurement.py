@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from wherewhat.boundary import MOST_LAYERS
+from wherewhat.boundary import MOST_REPEATS
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -45,7 +45,7 @@ class FrequenciesConfig:
     def __post_init__(self) -> None:
         """Check the values."""
         check_minimum(self, 0, "queries")
-        check_minimum(self, 1, "bands", "block_mib", most=MOST_LAYERS)
+        check_minimum(self, 1, "bands", "block_mib", most=MOST_REPEATS)
         if not self.tau > 0:
             raise ConfigError(f"tau is {self.tau}: it must be positive, because it divides weight differences")
         for head in self.heads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from wherewhat.boundary import MOST_LAYERS, check_at_most
+from wherewhat.boundary import MOST_LAYERS, MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
     CORRELATION,
@@ -89,7 +89,7 @@ class PerturbConfig:
         for rate in (*self.rates, self.at):
             if not 0 <= rate <= 1:
                 raise ConfigError(f"rate {rate:g} is outside 0 to 1: a rate is the share of units that are perturbed")
-        check_minimum(self, 1, "seeds", most=MOST_LAYERS)
+        check_minimum(self, 1, "seeds", most=MOST_REPEATS)
         check_minimum(self, 1, "reach", "gap", most=_MOST_STEP)
         check_minimum(self, 1, "queries")
         check_at_most(MOST_LAYERS, layers=self.layers)

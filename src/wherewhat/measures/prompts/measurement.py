@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wherewhat.boundary import MOST_LAYERS, check_at_most
+from wherewhat.boundary import MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import (
     SHARE,
@@ -45,8 +45,8 @@ class PromptsConfig:
             raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give one or more, sizes from 2 on")
         if len(set(self.kinds)) < len(self.kinds) or len(set(self.sizes)) < len(self.sizes):
             raise ConfigError(f"kinds={self.kinds} and sizes={self.sizes}: give each once")
-        check_minimum(self, 1, "count", most=MOST_LAYERS)
-        check_at_most(MOST_LAYERS, sizes=self.sizes)
+        check_minimum(self, 1, "count", most=MOST_REPEATS)
+        check_at_most(MOST_REPEATS, sizes=self.sizes)
 
 
 def _kind_metrics(kind: str, sizes: Sequence[int]) -> list[Metric]:
