@@ -68,4 +68,4 @@ def test_without_another_process_the_step_runs_here(monkeypatch):
 
 def test_the_limit_grows_with_the_files():
     assert time_limit(0) == 20
-    assert time_limit(300_000_000) == 320
+    assert time_limit(300_000_000) == 620

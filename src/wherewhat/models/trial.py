@@ -25,7 +25,7 @@ from wherewhat.errors import LoadError, WherewhatError, one_line
 SECONDS = 20
 """Time limit of a trial of small files."""
 
-_SECONDS_PER_MB = 1
+_SECONDS_PER_MB = 2
 _MEMORY = 4 << 30
 _START = "from wherewhat.models.trial import serve; serve()"
 
