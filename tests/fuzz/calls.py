@@ -40,11 +40,12 @@ def _planted(fault: str) -> None:
         warnings.warn("planted", stacklevel=1)
     if fault == "memory":
         _ = bytearray(os.urandom(1 << 20)) * 1200
+        raise wherewhat.WherewhatError("planted")
     if fault == "unfinished file":
         Path(".tmp-0123").write_text("")
     if fault == "two lines":
-        sys.stderr.write("first\n")
-        raise wherewhat.WherewhatError("second")
+        sys.stderr.write("wherewhat: first\nsecond\n")
+        sys.exit(2)
     if fault == "process":
         child = os.fork()
         if child == 0:

@@ -159,7 +159,7 @@ def test_adapters_that_are_refused(build, tmp_path):
     (folder / "adapter_model.bin").unlink()
     refused(folder, "no weights: adapter_model.safetensors is missing")
     (folder / "adapter_config.json").write_text("{")
-    refused(folder, "adapter_config.json of .* cannot be read")
+    refused(folder, "adapter_config.json of .* is not valid JSON")
 
 
 @pytest.mark.parametrize("config", [peft.PromptTuningConfig, peft.PrefixTuningConfig, peft.PromptEncoderConfig])
