@@ -106,7 +106,10 @@ def _brief(new: Any) -> str:
 
 def change_json(path: Path, random: Random, *, times: int = 1) -> list[str]:
     """Change a JSON file in some places and return the changes in words."""
-    tree = json.loads(path.read_text("utf-8"))
+    try:
+        tree = json.loads(path.read_text("utf-8"))
+    except ValueError:  # changed before
+        return [change_file(path, random)]
     notes = []
     for _ in range(times):
         tree, note = changed(tree, random)

@@ -232,3 +232,21 @@ def test_a_model_is_written_with_the_same_bytes_each_time(tmp_path):
     save_file(load_file(tmp_path / "0"), tmp_path / "earlier", metadata=entries)
     found = load_model(tmp_path / "earlier").state_dict()
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_damaged_model_is_trained_again_with_the_same_bytes(tmp_path):
+    train(TASK, MODEL, TRAIN, directory=tmp_path)
+    file = tmp_path / MODEL_FILE
+    whole = file.read_bytes()
+    altered = bytearray(whole)
+    altered[-5] ^= 1  # one bit of a weight
+    for damaged in (bytes(altered), whole[:100], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(LoadError, match="it is damaged"):
+            load_model(file)
+        train(TASK, MODEL, TRAIN, directory=tmp_path)
+        assert file.read_bytes() == whole
+    save_file({"a": torch.zeros(1)}, file)
+    with pytest.raises(LoadError, match="is not a wherewhat laboratory model"):
+        train(TASK, MODEL, TRAIN, directory=tmp_path)
+    assert file.exists()

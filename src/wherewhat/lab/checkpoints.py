@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wherewhat.errors import LoadError, WherewhatError
@@ -94,8 +96,18 @@ def _write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping
     from safetensors.torch import save
 
     contents = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    described = {"kind": kind, "sha256": _digest(contents), **header}
     # One entry: safetensors writes several in an order that changes from call to call.
-    write_file(path, save(contents, {"header": json.dumps({"kind": kind, **header}, sort_keys=True)}))
+    write_file(path, save(contents, {"header": json.dumps(described, sort_keys=True)}))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the values of tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        values: Any = tensors[name].reshape(-1).view(torch.uint8).numpy()
+        found.update(values)
+    return found.hexdigest()
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -109,7 +121,10 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             found = header.pop("kind", metadata.get("kind", "nothing"))  # files of earlier versions: an own entry
             if found != kind:
                 raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {found!r}")
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - no dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
+        if header.pop("sha256", None) not in (None, _digest(tensors)):  # files of earlier versions have none
+            raise ValueError
+        return tensors, header
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is damaged"
         raise LoadError(f"cannot read {path}: {reason}") from error

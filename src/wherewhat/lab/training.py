@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.errors import ConfigError, LoadError, MeasureError
 from wherewhat.files import make_folder, remove, remove_temporaries
 from wherewhat.lab.checkpoints import TrainState, load_model, load_state, read_identity, save_model, save_state
 from wherewhat.lab.config import LabConfig, Training
@@ -130,6 +131,7 @@ def run_training(
     if directory is not None:
         make_folder(directory)
         remove_temporaries(directory)
+        remove_damaged(directory / MODEL_FILE, progress)
         if (directory / MODEL_FILE).exists():
             _check_same(read_identity(directory / MODEL_FILE) or {}, identity, directory)
             progress.say(f"{directory} holds the trained model already")
@@ -158,6 +160,18 @@ def run_training(
         save_model(model, directory / MODEL_FILE, identity=identity)
         remove(directory / STATE_FILE)
     return model
+
+
+def remove_damaged(path: Path, progress: Progress) -> None:
+    """Remove the damaged file of a model, so that it is made again; refuse a file of another kind."""
+    if os.path.lexists(path):
+        try:
+            load_model(path)
+        except LoadError as error:
+            if error.__cause__ is None:
+                raise
+            progress.say(f"{error}; training again")
+            remove(path)
 
 
 def _run(

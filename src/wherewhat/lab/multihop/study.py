@@ -21,7 +21,16 @@ from wherewhat.lab.multihop.scores import hold_out
 from wherewhat.lab.records import complete_run
 from wherewhat.lab.tasks import find_task
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
-from wherewhat.lab.training import MODEL_FILE, STATE_FILE, Record, digest, find_device, identify, run_training
+from wherewhat.lab.training import (
+    MODEL_FILE,
+    STATE_FILE,
+    Record,
+    digest,
+    find_device,
+    identify,
+    remove_damaged,
+    run_training,
+)
 from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
@@ -301,6 +310,7 @@ def _train_and_test(
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
+    remove_damaged(run.path / BEST_FILE, progress)
     kept = (run.path / BEST_FILE).exists()
     if not kept:  # a training that began without it has to start from step 0
         for name in (MODEL_FILE, STATE_FILE, RECORDS_FILE):
