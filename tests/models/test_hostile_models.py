@@ -54,6 +54,10 @@ def test_names_that_no_system_accepts(name, match):
     refused(name, match, offline=True)
 
 
+def test_a_revision_that_fits_into_no_address(no_network):
+    refused("nobody/nothing", "could not be fetched|cannot be reached", revision="x" * 70_000)
+
+
 @pytest.mark.parametrize(
     "name",
     ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors", "x.json"],
