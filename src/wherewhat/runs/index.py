@@ -192,7 +192,9 @@ def _read(place: Place) -> pl.LazyFrame | None:
         else:
             content = place.read(INDEX)
             table = None if content is None else pl.read_parquet(io.BytesIO(content)).lazy()
-        return table if table is not None and dict(table.collect_schema()) == schema() else None
+        if table is None or dict(table.collect_schema()) != schema():
+            return None
+        return table.collect().lazy()  # decoded here, since pages can be damaged although the schema is not
     except (pl.exceptions.PolarsError, OSError):
         return None  # damaged or another format: it is made again
 
