@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,11 +31,13 @@ MOST_DOCUMENTS = 100_000
 MOST_REPEATS = 10_000
 """Largest number of repetitions, sizes or parts that an option may ask for."""
 
+LONGEST_NAME = 255
+"""Largest number of bytes of the name of a file."""
+
 MOST_LAYERS = 1000
 """Largest number of layers of a model; the deepest published ones have about 200."""
 
 _LONGEST_SHOWN = 120
-_LONGEST_NAME = 255
 # Paths of open streams, such as those that a shell makes for <(command): their writer has been started.
 _STREAMS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _OUTPUT_STREAMS = (*_STREAMS, "/dev/stdout", "/dev/stderr")
@@ -70,11 +72,11 @@ def user_path(given: str | os.PathLike[str], *, name: str, error: type[Wherewhat
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):  # inside a folder that does not exist
+        if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):  # inside a folder that does not exist
             raise error(f"{where} cannot be opened: {os.strerror(errno.ENAMETOOLONG)}") from None
         return path
     except (OSError, ValueError) as reason:  # a name that is too long, a loop of links, a folder that may not be read
-        raise error(f"{where} cannot be opened: {_reason(reason)}") from None
+        raise error(f"{where} cannot be opened: {explain(reason)}") from None
     if stat.S_ISDIR(status.st_mode) and not os.access(path, os.R_OK | os.X_OK):
         raise error(f"{where} cannot be opened: Permission denied")
     return path
@@ -123,7 +125,7 @@ def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] 
     try:
         status = path.stat()
     except (OSError, ValueError) as reason:
-        raise error(f"{name} cannot be read: {_reason(reason)}") from None
+        raise error(f"{name} cannot be read: {explain(reason)}") from None
     kind = kind_of_file(path)
     if kind is not None and not (stat.S_ISFIFO(status.st_mode) and str(path).startswith(_STREAMS)):
         raise error(f"{name} cannot be read: it is {kind}; give a file")
@@ -141,7 +143,7 @@ def read_file(path: Path, *, name: str, most: int, error: type[WherewhatError] =
         with path.open("rb") as file:
             return read_stream(file, name=name, most=most, error=error)
     except OSError as reason:
-        raise error(f"{name} cannot be read: {_reason(reason)}") from None
+        raise error(f"{name} cannot be read: {explain(reason)}") from None
 
 
 def read_user_file(
@@ -176,15 +178,37 @@ def read_json(
 
 def parse_json(data: bytes, *, name: str, error: type[WherewhatError] = ConfigError) -> Any:
     """Return the value in some bytes of JSON, nested at most :data:`MOST_DEPTH` deep."""
+    return parse_settings(data, json.loads, check_depth, name=name, kind="JSON", error=error)
+
+
+def parse_settings(
+    data: bytes,
+    parse: Callable[[str], Any],
+    check: Callable[[Any], None],
+    *,
+    name: str,
+    kind: str,
+    error: type[WherewhatError] = ConfigError,
+) -> Any:
+    """Return the value in the UTF-8 text of a file of settings.
+
+    Args:
+        data: The bytes of the file.
+        parse: Returns the value of the text; raises ValueError, or RecursionError for deep nesting.
+        check: Checks the value; raises the same.
+        name: What the file is, for messages.
+        kind: Name of the format, for messages.
+        error: Class of the error.
+    """
     try:
-        value = json.loads(data.decode("utf-8-sig"))
-        check_depth(value)
+        value = parse(data.decode("utf-8-sig"))
+        check(value)
     except UnicodeDecodeError:
         raise error(f"{name} cannot be read: it is not UTF-8 text") from None
     except RecursionError:
         raise error(f"{name} cannot be read: lists and tables in it are nested more than {MOST_DEPTH} deep") from None
     except ValueError as reason:
-        raise error(f"{name} is not valid JSON: {one_line(reason)}") from None
+        raise error(f"{name} is not valid {kind}: {one_line(reason)}") from None
     return value
 
 
@@ -243,7 +267,3 @@ def size_in_words(count: int) -> str:
             return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return explain(error) if isinstance(error, OSError) else one_line(error)

@@ -43,9 +43,9 @@ ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ForeignFileE
 """Errors of a file of a run directory that is missing, or that something else replaces: it is written again."""
 
 
-def explain(error: OSError) -> str:
-    """Return the reason of an operating system error in a few words, without the path."""
-    return error.strerror or str(error) or type(error).__name__
+def explain(error: OSError | ValueError) -> str:
+    """Return the reason why the system, or Python, refuses a path in a few words, without the path."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 @contextmanager
@@ -183,8 +183,7 @@ def make_folder(path: Path) -> list[Path]:
                 raise FileNotFoundError(errno.ENOENT, f"{folder} has disappeared")
     except (OSError, ValueError) as error:
         _remove_empty(made)
-        reason = explain(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"cannot make the folder {path}: {reason}") from error
+        raise StoreError(f"cannot make the folder {path}: {explain(error)}") from error
     return made
 
 
@@ -202,8 +201,7 @@ def nearest_folder(path: Path) -> Path:
             if is_folder(folder):
                 return folder
         except (OSError, ValueError) as error:
-            reason = explain(error) if isinstance(error, OSError) else str(error)
-            raise StoreError(f"cannot make the folder {path}: {reason}") from error
+            raise StoreError(f"cannot make the folder {path}: {explain(error)}") from error
     return Path()
 
 

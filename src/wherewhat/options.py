@@ -26,6 +26,7 @@ from wherewhat.boundary import (
     MOST_DEPTH,
     check_values,
     check_whole_number,
+    parse_settings,
     read_user_file,
     shown,
     user_path,
@@ -295,17 +296,8 @@ def read_config(path: Path, *, name: str = "") -> dict[str, Any]:
     kind = "YAML" if suffix in (".yaml", ".yml") else "JSON" if suffix == ".json" else "TOML"
     most = _MOST_YAML_BYTES if kind == "YAML" else MOST_CONFIG_BYTES
     data = read_user_file(path, name=name or "the file", most=most)
-    try:
-        content = data.decode("utf-8-sig")
-        parse = {"YAML": _parse_yaml, "JSON": _parse_json, "TOML": _parse_toml}[kind]
-        values = parse(content)
-        check_values(values)
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where} cannot be read: it is not UTF-8 text") from None
-    except RecursionError:
-        raise ConfigError(f"{where} cannot be read: values in it are nested more than {MOST_DEPTH} deep") from None
-    except ValueError as error:
-        raise ConfigError(f"{where} is not valid {kind}: {one_line(error)}") from error
+    parsers: dict[str, Callable[[str], Any]] = {"YAML": _parse_yaml, "JSON": json.loads, "TOML": _parse_toml}
+    values = parse_settings(data, parsers[kind], check_values, name=where, kind=kind)
     if not isinstance(values, dict):
         raise ConfigError(
             f"{where} must hold names and values, not {_article(type(values).__name__)} {type(values).__name__}"
@@ -327,10 +319,6 @@ def _parse_yaml(content: str) -> Any:
         raise
     except Exception as error:  # tags with wrong values, such as !!int "", raise errors of many types
         raise ValueError(one_line(error)) from error
-
-
-def _parse_json(content: str) -> Any:
-    return json.loads(content)
 
 
 def _parse_toml(content: str) -> Any:

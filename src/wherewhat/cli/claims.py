@@ -12,16 +12,11 @@ from rich.markup import escape
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, print_line
-from wherewhat.errors import printable
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
 _Claims = Annotated[
     list[int] | None, typer.Option("--claim", metavar="N", help="Judge only this claim; repeat for several.")
-]
-_Text = Annotated[
-    list[str] | None,
-    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
 ]
 _Documents = Annotated[
     int | None, typer.Option(help="Documents of each measurement (default: the first 4, for words the first 8).")
@@ -46,7 +41,7 @@ _File = Annotated[
 @with_fields(ModelRequest)
 def claims(
     claim: _Claims = None,
-    text: _Text = None,
+    text: options.Text = None,
     documents: _Documents = None,
     tokens: _Tokens = None,
     prompts: _Prompts = 24,
@@ -87,7 +82,7 @@ def _table(data: dict[str, Any]) -> Table:
 
     count = len(data["documents"])
     table = Table(
-        title=f"{escape(printable(data['model']))} ({data['weights']}): claims judged on {count} documents",
+        title=f"{escape(data['model'])} ({data['weights']}): claims judged on {count} documents",
         caption="Intervals are 95 % over documents, prompts or heads. Rules and thresholds: documentation, Claims.",
         show_lines=True,
     )
@@ -100,7 +95,7 @@ def _table(data: dict[str, Any]) -> Table:
             verdict += [f"open: {part['statement']}" for part in one["parts"] if part["outcome"] is None]
             verdict += one["notes"]
         cells = ([one["statement"]], [_number(number) for number in one["numbers"]], verdict, [one["change"]])
-        table.add_row(str(one["number"]), *("\n".join(escape(printable(line)) for line in lines) for lines in cells))
+        table.add_row(str(one["number"]), *("\n".join(escape(line) for line in lines) for lines in cells))
     return table
 
 

@@ -36,6 +36,10 @@ Out = Annotated[
     Path,
     typer.Option(metavar="DIR", parser=folder_to_write("--out", writable=False), help="Folder of run directories."),
 ]
+Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the measurement; repeat for more."),

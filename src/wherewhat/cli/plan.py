@@ -26,10 +26,6 @@ _MinFound = Annotated[
         metavar="PART", help="Instead: the smallest share that keeps this part of the retrieval, such as 0.95."
     ),
 ]
-_Text = Annotated[
-    list[str] | None,
-    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
-]
 _Choose = Annotated[int, typer.Option(help="Number of documents on which heads are scored.")]
 _Documents = Annotated[int, typer.Option(help="Number of other documents on which the plan is measured; 0 for none.")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
@@ -83,7 +79,7 @@ def plan(
     budget: _Budget = None,
     max_rise: _MaxRise = None,
     min_found: _MinFound = None,
-    text: _Text = None,
+    text: options.Text = None,
     choose: _Choose = 2,
     documents: _Documents = 3,
     tokens: _Tokens = 512,

@@ -35,10 +35,6 @@ _Weights = Annotated[
     list[str] | None,
     typer.Option(help="trained (default), random or shuffled; repeat to compare several."),
 ]
-_Text = Annotated[
-    list[str] | None,
-    typer.Option("--text", metavar="FILE", help="A text file, a folder, a .jsonl file, or - ; repeat for several."),
-]
 _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposition (default: the first 4).")]
 _Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
 _Training = Annotated[
@@ -51,7 +47,7 @@ _Training = Annotated[
 def report(
     models: _Models = None,
     weights: _Weights = None,
-    text: _Text = None,
+    text: options.Text = None,
     documents: _Documents = None,
     tokens: _Tokens = 512,
     training: _Training = None,

@@ -13,8 +13,6 @@ import torch
 from wherewhat.boundary import MOST_LAYERS, size_in_words
 from wherewhat.errors import LoadError
 
-# Fewest bits per weight of any format of weight files.
-_FEWEST_BITS = 1
 _LAYERS = re.compile(r"(num|n)_(\w+_)?layers?")
 
 
@@ -47,7 +45,7 @@ def check_stored(parameters: int, files: list[Path], spec: str) -> None:
         spec: Model name for error messages.
     """
     stored = sum(file.stat().st_size for file in files)
-    if parameters * _FEWEST_BITS > 8 * stored:
+    if parameters > 8 * stored:  # every format of weights has at least one bit for each
         raise LoadError(
             f"config.json of {spec!r} describes {parameters:,} weights, of which {size_in_words(stored)} of files can "
             "hold only a part: the checkpoint does not fit its config"
@@ -60,15 +58,17 @@ def check_memory(parameters: int, dtype: torch.dtype, device: torch.device | Non
     Args:
         parameters: Number of parameters.
         dtype: Their type in memory.
-        device: The model's device; None for several.
+        device: The model's device; None for several, which is not checked.
         spec: Model name for error messages.
     """
+    if device is None:
+        return
     needed = parameters * dtype.itemsize
     found = {"main memory": free_memory()}
-    if device is not None and device.type == "cuda":
+    if device.type == "cuda":
         found[f"the memory of {device}"] = torch.cuda.mem_get_info(device)[0]
     for place, free in found.items():
-        if device is not None and free is not None and needed > free:
+        if free is not None and needed > free:
             raise LoadError(
                 f"{spec!r} needs {size_in_words(needed)} for its {parameters:,} weights, {size_in_words(free)} of "
                 f"{place} are free: use a smaller dtype, or --device-map auto"

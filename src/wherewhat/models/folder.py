@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from wherewhat.boundary import check_file, parse_json, read_json, shown
+from wherewhat.boundary import LONGEST_NAME, check_file, parse_json, read_json, shown
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256
 from wherewhat.imports import require
@@ -23,7 +23,6 @@ _MERGED = ("LORA", "LOHA", "LOKR", "IA3")
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
 # Settings that locate the base model are not part of an adapter's identity.
 _BASE = ("base_model_name_or_path", "revision")
-_LONGEST_NAME = 255
 _MOST_BYTES = 1 << 30  # of a file of settings or of a tokenizer
 _MOST_HEADER = 100_000_000  # of a safetensors file, in bytes; the limit of its library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -86,7 +85,7 @@ def _shards(index: Path, spec: str) -> list[Path]:
             Path(name).name != name
             or not name.isprintable()
             or not name.endswith(".safetensors")
-            or len(name) > _LONGEST_NAME
+            or len(name) > LONGEST_NAME
         ):
             raise LoadError(
                 f"the weight index {shown(index)} names {shown(name)}: only .safetensors files of the same folder work"

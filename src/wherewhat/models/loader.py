@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -89,23 +90,23 @@ def load(
         spec, offline=offline, revision=revision, with_weights=weights != "random", with_code=trust_remote_code
     )
     cache = cache_root(cache_dir)
-    folder, identity, bos = _files(source, weights, cache, progress, with_code=trust_remote_code)
+    files = _find_files(source, weights, cache, progress, with_code=trust_remote_code)
+    folder, identity = files.folder, files.identity
     if source.adapter is not None and weights != "random":
         identity |= adapter_identity(source.adapter, source.spec, cache=cache / "digests")
     # All files are local now: only remote code could still need the network.
     local_only = offline or not trust_remote_code
     if source.gguf is not None:
-        files = weight_files(folder, source.spec)
-        parameters: int | None = sum(file.stat().st_size for file in files) // 4  # converted to float32
+        parameters: int | None = sum(file.stat().st_size for file in files.weights) // 4  # converted to float32
     else:
-        parameters = None if trust_remote_code else _try(folder, source.spec, cache, progress)
+        parameters = None if trust_remote_code else _try(files, source.spec, cache, progress)
     with quiet(), torch.random.fork_rng(devices=[]):
         config = read_config(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         check_tokenizer_files(folder, source.spec)
         tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         if parameters is not None and not hasattr(config, "quantization_config"):
             if weights != "random" and source.gguf is None:
-                check_stored(parameters, weight_files(folder, source.spec), source.spec)
+                check_stored(parameters, files.weights, source.spec)
             check_memory(parameters, target_dtype, target, source.spec)
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
@@ -126,10 +127,10 @@ def load(
         check_finite(model.state_dict().items(), source.spec, dtype)
         if weights != "random" and not all(map(is_readable, model.parameters())):
             # Offloaded or quantised weights are checked in the files.
-            check_finite(stored_tensors(weight_files(folder, source.spec)), source.spec, "stored")
+            check_finite(stored_tensors(files.weights), source.spec, "stored")
     model.eval()
     model.requires_grad_(False)
-    prefix = text_prefix(tokenizer) if source.gguf is None else (() if bos is None else (bos,))
+    prefix = text_prefix(tokenizer) if source.gguf is None else (() if files.bos is None else (files.bos,))
     identified = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     return LoadedModel(
         model=model,
@@ -147,16 +148,36 @@ def load(
     )
 
 
-def _files(
+@dataclass(frozen=True)
+class _Files:
+    """Files to load a model from.
+
+    Attributes:
+        folder: The folder.
+        identity: Hashes of config, weights and code by name, or of the GGUF file.
+        weights: Files of weights; none if they are not used.
+        settings: Files of settings and of the tokenizer by name; those of a converted GGUF file are not listed.
+        bos: Id of the BOS token of a GGUF file.
+    """
+
+    folder: Path
+    identity: dict[str, str]
+    weights: list[Path]
+    settings: dict[str, Path] = field(default_factory=dict)
+    bos: int | None = None
+
+
+def _find_files(
     source: Source, weights: Weights, cache: Path, progress: Callable[[str], None] | None, *, with_code: bool
-) -> tuple[Path, dict[str, str], int | None]:
-    """Return the folder to load from, the hashes of its weights and code, and the BOS id of a GGUF file."""
+) -> _Files:
+    """Return the files of a model, each checked, and converted from a GGUF file if it is one."""
     if source.gguf is not None:
-        conversion = cached_conversion(source.gguf, cache, sha256=source.sha256, progress=progress)
-        return conversion.folder, {"gguf": conversion.sha256}, conversion.bos
+        found = cached_conversion(source.gguf, cache, sha256=source.sha256, progress=progress)
+        stored = weight_files(found.folder, source.spec)
+        return _Files(found.folder, {"gguf": found.sha256}, stored, bos=found.bos)
     folder = source.folder
     assert folder is not None
-    check_files(folder, source.spec)
+    settings = check_files(folder, source.spec)
     config = folder / "config.json"
     if not config.is_file():
         raise LoadError(f"{source.spec!r} has no config.json in {str(folder)!r}: is it a model folder?")
@@ -167,27 +188,26 @@ def _files(
         file.relative_to(folder).as_posix(): model_file_sha256(file, cache=cache / "digests")
         for file in [config, *files, *code]
     }
-    return folder, identity, None
+    return _Files(folder, identity, files, settings)
 
 
-def _try(folder: Path, spec: str, cache: Path, progress: Callable[[str], None] | None) -> int | None:
+def _try(files: _Files, spec: str, cache: Path, progress: Callable[[str], None] | None) -> int | None:
     """Read config and tokenizer of a folder in another process, unless that was done before.
 
     Returns:
         Number of parameters; None if the model could not be built without weights, which loading then explains.
     """
-    files = check_files(folder, spec)
-    identity = {name: model_file_sha256(file) for name, file in files.items()}
+    identity = {name: model_file_sha256(file) for name, file in files.settings.items()}
     versions = {name: package_version(name) for name in ("wherewhat", "transformers", "tokenizers")}
     record = cache / "trials" / f"{ascii_json_sha256([identity, versions])}.json"
     known = read_sealed(record)
     if known is None:
         prepare()
         import_module("transformers.modeling_utils")  # needed later, while the other process does the same
-        seconds = time_limit(sum(file.stat().st_size for file in files.values()))
+        seconds = time_limit(sum(file.stat().st_size for file in files.settings.values()))
         if progress is not None:
             progress(f"first load of {Path(spec).name}: reading it in another process, for at most {seconds} s")
-        known = attempt(describe_folder, spec=spec, seconds=seconds, limit_memory=True, folder=str(folder))
+        known = attempt(describe_folder, spec=spec, seconds=seconds, limit_memory=True, folder=str(files.folder))
         with suppress(StoreError):  # a cache that cannot be written only costs time
             make_folder(record.parent)
             write_sealed(record, known)
