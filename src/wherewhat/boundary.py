@@ -259,6 +259,17 @@ def check_at_most(most: int, **numbers: float | Sequence[float] | None) -> None:
                 raise ConfigError(f"{name} is {number}: give at most {most:,}")
 
 
+def check_distinct(name: str, given: Sequence[object]) -> None:
+    """Refuse an empty sequence, and one in which an entry occurs twice."""
+    if not given:
+        raise ConfigError(f"{name} is empty: give at least one")
+    seen: set[object] = set()
+    for one in given:
+        if one in seen:
+            raise ConfigError(f"{name} has {one!r} twice: give each once")
+        seen.add(one)
+
+
 def size_in_words(count: int) -> str:
     """Return a number of bytes with a unit, such as ``8.0 TiB``."""
     size = float(count)

@@ -147,7 +147,9 @@ def _command_line(random: Random, index: int, folder: Path) -> Case:
         if option.is_flag:
             words.append(name)
         elif name == "--set":
-            given |= {key: _number(key, random) for key in random.sample(_settings(path), random.choice([1, 1, 2]))}
+            settings = _settings(path)
+            some = random.sample(settings, min(len(settings), random.choice([1, 1, 2])))
+            given |= {key: _number(key, random) for key in some}
         elif random.random() < 0.5:
             words += [name, _plausible(name, random)]
         else:
@@ -304,7 +306,7 @@ def _file(random: Random, index: int, folder: Path) -> Case:
     notes = []
     # An unchanged sweep or study runs for long.
     for _ in range(random.choice([1, 1, 1, 2, 3])):
-        tree, note = mutations.changed(tree, random)
+        tree, note = mutations.changed(tree, random, kept=LONG_WORK)
         notes.append(note)
     ending = "json" if kind == "plan" else random.choice(["toml", "toml", "json", "yaml"])
     path = Path(f"file.{ending}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Container
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -67,8 +68,14 @@ def value(random: Random, like: Any = None) -> Any:
     return copy.deepcopy(random.choice(same or VALUES))
 
 
-def changed(tree: Any, random: Random) -> tuple[Any, str]:
-    """Return a copy of a JSON value with one change anywhere in it, and the change in words."""
+def changed(tree: Any, random: Random, *, kept: Container[str] = ()) -> tuple[Any, str]:
+    """Return a copy of a JSON value with one change anywhere in it, and the change in words.
+
+    Args:
+        tree: The JSON value.
+        random: Source of the change.
+        kept: Keys that are not removed.
+    """
     tree = copy.deepcopy(tree)
     places = [(tree, key) for key in _keys(tree)]
     for holder, key in places:
@@ -80,7 +87,7 @@ def changed(tree: Any, random: Random) -> tuple[Any, str]:
     at = random.randrange(len(places)) if random.random() < 0.5 else random.randrange(min(len(places), 30))
     holder, key = places[at]
     kind = random.random()
-    if kind < 0.1:
+    if kind < 0.1 and key not in kept:
         del holder[key]
         return tree, f"{key!r} removed"
     if kind < 0.15 and isinstance(holder, dict):

@@ -1,6 +1,7 @@
 """End-to-end: a PEFT adapter folder is loaded onto the base model that it names, or refused in one line."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -193,3 +194,13 @@ def test_an_adapter_of_the_embedded_model(tmp_path):
     loaded = load(tmp_path / "adapter", device="cpu", dtype="float64")
     assert loaded.weights_hash != load(device="cpu").weights_hash
     assert float((logits(loaded) - expected).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("rank", [2**31, 2**70])
+def test_a_huge_rank_allocates_nothing(rank, build, tmp_path):
+    base = build.model(tmp_path / "base")
+    save_adapter(tmp_path / "adapter", base)
+    rename(tmp_path / "adapter", str(base), r=rank)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(str(tmp_path / "adapter"), "could not be loaded")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # in KiB

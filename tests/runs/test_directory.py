@@ -270,6 +270,16 @@ def test_a_changed_configuration_is_told_by_load(tmp_path):
         RunDirectory.load(run.path)
 
 
+def test_a_configuration_in_other_bytes_is_restored(tmp_path):
+    run, _ = complete_run(tmp_path)
+    before = (run.path / "config.json").read_bytes()
+    (run.path / "config.json").write_text(json.dumps(json.loads(before)))
+    again = open_run(tmp_path)
+    assert not again.is_complete
+    with again.lock():
+        assert (run.path / "config.json").read_bytes() == before
+
+
 def test_two_configurations_with_one_folder_name_are_kept_apart(tmp_path, monkeypatch):
     # The first 12 digits of two hashes cannot be made to meet by trying, so the name is made to hold fewer.
     monkeypatch.setattr("wherewhat.hashes.HASH_DIGITS", 0)

@@ -188,8 +188,9 @@ def apply_adapter(model: Any, folder: Path, spec: str) -> Any:
     peft = require("peft", why="an adapter folder", install="'wherewhat[peft]'")
     config = peft.PeftConfig.from_pretrained(str(folder))
     config.inference_mode = True
-    adapted = peft.PeftModel(model, config)
-    report = adapted.load_adapter(str(folder), "default", torch_device="cpu")
+    # Without memory until the stored weights are assigned, so that a rank in the config allocates nothing.
+    adapted = peft.PeftModel(model, config, low_cpu_mem_usage=True)
+    report = adapted.load_adapter(str(folder), "default", torch_device="cpu", low_cpu_mem_usage=True)
     for names, verb in ((report.missing_keys, "has no weights for"), (report.unexpected_keys, "has weights for")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""

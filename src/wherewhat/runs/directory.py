@@ -225,6 +225,7 @@ class RunDirectory:
         self._keys, problem = verify(self.path, config_hash=self.config_hash)
         if problem is not None and os.path.lexists(self.path / COMPLETE):
             _log.warning("%s: %s; its files are joined again from the parts", self.path, problem)
+            write_file(self.path / CONFIG, readable_json(self.config))  # it may say the same in other bytes
             remove(self.path / COMPLETE)
 
     def _checked_times(self, key: str) -> PartTimes:

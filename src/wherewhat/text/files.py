@@ -19,7 +19,7 @@ from wherewhat.text.documents import Document, check_count, clean, embedded_docu
 STANDARD_INPUT = "standard input"
 """Source of documents read from ``-``."""
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 1 << 29
 """Largest size of a text."""
 
 MAX_LINES = 5_000_000

@@ -55,7 +55,7 @@ def test_some_models():
     [
         ({"encoding": ["rope"]}, "did you mean 'encodings'"),
         ({"encodings": ["ropes"]}, "did you mean 'rope'"),
-        ({"encodings": []}, "one or more"),
+        ({"encodings": []}, "at least one"),
         ({"seeds": [0, 0]}, "each once"),
         ({"seeds": [True]}, "tuple of whole numbers"),
         ({"seeds": [-1]}, "a seed of the recipe is -1"),

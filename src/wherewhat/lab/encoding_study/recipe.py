@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from wherewhat import options
-from wherewhat.boundary import check_at_most, user_path
+from wherewhat.boundary import check_at_most, check_distinct, user_path
 from wherewhat.errors import ConfigError
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.lab.config import EncodingName, LabConfig, at_least
@@ -120,9 +120,7 @@ class EncodingRecipe:
     def __post_init__(self) -> None:
         """Check the values."""
         for name in ("encodings", "seeds"):
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise ConfigError(f"{name}={list(given)!r} must be a list of one or more, each once")
+            check_distinct(name, getattr(self, name))
         for encoding in self.encodings:
             check_encoding(encoding)
         for seed in self.seeds:

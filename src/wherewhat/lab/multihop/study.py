@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from wherewhat.boundary import MOST_TOKENS, check_at_most
+from wherewhat.boundary import MOST_TOKENS, check_at_most, check_distinct
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import remove
 from wherewhat.lab.checkpoints import load_model, save_model
@@ -202,8 +202,7 @@ class MultihopRecipe:
     def __post_init__(self) -> None:
         """Check the values and make the setups."""
         for name in ("tasks", "seeds", "extra"):
-            if not getattr(self, name):
-                raise ConfigError(f"{name} is empty: give at least one")
+            check_distinct(name, getattr(self, name))
         check_at_most(MOST_TOKENS, extra=self.extra, extra_count=self.extra_count)
         if not all(isinstance(own, Mapping) for own in self.task_options.values()):
             raise ConfigError("in a recipe, task_options is a table of tables")
