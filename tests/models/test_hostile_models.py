@@ -11,7 +11,7 @@ import time
 import pytest
 from safetensors.torch import load_file, save_file
 
-from wherewhat.errors import ConfigError, LoadError, WherewhatError
+from wherewhat.errors import ConfigError, LoadError, TextError, WherewhatError
 from wherewhat.models import capacity
 from wherewhat.models.loader import load
 
@@ -87,6 +87,19 @@ def test_deep_nesting(folder, name):
 def test_deep_nesting_in_weights(folder):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(DEEP)) + DEEP.encode())
     refused(folder, "nested more than 64 deep")
+
+
+def test_settings_that_may_not_be_read(folder, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("tokenizer_config.json"))
+    refused(folder, "'tokenizer_config.json' of .* cannot be read: permission denied")
+
+
+def test_a_prefix_outside_the_vocabulary(folder):
+    file = folder / "tokenizer.json"
+    outer = {"type": "BertProcessing", "sep": ["x", 2**32 - 1], "cls": ["y", 10**6]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": outer}))
+    with pytest.raises(TextError, match="the tokenizer gave id 1000000"):
+        load(folder, device="cpu").tokenize("a")
 
 
 @pytest.mark.parametrize(

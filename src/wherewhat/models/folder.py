@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 from pathlib import Path
@@ -55,6 +56,8 @@ def check_files(folder: Path, spec: str) -> dict[str, Path]:
             entry, name=f"{shown(entry.name)} of {spec!r}", most=1 << 62 if weights else _MOST_BYTES, error=LoadError
         )
         if entry.suffix in _METADATA:
+            if not os.access(entry, os.R_OK):
+                raise LoadError(f"{shown(entry.name)} of {spec!r} cannot be read: permission denied")
             found[entry.name] = entry
     return found
 

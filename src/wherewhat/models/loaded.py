@@ -98,7 +98,7 @@ class LoadedModel:
         """Return the prefix and all ids of a text, or token ids as they are, checked to be in the vocabulary."""
         rows = self.model.get_input_embeddings().weight.shape[0]
         if not isinstance(text, str):
-            outside = next((index for index in text if not 0 <= index < rows), None)
+            outside = _outside(text, rows)
             if outside is not None or not text:
                 problem = (
                     "there are no token ids" if outside is None else f"token id {outside} is not in the vocabulary"
@@ -109,9 +109,11 @@ class LoadedModel:
             body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if not body:
             raise TextError("the text is empty: it has no tokens")
-        if max(body) >= rows:
-            raise TextError(f"the tokenizer gave id {max(body)}, but {self.name} knows only {rows} tokens")
-        return [*self.prefix, *body]
+        ids = [*self.prefix, *body]
+        outside = _outside(ids, rows)
+        if outside is not None:
+            raise TextError(f"the tokenizer gave id {outside}, but {self.name} knows only {rows} tokens")
+        return ids
 
     @checked()
     def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
@@ -121,6 +123,11 @@ class LoadedModel:
             return
         way_out = "" if hard else ", or allow more with --beyond (beyond=True)"
         raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")
+
+
+def _outside(ids: Sequence[int], rows: int) -> int | None:
+    """Return the first id that is not in a vocabulary of ``rows`` tokens, None if there is none."""
+    return next((index for index in ids if not 0 <= index < rows), None)
 
 
 def resolve_dtype(name: str) -> torch.dtype:
