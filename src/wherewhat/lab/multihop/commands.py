@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, check_whole_number
-from wherewhat.cli.options import Out
+from wherewhat.cli.options import Out, file_to_write
 from wherewhat.cli.terminal import print_line
 from wherewhat.errors import ConfigError
 
@@ -31,7 +31,10 @@ Set = Annotated[
 ]
 Seeds = Annotated[str, typer.Option(help="Comma-separated seeds of weights, order and dropout.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories that 'train' made.")]
+Extra = Annotated[str, typer.Option(help="Comma-separated numbers of tokens added to those of the task.")]
 _DEFAULT_OUT = Path("runs")
+_DEFAULT_PAGE = Path("multihop.html")
+_DEFAULT_EXTRA = "0,30,40,50,60,80,100,200,300,400,500,700,800,1000,1500,2000,3000,5000"
 
 
 @app.command()
@@ -86,9 +89,7 @@ def dynamics(runs: Runs) -> None:
 @app.command()
 def lengths(
     runs: Runs,
-    extra: Annotated[
-        str, typer.Option(help="Comma-separated numbers of tokens added to those of the task.")
-    ] = "0,30,40,50,60,80,100,200,300,400,500,700,800,1000,1500,2000,3000,5000",
+    extra: Extra = _DEFAULT_EXTRA,
     count: Annotated[int, typer.Option(help="Sequences of each.")] = 1000,
     checkpoint: Annotated[str, typer.Option(help="last, best (by held-out accuracy), or both.")] = "both",
     device: Device = "auto",
@@ -96,13 +97,9 @@ def lengths(
     """Test trained models on longer inputs with the same questions."""
     from wherewhat.lab.multihop.study import open_run
 
-    if count < 1:
-        raise ConfigError(f"--count is {count}: at least 1 sequence is needed")
-    check_at_most(MOST_DOCUMENTS, **{"--count": count})
+    tokens = _checked_extra(extra, count)
     if checkpoint not in ("last", "best", "both"):
         raise ConfigError(f"--checkpoint is {checkpoint!r}: give last, best or both")
-    tokens = _whole(extra, "--extra")
-    check_at_most(MOST_TOKENS, **{"--extra": tokens})
     _show_extra([open_run(path) for path in runs], tokens, count, device, checkpoint=checkpoint)
 
 
@@ -121,6 +118,34 @@ def roles(
     console = Console()
     for path in runs:
         console.print(roles_table(open_run(path), count))
+
+
+@app.command()
+def report(
+    runs: Runs,
+    file: Annotated[
+        Path, typer.Option(metavar="FILE", parser=file_to_write("--file"), help="HTML file to write.")
+    ] = _DEFAULT_PAGE,
+    extra: Extra = _DEFAULT_EXTRA,
+    count: Annotated[int, typer.Option(help="Sequences of each.")] = 1000,
+    device: Device = "auto",
+) -> None:
+    """Write the figures of arXiv 2605.31558 from trained models, beside the paper's values, as one HTML page.
+
+    Give runs of the number and the letter task with several seeds: values are means with 95 % intervals over seeds.
+    What the run directories do not hold yet is measured, and kept in them.
+    """
+    from wherewhat.lab.multihop.figures import measure_figures, runs_by_task
+    from wherewhat.lab.multihop.page import write_page
+    from wherewhat.lab.multihop.study import open_run
+    from wherewhat.progress import TerminalProgress
+
+    tokens, on, progress = _checked_extra(extra, count), _device(device), TerminalProgress()
+    found = {
+        task: [measure_figures(one, tokens, count=count, device=on) for one in progress.track(same, f"{task} task")]
+        for task, same in runs_by_task([open_run(path) for path in runs]).items()
+    }
+    print_line(Console(), write_page(file, found))
 
 
 @app.command()
@@ -201,6 +226,16 @@ def _device(name: str) -> str:
     from wherewhat.models.loaded import resolve_device
 
     return str(resolve_device(name))
+
+
+def _checked_extra(extra: str, count: int) -> tuple[int, ...]:
+    """Return the numbers of extra tokens, after a check of both options."""
+    if count < 1:
+        raise ConfigError(f"--count is {count}: at least 1 sequence is needed")
+    check_at_most(MOST_DOCUMENTS, **{"--count": count})
+    tokens = _whole(extra, "--extra")
+    check_at_most(MOST_TOKENS, **{"--extra": tokens})
+    return tokens
 
 
 def _whole(text: str, option: str) -> tuple[int, ...]:

@@ -168,11 +168,11 @@ class Alignment:
 
     def lag_interval(self, kind: str, hops: int | str = OVERALL) -> Interval | None:
         """Return the mean lag with its interval over the trainings that have one; None if none has."""
-        return _interval(self.lags[kind, hops])
+        return interval_of_known(self.lags[kind, hops])
 
     def correlation_interval(self) -> Interval | None:
         """Return the mean correlation with its interval over trainings; None if none has one."""
-        return _interval(self.correlation)
+        return interval_of_known(self.correlation)
 
 
 def align(runs: Sequence[Records], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
@@ -216,6 +216,7 @@ def _correlation(x: Tensor, y: Tensor) -> float:
     return float(x @ y) / size if size > 0 else math.nan
 
 
-def _interval(values: Sequence[float]) -> Interval | None:
+def interval_of_known(values: Sequence[float]) -> Interval | None:
+    """Return the mean and interval of the values that are not NaN; None if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return interval(known) if known else None

@@ -62,27 +62,22 @@ def purity_table(runs: Sequence[MultihopRun]) -> Table:
     for run in runs:
         purity = find_purity(run.records())
         for gamma in purity.gammas:
-            pure = (_heads(purity.pure(kind, gamma, ever=ever)) for kind in PURE for ever in (False, True))
+            pure = (heads_text(purity.pure(kind, gamma, ever=ever)) for kind in PURE for ever in (False, True))
             table.add_row(run.setup.name, str(run.seed), f"{gamma:g}", *pure)
     return table
 
 
 def heads_table(run: MultihopRun) -> Table:
     """Return the scores and the frequency use of every head at the last record."""
-    records = run.records()
-    softmax = records.values.get("mean_frequency_softmax")
-    if softmax is None:  # a run of an earlier version, which recorded the use of planes alone
-        from wherewhat.lab.model import LabModel
-        from wherewhat.measures.frequencies.planes import mean_frequency_softmax
+    from wherewhat.lab.multihop.figures import frequency_ids
 
-        rotation, use = LabModel(run.setup.model).rotation, records["use"]
-        softmax = records["mean_frequency"] if rotation is None else mean_frequency_softmax(use, rotation.inv_freq)
+    records = run.records()
     columns = {
         "s_pos": records["s_pos"],
         "s_sym": records["s_sym"],
         "effective swaps": records.values.get("effective_swaps"),
         "entropy": records["entropy"],
-        "mean frequency ID": softmax,
+        "mean frequency ID": frequency_ids(run),
         "linear": records["mean_frequency"],
     }
     table = Table(
@@ -319,7 +314,7 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
     return [correct, gap]
 
 
-def _heads(pure: Sequence[tuple[int, int]]) -> str:
+def heads_text(pure: Sequence[tuple[int, int]]) -> str:
     """Return the layers of pure heads, with consecutive ones as ranges; layer.head where layers have several heads."""
     if any(head for _, head in pure):
         return f"{len(pure)}: " + " ".join(f"{layer}.{head}" for layer, head in pure)

@@ -1,0 +1,34 @@
+// Text from files is only ever set through textContent; plotly's texts are escaped where they are made.
+const data = JSON.parse(by("data").textContent);
+const charts = [];
+const drawAll = () => charts.forEach(([id, one]) => draw(id, one.traces, one.layout));
+
+by("about").textContent = data.about;
+data.sections.forEach((section, i) => {
+  const parent = make(by("sections"), "section", null, { "aria-labelledby": `h-${i}` });
+  make(parent, "h2", `${i + 1}. ${section.title}`, { id: `h-${i}` });
+  make(parent, "p", section.note, { class: "note" });
+  const grid = make(parent, "div", null, { class: "charts" });
+  section.charts.forEach((one, j) => {
+    const figure = make(grid, "figure");
+    make(figure, "figcaption", one.title);
+    make(figure, "div", null, { id: `chart-${i}-${j}`, class: "chart", role: "img", "aria-label": `${section.title}: ${one.title}` });
+    charts.push([`chart-${i}-${j}`, one]);
+  });
+  for (const one of section.tables) {
+    make(parent, "h3", one.title);
+    const place = make(parent, "div", null, { class: "scroll", tabindex: "0", role: "region", "aria-label": `${section.title}: ${one.title}` });
+    table(place, one.header, one.rows);
+  }
+});
+for (const run of data.runs) {
+  const details = make(by("runs"), "details");
+  make(details, "summary", run.name);
+  make(details, "pre", JSON.stringify({ config: run.config, provenance: run.provenance }, null, 2), { tabindex: "0" });
+}
+by("theme").addEventListener("click", () => {
+  setDark(!isDark());
+  drawAll();
+});
+drawAll();
+document.documentElement.dataset.ready = "true";
