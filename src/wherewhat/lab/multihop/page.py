@@ -153,7 +153,7 @@ def _summary(task: str, runs: Runs) -> Part:
                 rows.append((name, [len(one) for one in pure], "; ".join(map(heads_text, pure)), said))
     names, values, details, papers = zip(*rows, strict=True)
     means = [interval_of_known(row) for row in values]
-    columns = {"": names, "mean over seeds": means, "count: layers, by seed": details, "paper": papers}
+    columns = {"quantity": names, "mean over seeds": means, "count: layers, by seed": details, "paper": papers}
     return _table(f"{task} task", columns)
 
 
