@@ -21,6 +21,7 @@ from wherewhat.lab.multihop.figures import (
     measure_figures,
     plane_points,
     runs_by_task,
+    unscaled_use,
 )
 from wherewhat.lab.multihop.paper import PAPER
 from wherewhat.lab.multihop.study import MultihopRun, Setup, open_run
@@ -113,6 +114,15 @@ def test_mean_frequencies_of_earlier_runs_come_from_the_use_of_planes(run, monke
     earlier = {name: values for name, values in records.values.items() if name != "mean_frequency_softmax"}
     monkeypatch.setattr(MultihopRun, "records", lambda _: replace(records, values=earlier))
     torch.testing.assert_close(frequency_ids(run).float(), recorded)
+
+
+def test_dot_products_before_their_scale(run):
+    scale = run.model().blocks[0].scale
+    use = run.records()["use"]
+    torch.testing.assert_close(unscaled_use(run) * scale, use)
+    weights = (use / scale).softmax(-1).double()
+    ids = torch.arange(1, use.shape[-1] + 1).double()
+    torch.testing.assert_close(frequency_ids(run, unscaled_use(run)).double(), weights @ ids)
 
 
 def fake_run(tmp_path, name, seed, **options):

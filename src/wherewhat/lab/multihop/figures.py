@@ -203,12 +203,23 @@ def runs_by_task(runs: Sequence[MultihopRun]) -> dict[str, list[MultihopRun]]:
     return {task: same for task, same in found.items() if same}
 
 
-def frequency_ids(run: MultihopRun) -> Tensor:
-    """Return the mean frequency ID with softmax weights at every record, ``(records, layers, heads)``."""
-    records = run.records()
-    recorded = records.values.get("mean_frequency_softmax")
-    if recorded is not None:
-        return recorded
-    # A run of an earlier version, which recorded the use of planes alone.
-    rotation = LabModel(run.setup.model).rotation
-    return records["mean_frequency"] if rotation is None else mean_frequency_softmax(records["use"], rotation.inv_freq)
+def frequency_ids(run: MultihopRun, use: Tensor | None = None) -> Tensor:
+    """Return the mean frequency ID with softmax weights at every record, ``(records, layers, heads)``.
+
+    Args:
+        run: A finished training.
+        use: Use of planes ``(records, layers, heads, planes)``; the recorded one by default.
+    """
+    records, rotation = run.records(), LabModel(run.setup.model).rotation
+    if rotation is None:
+        return records["mean_frequency"]
+    if use is None and "mean_frequency_softmax" in records.values:
+        return records["mean_frequency_softmax"]
+    # Records of earlier versions hold the use of planes alone.
+    return mean_frequency_softmax(records["use"] if use is None else use, rotation.inv_freq)
+
+
+def unscaled_use(run: MultihopRun) -> Tensor:
+    """Return the use of planes in dot products before their scale 1/√d, ``(records, layers, heads, planes)``."""
+    model = run.setup.model
+    return run.records()["use"] / (model.head_width**-0.5 if model.scale is None else model.scale)

@@ -19,11 +19,10 @@ from wherewhat.lab.constructions.discrepancy import (
     retrieval_bound,
     retrieval_discrepancy,
 )
-from wherewhat.lab.multihop.figures import ROLES, RunFigures, frequency_ids
+from wherewhat.lab.multihop.figures import ROLES, RunFigures, frequency_ids, unscaled_use
 from wherewhat.lab.multihop.paper import INDEX_ANGLE, LETTERS, PAPER, RETRIEVAL_ANGLE
 from wherewhat.lab.multihop.purity import PURE, find_learning, interval_of_known
 from wherewhat.lab.multihop.tables import heads_text
-from wherewhat.measures.measurement import NON_NEGATIVE
 from wherewhat.measures.statistics import Interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import rounded
@@ -93,7 +92,7 @@ def _scores(task: str, runs: Runs) -> Parts:
         "paper's s_sym": paper.s_sym,
     }
     layers = _layers(runs)
-    chart = _chart(f"{task} task", "layer", "score", _lines(layers, columns, unit=True), unit=True)
+    chart = _chart(f"{task} task", "layer", "score", _lines(layers, columns, most=1), unit=True)
     return [chart], [_table(f"{task} task", {"layer": layers, **columns})]
 
 
@@ -104,13 +103,13 @@ def _learning(task: str, runs: Runs) -> Parts:
     curves = {_hops(hops): accuracy[..., index] for index, hops in enumerate(records[0]["hops"].tolist())}
     mark = {"x0": paper.best_step, "x1": paper.best_step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
     shapes = [{**mark, "line": {"dash": "dot", "width": 1, "color": "#7F7F7F"}}]
-    traces = _lines(steps, curves, unit=True, mode="lines")
+    traces = _lines(steps, curves, most=1, mode="lines")
     charts = [_chart(f"{task} task: accuracy", "training step", "accuracy", traces, unit=True, shapes=shapes)]
-    since, summary = {}, _summary(task, runs)
+    since, heads = {}, records[0]["s_pos"][0].numel()
     by_layer: dict[str, Column] = {"layer": _layers(runs)}
     for at, gamma in enumerate(first.gammas):
         counts = {
-            f"{kind} {when}": torch.stack([heads[at, :, LABELS.index(kind)] for heads in listed])
+            f"{kind} {when}": torch.stack([pure[at, :, LABELS.index(kind)] for pure in listed])
             for kind in PURE
             for when, listed in {
                 "now": [one.purity.counts for one in runs],
@@ -118,17 +117,20 @@ def _learning(task: str, runs: Runs) -> Parts:
             }.items()
         }
         title = f"{task} task: pure heads, γ = {gamma:g}"
-        charts.append(_chart(title, "training step", "heads", _lines(steps, counts, mode="lines"), shapes=shapes))
+        charts.append(
+            _chart(title, "training step", "heads", _lines(steps, counts, most=heads, mode="lines"), shapes=shapes)
+        )
         became = torch.stack([one.purity.since[at] for one in runs]).double()
         since[f"γ = {gamma:g}"] = became.masked_fill(became < 0, math.nan).nanmean(2)
         by_layer[f"label at the end, γ = {gamma:g}"] = _votes([one.purity.final[at] for one in runs], (*LABELS, "none"))
         by_layer[f"pure since step, γ = {gamma:g}"] = since[f"γ = {gamma:g}"]
     title = f"{task} task: step from which on heads stay pure"
-    charts.append(_chart(title, "layer", "training step", _lines(_layers(runs), since, mode="markers")))
+    traces = _lines(_layers(runs), since, most=steps[-1], mode="markers")
+    charts.append(_chart(title, "layer", "training step", traces))
     lowest, where = _by_layer(runs, "s_sym").min(1)
     by_layer |= {"smallest s_sym of all steps": lowest, "at step": records[0].steps[where]}
     by_layer["paper's smallest s_sym"] = [paper.lowest_s_sym.get(layer, "") for layer in _layers(runs)]
-    return charts, [summary, _table(f"{task} task, by layer", by_layer)]
+    return charts, [_summary(task, runs), _table(f"{task} task, by layer", by_layer)]
 
 
 def _summary(task: str, runs: Runs) -> Part:
@@ -151,7 +153,7 @@ def _summary(task: str, runs: Runs) -> Part:
                 rows.append((name, [len(one) for one in pure], "; ".join(map(heads_text, pure)), said))
     names, values, details, papers = zip(*rows, strict=True)
     means = [interval_of_known(row) for row in values]
-    columns = {"": names, "mean over seeds": means, "number: layers, by seed": details, "paper": papers}
+    columns = {"quantity": names, "mean over seeds": means, "count: layers, by seed": details, "paper": papers}
     return _table(f"{task} task", columns)
 
 
@@ -167,9 +169,11 @@ def _frequencies(task: str, runs: Runs) -> Parts:
     if not use.shape[-1]:
         return [], []
     layers, paper = _layers(runs), PAPER[task]
+    without = [frequency_ids(one.run, unscaled_use(one.run))[-1] for one in runs]
     columns: dict[str, Column] = {
         "softmax weights": torch.stack([frequency_ids(one.run)[-1] for one in runs]).nanmean(2),
         "paper, softmax weights": paper.frequency_ids,
+        "softmax weights, without 1/√d": torch.stack(without).nanmean(2),
         "linear weights": _by_layer(runs, "mean_frequency")[:, -1],
         "paper, linear weights": paper.linear_ids,
     }
@@ -179,7 +183,11 @@ def _frequencies(task: str, runs: Runs) -> Parts:
         _chart(f"{task} task: mean frequency ID", "layer", "mean frequency ID", _lines(layers, columns)),
         _chart(f"{task} task: use of planes", "frequency ID", "layer", [trace], yaxis=_CATEGORIES),
     ]
-    peaks: dict[str, Column] = {"largest plane, logits": use.amax(2), "paper, largest plane": paper.peaks}
+    peaks: dict[str, Column] = {
+        "largest plane, logits": use.amax(2),
+        "without 1/√d": torch.stack([unscaled_use(one.run)[-1] for one in runs]).mean(2).amax(2),
+        "paper, largest plane": paper.peaks,
+    }
     return charts, [_table(f"{task} task: mean frequency ID", {"layer": layers, **columns, **peaks})]
 
 
@@ -188,10 +196,10 @@ def _geometry(task: str, runs: Runs) -> Parts:
     if not found:
         return [], []
     layers, labels = _layers(runs), found[0]["query_labels"].tolist()
-    roles = runs[0].flow.get("roles", torch.zeros(len(layers), 1))
-    index_layers = [layer for layer in layers if bool((roles[layer] == ROLES.index("Index")).any())]
+    pure = Counter(layer for one in runs for layer, _ in set(one.purity.pure("positional", one.purity.gammas[0])))
+    index_layers = [layer for layer, seeds in pure.items() if 2 * seeds >= len(runs)] or [3]
     charts = []
-    for layer in index_layers or layers[:4]:
+    for layer in layers[: max(index_layers) + 1]:
         traces = []
         for name, marker in (
             ("queries", {"color": labels, "colorscale": SCALE, "colorbar": {"title": {"text": "integer"}}}),
@@ -225,7 +233,7 @@ def _flow(task: str, runs: Runs) -> Parts:
     curves = {f"{_hops(hop + 1)} left": on_next[..., hop] for hop in range(on_next.shape[-1])}
     seen = f"{task} task, seed {solved[0].run.seed}: path through positions {' → '.join(map(str, path))}"
     downwards = {"autorange": "reversed", "automargin": True}
-    mean, lines = f"{task} task: to the next hop, mean over solved inputs", _lines(layers, curves, unit=True)
+    mean, lines = f"{task} task: to the next hop, mean over solved inputs", _lines(layers, curves, most=1)
     charts = [
         _chart(seen, "layer", "", [trace], xaxis=_CATEGORIES, yaxis=downwards),
         _chart(mean, "layer", "attention weight", lines, unit=True),
@@ -256,8 +264,8 @@ def _extra(task: str, runs: Runs) -> Parts:
     log = {"type": "log", "tickvals": [10, 30, *x[6::4]], "ticktext": ["0", "30", *map(str, x[6::4])]}
     title = f"{task} task, last checkpoint, by number of hops"
     charts = [
-        _chart(f"{task} task", "extra tokens", "accuracy", _lines(x, curves, unit=True), unit=True, xaxis=log),
-        _chart(title, "extra tokens", "accuracy", _lines(x, by_hops, unit=True), unit=True, xaxis=log),
+        _chart(f"{task} task", "extra tokens", "accuracy", _lines(x, curves, most=1), unit=True, xaxis=log),
+        _chart(title, "extra tokens", "accuracy", _lines(x, by_hops, most=1), unit=True, xaxis=log),
     ]
     near = sum(abs(gap) <= 0.05 for gap in gaps.values())
     title = f"{task} task: {near} of {len(gaps)} means of the last checkpoint are within 0.05 of the paper's"
@@ -304,7 +312,7 @@ def _places(task: str, runs: Runs) -> Parts:
         for added in runs[0].places
     }
     places = list(range(runs[0].run.setup.task.slots))
-    lines = _lines(places, curves, unit=True)
+    lines = _lines(places, curves, most=1)
     chart = _chart(f"{task} task", "position in the target window", "accuracy", lines, unit=True)
     return [chart], [_table(f"{task} task", {"position": places, **curves})]
 
@@ -321,7 +329,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[str, Runs], Parts] | None], ...] = (
         "Accuracy on held-out sequences by number of hops; pure heads now (at a record) and ever (at that record or an "
         "earlier one, as the paper counts); and the step from which on heads keep the pure label that they have at the "
         "end. Vertical line: step of the paper's largest accuracy. The paper's layers are those of its final scores; "
-        "its text says 0 to 3 are positional. Of the numbers of heads, layers follow after the colon.",
+        "its text says 0 to 3 are positional. A head that is pure for a while is counted as ever pure.",
         _learning,
     ),
     (
@@ -334,13 +342,14 @@ SECTIONS: tuple[tuple[str, str, Callable[[str, Runs], Parts] | None], ...] = (
         "Frequency use and mean frequency ID of all layers",
         "Use of a plane is its largest absolute logit contribution at the last token, mean over held-out sequences. "
         "The mean ID is weighted by the softmax of use, as in the paper, and by use itself. In the paper, the largest "
-        "contribution of symbolic layers is 4 to 9 logits.",
+        "contribution of symbolic layers is 4 to 9. Its values have the size of dot products before their factor 1/√d, "
+        "so the means from such products are shown as well.",
         _frequencies,
     ),
     (
         "Geometry of queries and keys in the dominant plane",
         "Queries (coloured by their integer) and keys (crosses) before rotation, in the plane with the largest logit "
-        "contributions, for the layers that have the role Index in the first seed, else for the first four. In the "
+        "contributions, up to the last layer that is purely positional (γ = 0.1) in half of the seeds. In the "
         "paper's Index layers the dominant plane has ID 2, keys have one direction (resultant 1), and the direction of "
         "a query is determined by its integer (tightness 1) and differs between integers (spread 1). Shares: part of "
         "the sum over planes of contributions.",
@@ -407,9 +416,16 @@ def _chart(title: str, x: str, y: str, traces: list[Part], *, unit: bool = False
 
 
 def _lines(
-    x: Sequence[int], curves: Mapping[str, Column], *, unit: bool = False, mode: str = "lines+markers"
+    x: Sequence[int], curves: Mapping[str, Column], *, most: float = math.inf, mode: str = "lines+markers"
 ) -> list[Part]:
-    """Return means over seeds with bands; a curve without seeds is the paper's, in the colour of the one before."""
+    """Return means over seeds with bands; a curve without seeds is the paper's, in the colour of the one before.
+
+    Args:
+        x: Positions of the points.
+        curves: Curves by name.
+        most: Largest possible value, at which bands end; the smallest is 0.
+        mode: Plotly's mode of the lines.
+    """
     traces: list[Part] = []
     index = -1
     for name, values in curves.items():
@@ -423,7 +439,7 @@ def _lines(
             )
             continue
         index += 1
-        found = [None if one is None else one.within((0, 1) if unit else NON_NEGATIVE) for one in _over_seeds(values)]
+        found = [None if one is None else one.within((0, most)) for one in _over_seeds(values)]
         low, mean, high = (_rounded([getattr(one, end, None) for one in found]) for end in ("low", "mean", "high"))
         filled = band([float(at) for at in x], low, high, index=index, group=name)
         traces += [] if filled is None else [{**filled, "mode": "lines"}]
