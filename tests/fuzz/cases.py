@@ -306,7 +306,7 @@ def _file(random: Random, index: int, folder: Path) -> Case:
     notes = []
     # An unchanged sweep or study runs for long.
     for _ in range(random.choice([1, 1, 1, 2, 3])):
-        tree, note = mutations.changed(tree, random, kept=LONG_WORK)
+        tree, note = mutations.changed(tree, random, kept={*LONG_WORK, "options", "task_options", "training"})
         notes.append(note)
     ending = "json" if kind == "plan" else random.choice(["toml", "toml", "json", "yaml"])
     path = Path(f"file.{ending}")

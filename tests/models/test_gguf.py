@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from transformers import PreTrainedTokenizerFast
 
 from wherewhat.errors import LoadError
-from wherewhat.models.gguf import check_merges
+from wherewhat.models.gguf import check_tokenizer
 from wherewhat.models.loader import load
 
 
@@ -282,6 +282,16 @@ def test_tokenizer_without_merges(size, merges, refused):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocab, merges)))
     if refused:
         with pytest.raises(LoadError, match="without its merges, and would split texts into single characters"):
-            check_merges(tokenizer, "model.gguf")
+            check_tokenizer(tokenizer, "model.gguf", "gpt2")
     else:
-        check_merges(tokenizer, "model.gguf")
+        check_tokenizer(tokenizer, "model.gguf", "gpt2")
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("llama", True), ("t5", False)])
+def test_sentencepiece_read_as_unigram(kind, refused):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(Unigram([("a", -1.0), ("b", -2.0)])))
+    if refused:
+        with pytest.raises(LoadError, match="as a unigram model, and would split words otherwise"):
+            check_tokenizer(tokenizer, "model.gguf", kind)
+    else:
+        check_tokenizer(tokenizer, "model.gguf", kind)

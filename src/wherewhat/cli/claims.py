@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,24 +73,30 @@ def claims(
     weights = "" if request.weights == "trained" else f"-{request.weights}"
     path = made.save(file or out / f"claims-{made.data['model']}{weights}.json")
     console = Console()
-    console.print(_table(made.data))
+    title = f"{made.data['model']} ({made.data['weights']}): claims judged on {len(made.data['documents'])} documents"
+    console.print(claims_table(made.data["claims"], title=title, over="documents, prompts or heads"))
     print_line(console, path)
 
 
-def _table(data: dict[str, Any]) -> Table:
-    """Return the claims with numbers, controls and verdicts."""
+def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> Table:
+    """Return judged claims with numbers, controls and verdicts.
+
+    Args:
+        claims: Claims as they are stored.
+        title: Title of the table.
+        over: What the intervals are over.
+    """
     from wherewhat.report.claims.claim import verdict_words
 
-    count = len(data["documents"])
     table = Table(
-        title=f"{escape(data['model'])} ({data['weights']}): claims judged on {count} documents",
-        caption="Intervals are 95 % over documents, prompts or heads. Rules and thresholds: documentation, Claims.",
+        title=escape(title),
+        caption=f"Intervals are 95 % over {over}. Rules and thresholds: documentation, Claims.",
         show_lines=True,
     )
     table.add_column("", justify="right")
     for column in ("claim", "number; control", "verdict", "what would change it"):
         table.add_column(column)
-    for one in data["claims"]:
+    for one in claims:
         verdict = [verdict_words(one)]
         if one["verdict"] == "cannot be told":
             verdict += [f"open: {part['statement']}" for part in one["parts"] if part["outcome"] is None]

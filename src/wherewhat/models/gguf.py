@@ -28,7 +28,7 @@ from wherewhat.models.suitability import check_config, check_loaded, count_param
 from wherewhat.models.trial import attempt, time_limit
 
 # Bump when conversions change, so that older folders are converted again.
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST = "manifest.json"
 # llama.cpp's defaults for files without `tokenizer.ggml.add_bos_token` (src/llama-vocab.cpp): sentencepiece and
 # wordpiece vocabularies add a BOS token; byte-level BPE does so only with these splits.
@@ -68,6 +68,7 @@ class _Header:
     Attributes:
         architecture: `general.architecture`.
         bos: Id of the token to put in front of every text, or None.
+        tokenizer: `tokenizer.ggml.model`, such as `llama` (sentencepiece), `gpt2` (byte-level BPE) or `t5` (unigram).
         rope_scaling: Name of the scaling of rotary frequencies, or None.
         elements: Number of weights without a separate output matrix.
         output_elements: Number of weights of a separate output matrix, 0 if it is tied.
@@ -75,6 +76,7 @@ class _Header:
 
     architecture: str
     bos: int | None
+    tokenizer: str | None
     rope_scaling: str | None
     elements: int
     output_elements: int
@@ -251,7 +253,7 @@ def _read_header(path: Path) -> _Header:
         sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
         parts = int(_value(fields, "split.count", 1))
         check_layers({"n_layers": _value(fields, f"{architecture}.block_count", 0)}, str(path))
-        bos = _bos(fields)
+        bos, tokenizer = _bos(fields), _value(fields, "tokenizer.ggml.model")
         scaling = _rope_scaling(fields, architecture, set(sizes))
     except LoadError:
         raise
@@ -263,7 +265,7 @@ def _read_header(path: Path) -> _Header:
         raise LoadError(f"{str(path)!r} is a GGUF file without tensors: is it a vocabulary only?")
     kept = {name: size for name, size in sizes.items() if not name.startswith(_NOT_WEIGHTS)}
     output = kept.pop("output.weight", 0)
-    return _Header(architecture, bos, scaling, sum(kept.values()), output)
+    return _Header(architecture, bos, tokenizer, scaling, sum(kept.values()), output)
 
 
 def _check_lengths(path: Path) -> None:
@@ -366,21 +368,32 @@ def _read(path: Path, header: _Header) -> tuple[Any, Any]:
     if header.elements > described or stored < described:
         raise otherwise
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
-    check_merges(tokenizer, str(path))
+    check_tokenizer(tokenizer, str(path), header.tokenizer)
     return model, tokenizer
 
 
-def check_merges(tokenizer: Any, source: str) -> None:
-    """Refuse a BPE tokenizer without merges, which splits texts into single characters.
+def check_tokenizer(tokenizer: Any, source: str, kind: str | None) -> None:
+    """Refuse a tokenizer that splits texts otherwise than the file says.
 
-    transformers 5.17 reads such a one from GGUF files of Gemma 3; 5.22 reads them correctly.
+    transformers 5.17 reads the sentencepiece vocabulary of Gemma 3 as a unigram model, or without its merges; 5.22
+    reads it correctly.
+
+    Args:
+        tokenizer: The tokenizer that transformers read.
+        source: The file, for error messages.
+        kind: ``tokenizer.ggml.model`` of the file.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = {} if backend is None else json.loads(backend.to_str())["model"]
+    wrong = ""
     if model.get("type") == "BPE" and not model["merges"] and len(model["vocab"]) > _SINGLE:
+        wrong = "without its merges, and would split texts into single characters"
+    elif model.get("type") == "Unigram" and kind == "llama":
+        wrong = "as a unigram model, and would split words otherwise than the model was trained"
+    if wrong:
         import transformers
 
         raise LoadError(
-            f"transformers {transformers.__version__} reads the tokenizer of GGUF file {source!r} without its merges, "
-            "and would split texts into single characters: update transformers, or use the model's safetensors version"
+            f"transformers {transformers.__version__} reads the tokenizer of GGUF file {source!r} {wrong}: update "
+            "transformers, or use the model's safetensors version"
         )

@@ -14,6 +14,7 @@ from wherewhat.cli.terminal import print_line
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from wherewhat.lab.multihop.figures import RunFigures
     from wherewhat.lab.multihop.study import Checkpoint, MultihopRun, Setup
 
 
@@ -34,6 +35,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run director
 Extra = Annotated[str, typer.Option(help="Comma-separated numbers of tokens added to those of the task.")]
 _DEFAULT_OUT = Path("runs")
 _DEFAULT_PAGE = Path("multihop.html")
+_DEFAULT_CLAIMS = Path("claims-multihop.json")
 _DEFAULT_EXTRA = "0,30,40,50,60,80,100,200,300,400,500,700,800,1000,1500,2000,3000,5000"
 
 
@@ -135,17 +137,35 @@ def report(
     Give runs of the number and the letter task with several seeds: values are means with 95 % intervals over seeds.
     What the run directories do not hold yet is measured, and kept in them.
     """
-    from wherewhat.lab.multihop.figures import measure_figures, runs_by_task
     from wherewhat.lab.multihop.page import write_page
-    from wherewhat.lab.multihop.study import open_run
-    from wherewhat.progress import TerminalProgress
 
-    tokens, on, progress = _checked_extra(extra, count), _device(device), TerminalProgress()
-    found = {
-        task: [measure_figures(one, tokens, count=count, device=on) for one in progress.track(same, f"{task} task")]
-        for task, same in runs_by_task([open_run(path) for path in runs]).items()
-    }
-    print_line(Console(), write_page(file, found))
+    print_line(Console(), write_page(file, _figures(_grouped(runs), _checked_extra(extra, count), count, device)))
+
+
+@app.command()
+def claims(
+    runs: Runs,
+    file: Annotated[
+        Path, typer.Option(metavar="FILE", parser=file_to_write("--file"), help="JSON file to write.")
+    ] = _DEFAULT_CLAIMS,
+    count: Annotated[int, typer.Option(help="Sequences of each number of extra tokens.")] = 1000,
+    device: Device = "auto",
+) -> None:
+    """Judge the claims of arXiv 2605.31558 about trained small models, over seeds.
+
+    Give two or more runs of the number and of the letter task. Writes a file like that of `wherewhat claims`.
+    """
+    from wherewhat.cli.claims import claims_table
+    from wherewhat.lab.multihop.claims import LONGER, check_seeds, judge_runs, judgement
+
+    grouped = _grouped(runs)
+    check_seeds(grouped)
+    found = _figures(grouped, _checked_extra(f"0,{LONGER}", count), count, device)
+    made = judgement(found, judge_runs(found))
+    path, console = made.save(file), Console()
+    title = f"claims judged on {sum(map(len, found.values()))} trained models"
+    console.print(claims_table(made.data["claims"], title=title, over="seeds or heads"))
+    print_line(console, path)
 
 
 @app.command()
@@ -163,6 +183,27 @@ def construct(
     console = Console()
     for table in construction_tables(kind, longest, progress=TerminalProgress()):
         console.print(table)
+
+
+def _figures(
+    grouped: dict[str, list[MultihopRun]], extra: tuple[int, ...], count: int, device: str
+) -> dict[str, list[RunFigures]]:
+    """Return the numbers of runs by task; those that the run directories do not hold are measured."""
+    from wherewhat.lab.multihop.figures import measure_figures
+    from wherewhat.progress import TerminalProgress
+
+    on, progress = _device(device), TerminalProgress()
+    return {
+        task: [measure_figures(one, extra, count=count, device=on) for one in progress.track(same, f"{task} task")]
+        for task, same in grouped.items()
+    }
+
+
+def _grouped(runs: list[Path]) -> dict[str, list[MultihopRun]]:
+    from wherewhat.lab.multihop.figures import runs_by_task
+    from wherewhat.lab.multihop.study import open_run
+
+    return runs_by_task([open_run(path) for path in runs])
 
 
 def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[MultihopRun]:

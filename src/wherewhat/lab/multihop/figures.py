@@ -35,7 +35,7 @@ Tensors = Mapping[str, Tensor]
 ROLES = ("other", "Reflexive", "Index", "Retrieval")
 """Roles of heads; their codes are indices into this tuple."""
 
-PLACES = (0, 100, 500)
+PLACES = (0, 100)
 """Numbers of extra tokens at which accuracy is measured by position of the answer."""
 
 _HEAD = ("layer", "head")

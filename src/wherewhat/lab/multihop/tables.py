@@ -309,7 +309,7 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
             bound = index_bound(n, theta)
         else:
             worst, best = (retrieval_discrepancy(n, theta, omega, at=at) for at in ("worst", "best"))
-            bound = retrieval_bound(n + 1, theta, omega)
+            bound = retrieval_bound(n - 1, theta, omega)
         gap.add_row(f"{n:,}", *(f"{value:.3g}" for value in (worst, bound, best)))
     return [correct, gap]
 

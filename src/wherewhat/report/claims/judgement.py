@@ -34,7 +34,7 @@ CLAIMS: tuple[Claim, ...] = tuple(
 )
 """All claims by number."""
 
-_FORMAT = 1
+FORMAT = 1
 """Version of the file's format."""
 
 PROMPTS = 24
@@ -133,7 +133,7 @@ class Judgement:
     def load(cls, path: str | os.PathLike[str]) -> Judgement:
         """Read what :meth:`save` wrote."""
         data = parse_object(read_user_file(path, name="the claims")) or {}
-        if data.get("wherewhat_claims") != _FORMAT:
+        if data.get("wherewhat_claims") != FORMAT:
             raise ConfigError(f"{path} is not a file of judged claims: write one with wherewhat claims")
         return cls(dict(data))
 
@@ -254,7 +254,7 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
         if run.directory.path.name in used and run.directory.path.name not in listed
     }
     result = {
-        "wherewhat_claims": _FORMAT,
+        "wherewhat_claims": FORMAT,
         **{
             name: config[name]
             for name in ("model", "weights", "weights_hash", "tokenizer_hash", "dtype", "device", "seed")

@@ -1,0 +1,57 @@
+"""The table of verdicts by claim and model in ``docs/claims.md``, from the results in this folder.
+
+    python studies/claims/summary.py
+
+The results are written by ``wherewhat claims`` and ``wherewhat multihop claims``. A test compares table and page.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+TITLES = {
+    "smollm2": "SmolLM2-135M",
+    "gemma-3-270m": "Gemma-3-270M",
+    "tinyllama-1.1b": "TinyLlama-1.1B",
+    "stories15m": "stories15M",
+    "multihop": "multi-hop models",
+}
+"""Column by file name."""
+
+WORDS = {"not judged": "", "cannot be told": "open", "does not hold": "**no**", "holds": "holds"}
+
+
+def results(folder: Path = FOLDER) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the judged claims by column and number."""
+    found = {title: folder / f"{name}.json" for name, title in TITLES.items()}
+    return {
+        title: {one["number"]: one for one in json.loads(path.read_text("utf-8"))["claims"]}
+        for title, path in found.items()
+        if path.exists()
+    }
+
+
+def table(found: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield "| claim | " + " | ".join(found) + " |"
+    yield "|---" * (len(found) + 1) + "|"
+    for number in range(1, 25):
+        cells = [cell(claims.get(number)) for claims in found.values()]
+        yield f"| {number} | " + " | ".join(cells) + " |"
+
+
+def cell(claim: dict[str, Any] | None) -> str:
+    """Return the verdict on a claim in a few words."""
+    if claim is None:
+        return ""
+    verdict = claim["verdict"]
+    return f"if {claim['condition']}" if verdict == "holds if" else WORDS[verdict]
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(table(results())) + "\n")

@@ -1,0 +1,102 @@
+"""Identity: verdicts follow from numbers that are known; end-to-end: tiny runs are judged by the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers.command_line import assert_one_line
+from wherewhat.errors import ConfigError
+from wherewhat.lab.multihop.accuracy import Accuracy
+from wherewhat.lab.multihop.claims import LONGER, judge_runs
+from wherewhat.lab.multihop.figures import ROLES, measure_figures
+from wherewhat.lab.multihop.study import Setup, train_and_record
+from wherewhat.measures.swaps import LABELS
+from wherewhat.report.claims.judgement import Judgement
+
+TINY = {"layers": 2, "heads": 2, "width": 16, "steps": 4, "record_every": 2, "batch": 4, "sequences": 800, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Tiny runs of both tasks and two seeds."""
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        task: [
+            measure_figures(
+                train_and_record(Setup.of(task, TINY).seeded(seed), out=out, scored=4, tested=8), (0,), count=12
+            )
+            for seed in (0, 1)
+        ]
+        for task in ("number", "letter")
+    }
+
+
+def planted(found, *, number, letter):
+    """The same runs with other pure heads, roles and accuracies: labels, roles and hits of 10 by task."""
+
+    def changed(one, labels, roles, hits):
+        codes = torch.tensor([[LABELS.index(name) for name in labels]])  # one layer
+        purity = SimpleNamespace(
+            final=codes[None], pure=lambda kind, gamma: (codes == LABELS.index(kind)).nonzero().tolist()
+        )
+        flow = {"roles": torch.tensor([[ROLES.index(name) for name in roles]])}
+        accuracy = Accuracy((1,), torch.tensor([hits]), torch.tensor([10]), torch.zeros(1))
+        return replace_purity(replace(one, flow=flow, extra={"last": {LONGER: accuracy}}), purity)
+
+    given = {"number": number, "letter": letter}
+    return {task: [changed(one, *given[task]) for one in runs] for task, runs in found.items()}
+
+
+def replace_purity(one, purity):
+    one.__dict__["purity"] = purity  # a cached property
+    return one
+
+
+def verdicts(found):
+    return {one.claim.number: (one.verdict, one.condition) for one in judge_runs(found)}
+
+
+def test_planted_heads_decide(found):
+    pure, hop = ["positional", "symbolic", "symbolic"], ["Index", "Reflexive", "Reflexive"]
+    as_stated = planted(
+        found,
+        number=(pure, hop, 2),
+        letter=(["symbolic"] * 3, ["Retrieval", "Reflexive", "Reflexive"], 9),
+    )
+    made = verdicts(as_stated)
+    assert made[12] == made[16] == ("holds", "")
+    assert made[14][0] in ("holds", "cannot be told")  # twelve heads
+    reversed_ = planted(found, number=(["symbolic"] * 3, ["other"] * 3, 9), letter=(pure, ["other"] * 3, 2))
+    made = verdicts(reversed_)
+    assert made[12][0] == made[16][0] == made[14][0] == "does not hold"
+
+
+def test_the_bounds_hold_for_the_minimum_over_inputs_only(found):
+    assert verdicts(found)[15] == (
+        "holds if",
+        "the constructions are meant and the minimum over inputs is meant",
+    )
+
+
+def test_several_seeds_of_both_tasks_are_needed(found):
+    with pytest.raises(ConfigError, match="two or more runs of the letter task"):
+        judge_runs({**found, "letter": found["letter"][:1]})
+
+
+def test_the_command_judges_and_writes(cli, found, tmp_path):
+    paths = [one.run.path for runs in found.values() for one in runs]
+    shown = cli("multihop", "claims", *paths, "--file", tmp_path / "c.json", "--count", 12, "--device", "cpu")
+    assert shown.code == 0
+    made = Judgement.load(tmp_path / "c.json")
+    assert sorted(made.verdicts) == [11, 12, 13, 14, 15, 16]
+    assert [run["name"] for run in made.data["runs"]] == [path.name for path in paths]
+    assert str(tmp_path) not in json.dumps(made.data)
+    assert_one_line(
+        cli("multihop", "claims", paths[0], "--file", tmp_path / "d.json"), "two or more runs of the number task"
+    )
+    assert not (tmp_path / "d.json").exists()
