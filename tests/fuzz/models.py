@@ -129,7 +129,8 @@ def _change_tokenizer(path: Path, random: Random) -> str:
     part = random.choice(NATIVE)
     if random.random() < 0.5:
         part, _ = mutations.changed(part, random)
-    path.write_text(json.dumps(json.loads(path.read_text()) | part if isinstance(part, dict) else part))
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps(tree | part if isinstance(tree, dict) and isinstance(part, dict) else part))
     return f"{path}: {repr(part)[:200]}"
 
 
