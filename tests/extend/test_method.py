@@ -13,8 +13,7 @@ from wherewhat.captures.attention import Mask
 from wherewhat.captures.proof import intervene, prove
 from wherewhat.extend.attention import FarKeys
 from wherewhat.extend.frequencies import PositionInterpolation, YaRN
-from wherewhat.extend.generation import generate
-from wherewhat.extend.method import extended
+from wherewhat.extend.method import extended, generate
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.visibility import Windowed
 from wherewhat.extend.windows import LMInfinite

@@ -14,8 +14,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.far_cache import far_on_cpu
-from wherewhat.extend.generation import generate
-from wherewhat.extend.method import extended
+from wherewhat.extend.method import extended, generate
 from wherewhat.extend.near_far import NearFar, averaged_over_distances, largest
 from wherewhat.extend.plan import Plan, fingerprint, plannable
 from wherewhat.extend.windows import ReRoPE

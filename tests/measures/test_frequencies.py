@@ -18,7 +18,6 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.frequencies import planes
-from wherewhat.measures.frequencies.band_index import peak_band, plane_norms, predicted_band, slower_planes
 from wherewhat.measures.frequencies.masking import frequency_bands, without_planes
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig, FrequenciesMeasurement
 from wherewhat.measures.frequencies.planes import (
@@ -28,8 +27,12 @@ from wherewhat.measures.frequencies.planes import (
     mean_frequency,
     mean_frequency_softmax,
     partial_logits,
+    peak_band,
+    plane_norms,
     plane_queries,
     plane_swaps,
+    predicted_band,
+    slower_planes,
 )
 from wherewhat.measures.frequencies.text import measure_frequencies
 from wherewhat.measures.swaps.layer import layer_swaps

@@ -13,8 +13,7 @@ from torch import Tensor
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError
-from wherewhat.extend.generation import generate
-from wherewhat.extend.method import LengthMethod, extended
+from wherewhat.extend.method import LengthMethod, extended, generate
 from wherewhat.extend.windows import Untouched
 from wherewhat.measures.choices.answers import continued_positions, perturb_context
 from wherewhat.measures.perturb.changes import Change, no_change

@@ -21,8 +21,8 @@ from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.measurement import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics
-from wherewhat.measures.planes.layer import layer_scores
 from wherewhat.measures.planes.measurement import PlanesConfig
+from wherewhat.measures.planes.statistics import layer_scores
 from wherewhat.measures.residual.measurement import ResidualConfig
 from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps

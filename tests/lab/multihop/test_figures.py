@@ -14,6 +14,7 @@ from wherewhat.lab.constructions.transformers import index_transformer
 from wherewhat.lab.multihop import figures
 from wherewhat.lab.multihop.accuracy import EXTRA, measure_accuracy
 from wherewhat.lab.multihop.figures import (
+    PAPER,
     ROLES,
     answer_places,
     frequency_ids,
@@ -23,7 +24,6 @@ from wherewhat.lab.multihop.figures import (
     runs_by_task,
     unscaled_use,
 )
-from wherewhat.lab.multihop.paper import PAPER
 from wherewhat.lab.multihop.study import MultihopRun, Setup, open_run
 from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.swaps import LABELS

@@ -19,8 +19,16 @@ from wherewhat.lab.constructions.discrepancy import (
     retrieval_bound,
     retrieval_discrepancy,
 )
-from wherewhat.lab.multihop.figures import ROLES, RunFigures, frequency_ids, unscaled_use
-from wherewhat.lab.multihop.paper import INDEX_ANGLE, LETTERS, PAPER, RETRIEVAL_ANGLE
+from wherewhat.lab.multihop.figures import (
+    INDEX_ANGLE,
+    LETTERS,
+    PAPER,
+    RETRIEVAL_ANGLE,
+    ROLES,
+    RunFigures,
+    frequency_ids,
+    unscaled_use,
+)
 from wherewhat.lab.multihop.purity import PURE, find_learning, interval_of_known
 from wherewhat.lab.multihop.tables import heads_text
 from wherewhat.measures.statistics import Interval

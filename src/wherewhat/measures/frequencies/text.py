@@ -10,10 +10,16 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.frequencies.band_index import peak_band, plane_norms, predicted_band, slower_planes
 from wherewhat.measures.frequencies.masking import Masking, frequency_bands
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
-from wherewhat.measures.frequencies.planes import frequency_ids, layer_frequencies
+from wherewhat.measures.frequencies.planes import (
+    frequency_ids,
+    layer_frequencies,
+    peak_band,
+    plane_norms,
+    predicted_band,
+    slower_planes,
+)
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.swaps.placement import choose_queries
 from wherewhat.measures.tensors import correlation, defined, next_token_loss, rotates

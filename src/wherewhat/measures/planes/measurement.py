@@ -84,7 +84,7 @@ class PlanesMeasurement(LayerMeasurement):
 
     def measure(self, layer: LayerAttention, config: PlanesConfig) -> LayerScores:
         """Return the scores."""
-        from wherewhat.measures.planes.layer import layer_scores
+        from wherewhat.measures.planes.statistics import layer_scores
 
         return layer_scores(layer, config)
 
