@@ -222,11 +222,11 @@ def test_larger_than_the_limit(write, monkeypatch):
     assert "more than 10 bytes" in refusal(["-"], stdin=io.BytesIO(b"0123456789a"))
 
 
-def test_limit_is_one_gibibyte_and_seen_before_reading(tmp_path):
+def test_limit_is_half_a_gibibyte_and_seen_before_reading(tmp_path):
     path = tmp_path / "sparse.txt"
     with path.open("wb") as stream:
-        stream.truncate((1 << 30) + 1)
-    assert "at most 1.0 GiB" in refusal([str(path)])
+        stream.truncate((1 << 29) + 1)
+    assert "at most 512.0 MiB" in refusal([str(path)])
 
 
 def test_standard_input_twice_terminal_closed_or_none(monkeypatch):
