@@ -131,11 +131,11 @@ def run_training(
     if directory is not None:
         make_folder(directory)
         remove_temporaries(directory)
-        remove_damaged(directory / MODEL_FILE, progress)
-        if (directory / MODEL_FILE).exists():
+        trained = load_intact(directory / MODEL_FILE, progress, device=str(device))
+        if trained is not None:
             _check_same(read_identity(directory / MODEL_FILE) or {}, identity, directory)
             progress.say(f"{directory} holds the trained model already")
-            return load_model(directory / MODEL_FILE, device=str(device))
+            return trained
         if (directory / STATE_FILE).exists():
             state = load_state(directory / STATE_FILE)
             _check_same(state.identity, identity, directory)
@@ -162,16 +162,17 @@ def run_training(
     return model
 
 
-def remove_damaged(path: Path, progress: Progress) -> None:
-    """Remove the damaged file of a model, so that it is made again; refuse a file of another kind."""
+def load_intact(path: Path, progress: Progress, *, device: str = "cpu") -> LabModel | None:
+    """Return the model of a file; None without one. A damaged file is removed, one of another kind refused."""
     if os.path.lexists(path):
         try:
-            load_model(path)
+            return load_model(path, device=device)
         except LoadError as error:
             if error.__cause__ is None:
                 raise
             progress.say(f"{error}; training again")
             remove(path)
+    return None
 
 
 def _run(

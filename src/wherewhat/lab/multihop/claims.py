@@ -65,12 +65,12 @@ def judge_runs(found: Runs) -> list[ClaimVerdict]:
     """
     check_seeds(found)
     claims = {claim.number: claim for claim in CLAIMS}
+    names = tuple(one.run.path.name for runs in found.values() for one in runs)
     verdicts = []
     for number, rule in _RULES.items():
         judged = rule(found)
         verdict, condition = verdict_of(judged.parts)
         claim = replace(claims[number], change=_CHANGE[number])
-        names = tuple(one.run.path.name for runs in found.values() for one in runs)
         verdicts.append(ClaimVerdict(claim, verdict, condition, judged, names))
     return verdicts
 

@@ -28,7 +28,7 @@ from wherewhat.lab.training import (
     digest,
     find_device,
     identify,
-    remove_damaged,
+    load_intact,
     run_training,
 )
 from wherewhat.numerics import new_process_settings
@@ -309,8 +309,7 @@ def _train_and_test(
     training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
     most = len(validation)
     held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
-    remove_damaged(run.path / BEST_FILE, progress)
-    kept = (run.path / BEST_FILE).exists()
+    kept = load_intact(run.path / BEST_FILE, progress) is not None
     if not kept:  # a training that began without it has to start from step 0
         for name in (MODEL_FILE, STATE_FILE, RECORDS_FILE):
             remove(run.path / name)

@@ -52,9 +52,6 @@ data.sections.forEach((section, i) => {
   }
   rowsAsTable(parent, `${section.title} as a table`, data.columns, section.groups);
 });
-by("theme").addEventListener("click", () => {
-  setDark(!isDark());
-  drawAll();
-});
+startTheme(drawAll);
 drawAll();
 document.documentElement.dataset.ready = "true";

@@ -53,3 +53,18 @@ function themed(layout) {
 function draw(id, traces, layout) {
   return Plotly.react(by(id), traces, themed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
 }
+// The button of the theme, which draws all charts again in its colours.
+function startTheme(drawAll) {
+  by("theme").addEventListener("click", () => {
+    setDark(!isDark());
+    drawAll();
+  });
+}
+// Configuration and provenance of each run, folded.
+function writeRuns(runs) {
+  for (const run of runs) {
+    const details = make(by("runs"), "details");
+    make(details, "summary", run.name);
+    make(details, "pre", JSON.stringify({ config: run.config, provenance: run.provenance }, null, 2), { tabindex: "0" });
+  }
+}

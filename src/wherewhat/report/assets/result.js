@@ -3,8 +3,5 @@ setDark(matchMedia("(prefers-color-scheme: dark)").matches);
 by("title").textContent = all.title;
 writeOthers();
 writeMethod();
-by("theme").addEventListener("click", () => {
-  setDark(!isDark());
-  redrawAll();
-});
+startTheme(redrawAll);
 document.documentElement.dataset.ready = "true";

@@ -175,14 +175,7 @@ choices("kind", Object.entries(data.kinds), drawPerturb);
 choices("x", Object.entries(data.additivity), drawRelation);
 choices("y", Object.entries(data.tolerance), drawRelation);
 fillRelations();
-for (const run of data.runs) {
-  const details = make(by("runs"), "details");
-  make(details, "summary", run.name);
-  make(details, "pre", JSON.stringify({ config: run.config, provenance: run.provenance }, null, 2), { tabindex: "0" });
-}
-by("theme").addEventListener("click", () => {
-  setDark(!isDark());
-  drawAll();
-});
+writeRuns(data.runs);
+startTheme(drawAll);
 drawAll();
 document.documentElement.dataset.ready = "true";

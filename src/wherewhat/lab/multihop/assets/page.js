@@ -21,14 +21,7 @@ data.sections.forEach((section, i) => {
     table(place, one.header, one.rows);
   }
 });
-for (const run of data.runs) {
-  const details = make(by("runs"), "details");
-  make(details, "summary", run.name);
-  make(details, "pre", JSON.stringify({ config: run.config, provenance: run.provenance }, null, 2), { tabindex: "0" });
-}
-by("theme").addEventListener("click", () => {
-  setDark(!isDark());
-  drawAll();
-});
+writeRuns(data.runs);
+startTheme(drawAll);
 drawAll();
 document.documentElement.dataset.ready = "true";
