@@ -26,7 +26,7 @@ from transformers import Trainer, TrainingArguments
 
 import wherewhat
 from wherewhat.lab.config import LabConfig, TrainConfig
-from wherewhat.lab.hugging_face.families import to_gptj
+from wherewhat.lab.hugging_face import to_gptj
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import NumberTask
 

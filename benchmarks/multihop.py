@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from wherewhat.lab.config import LabConfig, Precision, TrainConfig
 from wherewhat.lab.gpu_steps import GpuSteps
-from wherewhat.lab.hugging_face.families import to_gptj
+from wherewhat.lab.hugging_face import to_gptj
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.study import train
 from wherewhat.lab.steps import CpuSteps, Steps, batch_order

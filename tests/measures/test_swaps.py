@@ -15,13 +15,14 @@ from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
+from wherewhat.measures import graphs
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.swaps import LABELS, deviations, placement, scores
 from wherewhat.measures.swaps.deviations import logit_deviations
 from wherewhat.measures.swaps.layer import layer_swaps, swap_scores
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.swaps.placement import choose_queries, query_logits, reference_scores
-from wherewhat.measures.swaps.scores import label, score_swaps
+from wherewhat.measures.swaps.scores import Pivots, label, score_swaps
 
 DOUBLE = (
     "gptj",  # interleaved
@@ -150,9 +151,9 @@ class Everything:
         return logits.var(-1, correction=0), *apart
 
 
-def draw(n=70, d=8, *, heads=6, kv_heads=3, dtype=torch.float64):
+def draw(n=70, d=8, *, heads=6, kv_heads=3, dtype=torch.float64, seed=1):
     """Queries and keys of heads from nearly uniform to very sharp attention, the last of them with a sink."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(h, n, d, generator=generator, dtype=torch.float64) for h in (heads, kv_heads))
     q *= torch.tensor([1e-3, 0.05, 0.3, 1.0, 4.0, 1.0])[:heads, None, None]
     q[-1, :, -1], k[-1, 0, -1] = 3.0, 4.0
@@ -314,6 +315,13 @@ def test_time_and_memory_are_linear():
     assert counted[1].largest <= 2 * 4096 * 8  # heads times keys times dimensions
 
 
+def assert_alike(found, expected, **tolerance):
+    """All scores are equal, however many swaps were computed."""
+    for name, value in vars(expected).items():
+        if isinstance(value, torch.Tensor) and name not in ("bound", "kept"):
+            torch.testing.assert_close(getattr(found, name), value, **tolerance)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_cuda_equals_the_cpu(encoding):
@@ -322,9 +330,36 @@ def test_cuda_equals_the_cpu(encoding):
     expected = swap_scores(q, k, **options)
     moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     found = swap_scores(q.cuda(), k.cuda(), **moved)
-    for name, value in vars(expected).items():
-        if isinstance(value, torch.Tensor) and name not in ("bound", "kept"):
-            torch.testing.assert_close(getattr(found, name), value, rtol=1e-6, atol=1e-7)
+    assert_alike(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("n", [40, 700, 3000])
+def test_recorded_scores_equal_those_of_the_cpu(n):
+    """From the second call on kernels are replayed, also where more swaps follow and all swaps are computed."""
+    graphs._entries.clear()
+    options = {"queries": [n // 3, n // 2, n - 1], "taus": (1e-2,), **ENCODINGS["partial"]}
+    for seed in range(4):
+        q, k = draw(n, dtype=torch.float32, seed=seed)
+        with torch.inference_mode(seed % 2 == 0):
+            found = swap_scores(q.cuda(), k.cuda(), **options)
+        assert_alike(found, swap_scores(q.double(), k.double(), **options), rtol=1e-4, atol=1e-5)
+    assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
+
+
+@pytest.mark.parametrize("slots", [2, 40])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_swaps_computed_without_reading_their_number_are_all_or_say_so(encoding, slots, monkeypatch):
+    monkeypatch.setattr(scores, "_SLOTS", slots)
+    query = queries_of(*draw(N), [20, 45, N - 1], **ENCODINGS[encoding])
+    expected = score_swaps(query, taus=(1e-3, 1e-2))
+    pivots = Pivots.of(query, (1e-3, 1e-2), 1)
+    found, complete = pivots.first_scores()
+    enough = pivots.number.sum(-1).amax() <= slots * pivots.number.shape[1]
+    assert bool(complete) == bool(enough & ~pivots.even.any())
+    counted = ~pivots.even & (pivots.number.sum(-1, keepdim=True) <= slots)
+    for name in ("s_pos", "s_sym", "bound", "kept", "effective"):
+        torch.testing.assert_close(getattr(found, name)[counted], getattr(expected, name)[counted])
 
 
 @pytest.mark.parametrize("block", [1, 4])
@@ -336,9 +371,7 @@ def test_tiles_and_groups_of_queries_do_not_matter(block, monkeypatch):
     for module in (scores, deviations, placement):
         monkeypatch.setattr(module, "_ENTRIES", {"cpu": 1})
     cut = swap_scores(q, k, **options)
-    for name, value in vars(whole).items():
-        if isinstance(value, torch.Tensor) and name not in ("bound", "kept"):
-            torch.testing.assert_close(value, getattr(cut, name))
+    assert_alike(cut, whole)
 
 
 def test_float32_is_close_to_float64():
@@ -404,6 +437,7 @@ def test_labels():
         ({"tau": 0.0}, "tau=0.0 must be positive"),
         ({"tau": 1e-4, "taus": (-1.0,)}, "tau=-1.0 must be positive"),
         ({"block": 6}, "block=6 is too long"),
+        ({"block": 20}, "block=20 is too long"),
         ({"block": 0}, "block=0"),
         ({"window": 2}, "sees 1 keys before it"),
         ({"skip": 10}, "after the first 10"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from wherewhat.errors import MeasureError
+from wherewhat.measures import graphs
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.axes.margins import _centred_margins, fft_length
 
@@ -46,16 +47,14 @@ def test_fit_equals_float64(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_a_recorded_fit_equals_the_first(n, dtype):
     """From the second call on kernels are replayed; results of earlier calls stay, in any mode."""
-    from wherewhat.measures.axes import cuda
-
-    cuda._graphs.clear()
+    graphs._entries.clear()
     generator = torch.Generator("cuda").manual_seed(n)
     given = [[torch.randn(h, n, 32, device="cuda", generator=generator).to(dtype) for h in (4, 2)] for _ in range(4)]
     found = []
     for number, (q, k) in enumerate(given):
         with torch.inference_mode(number % 2 == 0):
             found.append(fit_axes(q, k, scale=0.2))
-    assert [graph is not None for graph in cuda._graphs.values()] == [True]
+    assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     for (q, k), fit in zip(given, found, strict=True):
         exact = fit_axes(q.double().cpu(), k.double().cpu(), scale=0.2)

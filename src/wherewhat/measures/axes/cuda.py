@@ -1,10 +1,7 @@
-"""Triton kernels and CUDA graphs of the three-axis fit; imported only where there is a GPU."""
+"""Triton kernels of the three-axis fit; imported only where there is a GPU."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,56 +9,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wherewhat.measures.axes.solver import constants
-
 BLOCK = 2048
 """Entries that one program sums."""
 
 
 @triton.jit
-def _totals(x, totals, n, blocks, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of each block of ``x`` (rows, n), times n - t where WEIGHTED."""
+def _totals(x, totals, n, blocks, BLOCK: tl.constexpr):
+    """Sum of each block of ``x`` (rows, n)."""
     block, row = tl.program_id(0), tl.program_id(1)
     t = block * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + row.to(tl.int64) * n + t, mask=t < n, other=0.0).to(tl.float64)
-    if WEIGHTED:
-        values *= (n - t).to(tl.float64)
     tl.store(totals + row * blocks + block, tl.sum(values, 0))
 
 
 @triton.jit
-def _scan(x, before, out, n, blocks, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr):
-    """Cumulative sum in a block; with MEAN over t + 1, and from the end to the beginning."""
+def _scan(x, before, out, n, blocks, BLOCK: tl.constexpr):
+    """Cumulative sum in a block."""
     block, row = tl.program_id(0), tl.program_id(1)
     t = block * BLOCK + tl.arange(0, BLOCK)
     first = row.to(tl.int64) * n
     values = tl.load(x + first + t, mask=t < n, other=0.0).to(tl.float64)
-    if WEIGHTED:
-        values *= (n - t).to(tl.float64)
     values = tl.cumsum(values, 0) + tl.load(before + row * blocks + block)
-    if MEAN:
-        tl.store(out + first + (n - 1 - t), values / (t + 1).to(tl.float64), mask=t < n)
-    else:
-        tl.store(out + first + t, values, mask=t < n)
+    tl.store(out + first + t, values, mask=t < n)
 
 
-def cumulative_sum(x: Tensor, *, weighted: bool = False, mean: bool = False) -> Tensor:
-    """Return the cumulative sum over the last dimension of ``x`` ``(..., n)``, float64.
-
-    Args:
-        x: Summands.
-        weighted: Multiply entry t by n - t first.
-        mean: Divide sum t by t + 1 and store it at n - 1 - t.
-    """
+def cumulative_sum(x: Tensor) -> Tensor:
+    """Return the cumulative sum over the last dimension of ``x`` ``(..., n)``, float64."""
     n = x.shape[-1]
     flat = x.contiguous().view(-1, n)
     blocks = -(-n // BLOCK)
     grid = (blocks, flat.shape[0])
     totals = torch.empty(flat.shape[0], blocks, dtype=torch.float64, device=x.device)
-    _totals[grid](flat, totals, n, blocks, WEIGHTED=weighted, BLOCK=BLOCK, num_warps=4)
+    _totals[grid](flat, totals, n, blocks, BLOCK=BLOCK, num_warps=4)
     before = totals.cumsum(-1) - totals
     out = torch.empty(flat.shape, dtype=torch.float64, device=x.device)
-    _scan[grid](flat, before, out, n, blocks, WEIGHTED=weighted, MEAN=mean, BLOCK=BLOCK, num_warps=4)
+    _scan[grid](flat, before, out, n, blocks, BLOCK=BLOCK, num_warps=4)
     return out.view(x.shape)
 
 
@@ -311,81 +293,268 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor, length: int
     return sums
 
 
-Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""A function of queries and keys."""
-
-_GRAPHS = 4
-"""Largest number of graphs kept."""
-
-_SHARE = 16
-"""A graph may hold one part in so many of a GPU's memory."""
+_COLUMNS = 22
+"""Sums of a head: mean, then three each of own, mixed, alone, pair, whole, reach and sums of the matrix."""
 
 
-class _Graph:
-    """A function of queries and keys, recorded for tensors of one shape.
-
-    Its tensors are of no inference mode, since they are reused in any mode.
-    """
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def __init__(self, function: Function, q: Tensor, k: Tensor) -> None:
-        self._kept = constants(q.shape[1], q.device)
-        self._q, self._k = torch.empty_like(q).copy_(q), torch.empty_like(k).copy_(k)
-        self._graph = torch.cuda.CUDAGraph()
-        current, side = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._found = function(self._q, self._k)
-            finally:
-                self._graph.capture_end()
-        current.wait_stream(side)
-
-    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        """Return what the function returns, in new tensors."""
-        self._q.copy_(q)
-        self._k.copy_(k)
-        self._graph.replay()
-        return tuple(x.clone() for x in self._found)
+@triton.jit
+def _axis(x, head, axis, t, n):
+    """Values of one axis of packed ``x`` (heads, 3n), zero beyond the text; queries are counted from the end."""
+    place = tl.where(axis == 1, n - 1 - t, t)
+    return tl.load(x + (head * 3 + axis).to(tl.int64) * n + place, mask=t < n, other=0.0)
 
 
-_graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
-"""Graphs by the shapes and options they were recorded for; None before the second call."""
+@triton.jit
+def _weight(t, n):
+    """Number of pairs at each value of a coordinate; 1 beyond the text."""
+    return tl.where(t < n, n - t, 1).to(tl.float64)
 
-_lock = threading.Lock()
+
+@triton.jit
+def _offset_means(sums, offset, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean of the matrix and its offsets, one head a program."""
+    head = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        offsets = _axis(offset, head, 0, t, n) + _axis(offset, head, 1, t, n) + _axis(offset, head, 2, t, n)
+        total += _axis(sums, head, 0, t, n) + _weight(t, n) * offsets
+    size = tl.cast(n, tl.float64)
+    tl.store(found + head * COLUMNS, tl.sum(total, 0) / (size * (size + 1) / 2))
 
 
-def launched(function: Function, q: Tensor, k: Tensor, *, key: Hashable) -> tuple[Tensor, ...]:
-    """Return ``function(q, k)``, with all its kernels launched at once from its second call on.
+@triton.jit
+def _offset_sums(sums, offset, expected, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Expectation of the offset of one axis given values of another, and its products with itself and the matrix."""
+    axis, head = tl.program_id(0), tl.program_id(1)
+    shift = tl.where(axis == 1, tl.load(found + head * COLUMNS), 0.0)
+    own = tl.zeros((BLOCK,), tl.float64)
+    reach = tl.zeros((BLOCK,), tl.float64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    before = tl.full((), 0.0, tl.float64)
+    here = expected + (head * 3 + axis).to(tl.int64) * n
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        o = tl.where(t < n, _axis(offset, head, axis, t, n) - shift, 0.0)
+        s = _axis(sums, head, axis, t, n)
+        squares = _weight(t, n) * o * o
+        reach += squares
+        own += squares + 2 * o * s
+        total += s
+        tl.store(here + (n - 1 - t), (tl.cumsum(o, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+        before += tl.sum(o, 0)
+    tl.store(found + head * COLUMNS + 1 + axis, tl.sum(own, 0))
+    tl.store(found + head * COLUMNS + 16 + axis, tl.sum(reach, 0))
+    tl.store(found + head * COLUMNS + 19 + axis, tl.sum(total, 0))
 
-    A fit has some 270 kernels, whose launches take 9 ms, longer than the kernels themselves below 65,536 tokens. The
-    first call with tensors of new shapes runs as usual, which compiles kernels and plans transforms; the second one is
-    recorded as a CUDA graph.
+
+@triton.jit
+def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of squares explained by one axis and by one pair of axes, see ``Triangle.explained_by_pair``."""
+    pair, head = tl.program_id(0), tl.program_id(1)
+    one = tl.where(pair == 2, 1, 0)
+    two = tl.where(pair == 0, 1, 2)
+    shift = tl.where(one == 1, tl.load(found + head * COLUMNS), 0.0)
+    rows = expected + head.to(tl.int64) * (3 * n)
+    left = rows + (2 - pair).to(tl.int64) * n  # the offset of the axis left out
+    mean = means + (head * 3 + pair).to(tl.int64) * n
+    squares = tl.zeros((BLOCK,), tl.float64)
+    mixed = tl.zeros((BLOCK,), tl.float64)
+    alone = tl.zeros((BLOCK,), tl.float64)
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < n
+        w = _weight(t, n)
+        y = _axis(sums, head, two, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
+        squares += w * y * y
+        o = tl.where(inside, _axis(offset, head, one, t, n) - shift, 0.0)
+        mixed += w * o * tl.load(rows + two.to(tl.int64) * n + t, mask=inside, other=0.0)
+        z = _axis(sums, head, pair, t, n) / w
+        z += tl.load(rows + ((pair + 1) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
+        z += tl.load(rows + ((pair + 2) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
+        alone += w * z * z
+        tl.store(mean + (n - 1 - t), (tl.cumsum(y, 0) + before) / (t + 1).to(tl.float64), mask=inside)
+        before += tl.sum(y, 0)
+    tl.debug_barrier()  # the means are read in another order
+    products = tl.zeros((BLOCK,), tl.float64)
+    crossed = tl.zeros((BLOCK,), tl.float64)
+    constant = tl.zeros((BLOCK,), tl.float64)
+    flown = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < n
+        w = _weight(t, n)
+        h = _axis(sums, head, one, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
+        h -= tl.load(mean + t, mask=inside, other=0.0)
+        squares += w * h * h
+        through = tl.cumsum(w * h, 0) + flown
+        flown += tl.sum(w * h, 0)
+        x = (t + 1).to(tl.float64)
+        flow = tl.where(t < n - 1, 1.0 / (x * tl.where(t < n - 1, w - 1, 1.0) * w), 0.0)
+        smaller = x * (w + n) / 2
+        products += through * through * flow
+        crossed += through * smaller * flow
+        constant += smaller * smaller * flow
+    size = tl.cast(n, tl.float64)
+    excess = flown / (size * (size + 1) / 2)
+    explained = tl.sum(squares, 0) - excess * flown
+    explained += tl.sum(products, 0) - 2 * excess * tl.sum(crossed, 0) + excess * excess * tl.sum(constant, 0)
+    tl.store(found + head * COLUMNS + 4 + pair, 2 * tl.sum(mixed, 0))
+    tl.store(found + head * COLUMNS + 7 + pair, tl.sum(alone, 0))
+    tl.store(found + head * COLUMNS + 10 + pair, explained)
+
+
+@triton.jit
+def _together(sums, head, t, n):
+    """Sum of the means of the three axes at each value, zero beyond the text."""
+    total = _axis(sums, head, 0, t, n) + _axis(sums, head, 1, t, n) + _axis(sums, head, 2, t, n)
+    return total / _weight(t, n)
+
+
+@triton.jit
+def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """What the three axes share, see ``Triangle.triple``: the expectation of the sum of their terms."""
+    head = tl.program_id(0)
+    size = tl.cast(n, tl.float64)
+    pairs = size * (size + 1) / 2
+    totals = found + head * COLUMNS + 19
+    mean = (tl.load(totals) + tl.load(totals + 1) + tl.load(totals + 2)) / pairs
+    inverse += head.to(tl.int64) * n
+    both += head.to(tl.int64) * n
+    common += head.to(tl.int64) * n
+    weighed = tl.zeros((BLOCK,), tl.float64)
+    weights = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        w = _weight(t, n)
+        w_1 = tl.where(t < n - 1, (t + 1).to(tl.float64) * (w - 1) * w, 0.0)
+        weighed += w_1 * (_together(sums, head, t + 1, n) - _together(sums, head, t, n))
+        weights += w_1
+    weight = tl.sum(weights, 0)
+    slope = tl.sum(weighed, 0) / weight
+    weighed = tl.zeros((BLOCK,), tl.float64)
+    means = tl.zeros((BLOCK,), tl.float64)
+    flown = tl.full((), 0.0, tl.float64)
+    bent = tl.full((), 0.0, tl.float64)
+    risen = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        w = _weight(t, n)
+        x = (t + 1).to(tl.float64)
+        w_1 = tl.where(t < n - 1, x * (w - 1) * w, 0.0)
+        steep = w_1 * (_together(sums, head, t + 1, n) - _together(sums, head, t, n) - slope)
+        flow = x * (x + 1) * (w - 2) * (w - 1) * w
+        bend = tl.where(t < n - 2, -(tl.cumsum(steep, 0) + flown) / tl.where(t < n - 2, flow, 1.0), 0.0)
+        flown += tl.sum(steep, 0)
+        rise = tl.where(t < n - 1, tl.cumsum(bend, 0) + bent - bend, 0.0)
+        bent += tl.sum(bend, 0)
+        weighed += w_1 * rise
+        value = tl.cumsum(rise, 0) + risen - rise
+        risen += tl.sum(rise, 0)
+        means += tl.where(t < n, w * value, 0.0)
+        tl.store(inverse + t, value, mask=t < n)
+    slope = tl.sum(weighed, 0) / weight
+    shift = (tl.sum(means, 0) - slope * size * (size - 1) * (size + 1) / 6) / pairs
+    tl.debug_barrier()
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < n
+        value = tl.load(inverse + t, mask=inside, other=0.0) - slope * t.to(tl.float64) - shift
+        value = tl.where(inside, _together(sums, head, t, n) - mean + 4 * value, 0.0)
+        tl.store(inverse + t, value, mask=inside)
+        tl.store(both + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=inside)
+        before += tl.sum(value, 0)
+    tl.debug_barrier()
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        value = tl.load(inverse + t, mask=t < n, other=0.0) - 2 * tl.load(both + t, mask=t < n, other=0.0)
+        tl.store(common + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+        before += tl.sum(value, 0)
+
+
+@triton.jit
+def _axis_terms(
+    sums, offset, common, parts, means, terms, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Terms of one axis with its offset, laid out (3, heads, n), and their product with the matrix."""
+    axis, head = tl.program_id(0), tl.program_id(1)
+    size = tl.cast(n, tl.float64)
+    pairs = size * (size + 1) / 2
+    totals = found + head * COLUMNS + 19
+    everything = (tl.load(totals) + tl.load(totals + 1) + tl.load(totals + 2)) / pairs
+    common += head.to(tl.int64) * n
+    row = (head * 3 + axis).to(tl.int64) * n
+    part = parts + row
+    mean = means + row
+    term = terms + (axis * tl.num_programs(1) + head).to(tl.int64) * n
+    sum_h = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        sum_h += _axis(sums, head, axis, t, n) - tl.where(t < n, _weight(t, n), 0.0) * tl.load(
+            common + t, mask=t < n, other=0.0
+        )
+    excess = tl.sum(sum_h, 0) / pairs
+    flown = tl.full((), 0.0, tl.float64)
+    stepped = tl.full((), 0.0, tl.float64)
+    sum_y = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        w = _weight(t, n)
+        h = _axis(sums, head, axis, t, n) / w - tl.load(common + t, mask=t < n, other=0.0) - excess
+        h = tl.where(t < n, h, 0.0)
+        flow = (t + 1).to(tl.float64) * (w - 1) * w
+        step = tl.where(t < n - 1, -(tl.cumsum(w * h, 0) + flown) / tl.where(t < n - 1, flow, 1.0), 0.0)
+        flown += tl.sum(w * h, 0)
+        y = tl.where(t < n, h + tl.cumsum(step, 0) + stepped - step, 0.0)
+        stepped += tl.sum(step, 0)
+        sum_y += w * y
+        tl.store(part + t, y, mask=t < n)
+    excess = tl.sum(sum_y, 0) / pairs
+    tl.debug_barrier()
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        value = tl.where(t < n, tl.load(part + t, mask=t < n, other=0.0) - excess, 0.0)
+        tl.store(mean + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+        before += tl.sum(value, 0)
+    tl.debug_barrier()
+    whole = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        value = tl.load(part + t, mask=t < n, other=0.0) - excess + tl.load(mean + t, mask=t < n, other=0.0)
+        value += everything / 9  # the operators leave out constants; a third of the mean goes to each axis
+        whole += value * _axis(sums, head, axis, t, n)
+        place = tl.where(axis == 1, n - 1 - t, t)
+        tl.store(term + place, value + _axis(offset, head, axis, t, n), mask=t < n)
+    tl.store(found + head * COLUMNS + 13 + axis, tl.sum(whole, 0))
+
+
+def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sums of squares and products of all subsets of the axes, and the best terms of all three.
+
+    Does what ``Triangle.solve`` does, in five kernels that each read a head from beginning to end.
 
     Args:
-        function: Function without synchronisation, random numbers or other tensors.
-        q: Queries, ``(heads, n, d)``.
-        k: Keys, ``(kv_heads, n, d)``.
-        key: What else the kernels depend on; None to launch them one by one.
+        sums: Sums of the matrix along diagonals, rows and columns, packed, ``(heads, 3n)`` float64.
+        offset: Known additive terms, packed likewise.
+
+    Returns:
+        What ``Triangle.solve`` returns.
     """
-    # Spectra, before and after, are the largest of the intermediate results.
-    held = 6 * 8 * (q.numel() + k.numel())
-    large = held > torch.cuda.get_device_properties(q.device).total_memory // _SHARE
-    if key is None or large or torch.cuda.is_current_stream_capturing():
-        return function(q, k)
-    stream = torch.cuda.current_stream(q.device).cuda_stream
-    precise = torch.backends.cuda.matmul.allow_tf32
-    key = (key, q.shape, k.shape, q.dtype, k.dtype, q.device, stream, precise)
-    with _lock:
-        if key not in _graphs:
-            _graphs[key] = None
-            while len(_graphs) > _GRAPHS:
-                _graphs.popitem(last=False)
-            return function(q, k)
-        _graphs.move_to_end(key)
-        graph = _graphs[key]
-        if graph is None:
-            graph = _graphs[key] = _Graph(function, q, k)
-        return graph(q, k)
+    heads, n = len(sums), sums.shape[1] // 3
+    sums, offset = sums.contiguous(), offset.contiguous()
+    found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
+    expected, parts, means, terms = torch.empty(4, heads, 3, n, dtype=torch.float64, device=sums.device)
+    block = min(4096, max(256, triton.next_power_of_2(n)))
+    shape: dict[str, Any] = {"COLUMNS": _COLUMNS, "BLOCK": block, "num_warps": max(4, block // 256)}
+    _offset_means[(heads,)](sums, offset, found, n, **shape)
+    _offset_sums[(3, heads)](sums, offset, expected, found, n, **shape)
+    _pair_sums[(3, heads)](sums, offset, expected, means, found, n, **shape)
+    inverse, both, common = expected.view(3, heads, n)
+    _common[(heads,)](sums, inverse, both, common, found, n, **shape)
+    _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, found, n, **shape)
+    one, whole, reach = found[:, :13], found[:, 13:16].sum(1, keepdim=True), found[:, 16:19].sum(1, keepdim=True)
+    return torch.cat([one, whole, reach], 1).T, terms.view(3, heads, n)

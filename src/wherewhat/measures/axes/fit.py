@@ -10,7 +10,8 @@ from torch import Tensor
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
 from wherewhat.measures.axes.measurement import Method
-from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
+from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, constants, fit_subsets
+from wherewhat.measures.graphs import launched
 from wherewhat.measures.tensors import check_heads
 from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
@@ -146,7 +147,6 @@ def fit_axes(
         return margins, offset
 
     if whole and has_triton(q.device):
-        from wherewhat.measures.axes.cuda import launched
 
         def solved(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
             margins, offset = summed(q, k)
@@ -154,7 +154,9 @@ def fit_axes(
 
         # The check is read last: waiting for it before would leave the GPU idle while the solve is launched.
         given = bilinear and distance_bias is None and key_bias is None
-        finite, *found = launched(solved, q, k, key=(scale, method, block) if given else None)
+        key = ("axes", scale, method, block) if given else None
+        held = 6 * 8 * (q.numel() + k.numel())  # spectra, before and after, are the largest intermediate results
+        finite, *found = launched(solved, q, k, key=key, held=held, kept=lambda: constants(side, q.device))
         _check_finite(finite, dtype)
         return _named(*found, band=band, method=method)
     margins, offset = summed(q, k)

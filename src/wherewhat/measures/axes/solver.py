@@ -92,7 +92,6 @@ class Triangle:
     """Operators on functions ``(..., n)`` float64 of one coordinate of the simplex (the causal triangle)."""
 
     def __init__(self, n: int, device: torch.device) -> None:
-        self._kernels = n >= 4096 and has_triton(device)
         t = torch.arange(n, dtype=torch.float64, device=device)
         self.weight = n - t
         self.pairs = n * (n + 1) // 2
@@ -101,6 +100,39 @@ class Triangle:
         x = t[:-1]
         self._weight_1 = (x + 1) * (n - 1 - x) * (n - x)
         self._flow_1 = x * (x + 1) * (n - 1 - x) * (n - x) * (n + 1 - x)
+
+    def solve(self, sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums of squares and products for all subsets of the axes, and the best terms of all three.
+
+        Args:
+            sums: Sums of the matrix along diagonals, rows and columns, packed, ``(heads, 3n)`` float64.
+            offset: Known additive terms, packed likewise.
+
+        Returns:
+            ``(15, heads)``: the mean of both; products of the three offsets with themselves and the matrix, and of two
+            offsets; sums of squares explained by every subset; squares of the offsets; and the terms ``(3, heads, n)``.
+        """
+        # On the simplex queries are counted from the end, and the three axes are alike: (3, heads, n).
+        means, offsets = (torch.unflatten(x, -1, (3, -1)).movedim(1, 0).clone() for x in (sums, offset))
+        means[1], offsets[1] = means[1].flip(-1), offsets[1].flip(-1)
+        means /= self.weight
+        mean = (self.mean(means[0]) + self.mean(offsets).sum(0))[:, 0]
+        offsets[1] -= mean[:, None]
+        expected = self.expect(offsets)
+        # Products of offsets with each other and with the matrix, for the sums of squares of all subsets.
+        own = self.dot(offsets, offsets + 2 * means)
+        mixed = 2 * self.dot(_chosen(offsets, (0, 0, 1)), _chosen(expected, (1, 2, 2)))
+        # Means for a pair of axes: its own, and those of the offset of the axis left out.
+        left = expected.flip(0)
+        x, y = _chosen(means, (0, 0, 1)) + left, _chosen(means, (1, 2, 2)) + left
+        alone = torch.stack([x[0], x[2], y[1]]) + expected.roll(-1, 0)
+        terms = self.triple(means)
+        whole = self.dot(terms, means).sum(0, keepdim=True)
+        explained = torch.cat([self.dot(alone, alone), self.explained_by_pair(x, y), whole])
+        reach = self.dot(offsets, offsets).sum(0, keepdim=True)
+        terms += offsets
+        terms[1] = (terms[1] + mean[:, None]).flip(-1)
+        return torch.cat([mean[None], own, mixed, explained, reach]), terms
 
     def explained_by_pair(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of squares explained by terms of two coordinates, ``(...)``, from the means at each value.
@@ -127,18 +159,10 @@ class Triangle:
 
     def expect(self, f: Tensor) -> Tensor:
         """Return P f: the mean of ``f`` of one coordinate given each value of another."""
-        if self._kernels:
-            from wherewhat.measures.axes.cuda import cumulative_sum
-
-            return cumulative_sum(f, mean=True)
         return f.cumsum(-1).flip(-1) / self.weight
 
     def _sum(self, f: Tensor, *, weighted: bool = False) -> Tensor:
         """Return the cumulative sum of ``f``, or of ``weight · f``."""
-        if self._kernels:
-            from wherewhat.measures.axes.cuda import cumulative_sum
-
-            return cumulative_sum(f, weighted=weighted)
         return (f * self.weight if weighted else f).cumsum(-1)
 
     def dot(self, f: Tensor, g: Tensor) -> Tensor:
@@ -301,34 +325,21 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
 
 def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
-    triangle = _triangle(band.n, band.device)
-    (a, b, c), (offset_a, offset_b, offset_c) = band.unpack(margins.sums), band.unpack(offset)
-    # On the simplex queries are counted from the end, and the three axes are alike: (3, heads, n).
-    means = torch.stack([a, b.flip(-1), c]) / triangle.weight
-    offsets = torch.stack([offset_a, offset_b.flip(-1), offset_c])
-    mean = (triangle.mean(means[0]) + triangle.mean(offsets).sum(0))[:, 0]
-    offsets[1] -= mean[:, None]
-    expected = triangle.expect(offsets)
-    # Products of offsets with each other and with the matrix, for the sums of squares of all subsets.
-    own = triangle.dot(offsets, offsets + 2 * means)
-    mixed = 2 * triangle.dot(_chosen(offsets, (0, 0, 1)), _chosen(expected, (1, 2, 2)))
-    squares = margins.squares + _left_out(band.device) @ torch.cat([own, mixed])
-    # Means for a pair of axes: its own, and those of the offset of the axis left out.
-    left = expected.flip(0)
-    x, y = _chosen(means, (0, 0, 1)) + left, _chosen(means, (1, 2, 2)) + left
-    alone = torch.stack([x[0], x[2], y[1]]) + expected.roll(-1, 0)
-    terms = triangle.triple(means)
-    whole = triangle.dot(terms, means).sum(0, keepdim=True)
-    explained = torch.cat([triangle.dot(alone, alone), triangle.explained_by_pair(x, y), whole])
-    terms += offsets
-    terms[1] += mean[:, None]
+    if has_triton(band.device):
+        from wherewhat.measures.axes.cuda import solve_triangle
+
+        found, terms = solve_triangle(margins.sums, offset)
+    else:
+        found, terms = _triangle(band.n, band.device).solve(margins.sums, offset)
+    mean, products, explained, reach = found[0], found[1:7], found[7:14], found[14]
+    squares = margins.squares + _left_out(band.device) @ products
     return SubsetFits(
         # The least-squares fit is orthogonal to the error: SSE = total - explained.
         sse=(squares[1:] - explained).clamp_min_(0),
         tss=squares[0].clamp_min(0),
         mean=mean,
-        reach=margins.squares + triangle.dot(offsets, offsets).sum(0) + mean.square() * band.pairs,
-        terms=(terms[0], terms[1].flip(-1), terms[2]),
+        reach=margins.squares + reach + mean.square() * band.pairs,
+        terms=(terms[0], terms[1], terms[2]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -73,23 +74,54 @@ class _Moments:
     plain: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, counts: list[int]) -> _Moments:
-        """Return the moments for ascending counts, from sums over the vectors between two counts."""
+    def of(cls, x: Tensor, pieces: Pieces) -> _Moments:
+        """Return the moments of the first vectors, from sums over pieces."""
         middle = x.mean(1, keepdim=True)  # avoids cancellation of large means
         centred = torch.cat([x.real, x.imag], -1) - torch.cat([middle.real, middle.imag], -1)
-        sums = []
-        for start, end in zip([0, *counts[:-1]], counts, strict=True):
-            pieces = -(-(end - start) // _PIECE)
-            part = torch.nn.functional.pad(centred[:, start:end], (0, 0, 0, -(end - start) % pieces))
-            part = part.view(len(x), pieces, -1, part.shape[-1])
-            sums.append((part.sum((1, 2)), (part.mT @ part).sum(1)))
-        first, second = (torch.stack(parts, 1).cumsum(1) for parts in zip(*sums, strict=True))
-        mean = first / torch.tensor(counts, device=x.device)[:, None]
+        part = torch.nn.functional.pad(centred, (0, 0, 0, 1))[:, pieces.index]  # (lists, pieces, vectors, 2d)
+        first, second = (sums.cumsum(1)[:, pieces.last] for sums in (part.sum(2), part.mT @ part))
+        mean = first / pieces.counts[:, None]
         second = second - first[..., :, None] * mean[..., None, :]
         upper, lower = second.chunk(2, -2)
         (real, across), (back, imaginary) = upper.chunk(2, -1), lower.chunk(2, -1)
         conjugate, plain = (torch.complex(real + sign * imaginary, across - sign * back) for sign in (1, -1))
         return cls(torch.complex(*mean.chunk(2, -1)) + middle, conjugate, plain)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Vectors in pieces of equal length, whose sums give the sums of the first vectors.
+
+    Attributes:
+        index: Index of the vectors of each piece, ``(pieces, vectors)``; n for none.
+        counts: Numbers of first vectors, ascending, ``(counts,)``.
+        last: Last piece of each number of first vectors, ``(counts,)``.
+        where: Index into them for each row, ``(rows,)``.
+    """
+
+    index: Tensor
+    counts: Tensor
+    last: Tensor
+    where: Tensor
+
+    @staticmethod
+    @lru_cache(maxsize=16)
+    @torch.inference_mode(False)
+    def of(rows: tuple[int, ...], n: int, device: torch.device) -> Pieces:
+        """Return pieces of ``n`` vectors for the numbers of first vectors of all rows."""
+        counts = sorted(set(rows))
+        parts = list(zip([0, *counts[:-1]], counts, strict=True))
+        length = min(_PIECE, max(end - start for start, end in parts))
+        pieces = [(first, end) for start, end in parts for first in range(start, end, length)]
+        starts, ends = torch.tensor(pieces).T
+        index = starts[:, None] + torch.arange(length)
+        found = (
+            torch.where(index < ends[:, None], index, n),
+            torch.tensor(counts),
+            (ends <= torch.tensor(counts)[:, None]).sum(1) - 1,
+            torch.tensor([counts.index(count) for count in rows]),
+        )
+        return Pieces(*(x.to(device) for x in found))
 
 
 def _closed_form(query: QueryLogits) -> Deviations:
@@ -104,12 +136,12 @@ def _closed_form(query: QueryLogits) -> Deviations:
     ``k · u = Re x`` with ``x = Σ conj(q) k t`` and the rotation t of a position, and ``2 (Re x)² = |x|² + Re x²``.
     Summed over c and p, both are quadratic forms of q: with products, entry by entry, of second moments of k and of t.
     """
-    counts = sorted(set(query.counts))
-    where = torch.tensor([counts.index(count) for count in query.counts], device=query.k.device)
-    size = torch.tensor(query.counts, device=query.k.device).double()[:, None]  # (rows, 1)
+    pieces = Pieces.of(query.counts, query.k.shape[1], query.k.device)
+    where = pieces.where
+    size = pieces.counts[where].double()[:, None]  # (rows, 1)
     seen = torch.arange(query.k.shape[1], device=query.k.device) < size  # (rows, n)
     q, logits = query.q.to(torch.complex128), query.logits
-    contents, places = (_Moments.of(x.to(torch.complex128), counts) for x in (query.k, query.turns))
+    contents, places = (_Moments.of(x.to(torch.complex128), pieces) for x in (query.k, query.turns))
 
     def mean(x: Tensor) -> Tensor:
         """Return means over the keys of each query, ``(groups, rows, 1)``."""

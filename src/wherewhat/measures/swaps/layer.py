@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,12 +13,17 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
+from wherewhat.measures.graphs import launched
 from wherewhat.measures.swaps import TAU
-from wherewhat.measures.swaps.deviations import logit_deviations
-from wherewhat.measures.swaps.placement import choose_queries, query_logits
-from wherewhat.measures.swaps.scores import score_swaps
+from wherewhat.measures.swaps.deviations import Pieces, logit_deviations
+from wherewhat.measures.swaps.logits import QueryLogits, on_device
+from wherewhat.measures.swaps.placement import choose_queries, keys_before, queries_at_once, query_logits
+from wherewhat.measures.swaps.scores import Pivots, SwapScores, score_swaps
 from wherewhat.measures.tensors import check_finite, check_heads, over_documents
 from wherewhat.options import short_repr
+
+_HELD = 512
+"""Bytes of intermediate results for each logit of a query."""
 
 
 @dataclass(frozen=True)
@@ -94,36 +100,24 @@ def layer_swaps(
     if block < 1 or any(b < 1 for b in blocks):
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
     heads, count = attention.heads, len(queries)
-    s_pos, s_sym = torch.empty(2, heads, count, 1 + len(taus), dtype=torch.float64)
-    s_pos_logits, s_sym_logits, exclusion, bound, kept, effective = torch.empty(6, heads, count, dtype=torch.float64)
+    taus = (tau, *taus)
+    found = torch.empty(heads, count, 2 * len(taus) + 6, dtype=torch.float64)
     by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
-    for columns, logits in query_logits(attention, queries, skip=skip):
+    for columns, counts, scores, logits in _scored(attention, queries, skip, taus, block):
 
         def by_head(x: Tensor, columns: list[int] = columns) -> Tensor:
             """Return ``(heads, queries, ...)`` on the CPU."""
             return x.reshape(heads, len(columns), *x.shape[2:]).cpu()
 
-        for column, keys in zip(columns, logits.counts, strict=False):
-            if keys < 2 * block:
-                raise MeasureError(
-                    f"block={block} is too long: the query at position {queries[column]} sees {keys} keys before it, "
-                    f"two blocks need {2 * block}; use smaller blocks or later queries"
-                )
-        scores = score_swaps(logits, taus=(tau, *taus), block=block)
-        s_pos[:, columns], s_sym[:, columns] = by_head(scores.s_pos), by_head(scores.s_sym)
-        bound[:, columns], kept[:, columns] = by_head(scores.bound), by_head(scores.kept)
-        effective[:, columns] = by_head(scores.effective)
-        deviations = logit_deviations(logits, block=block)
-        exclusion[:, columns] = by_head(deviations.exclusion)
-        reach = 2 * deviations.variance.clamp_min(1e-300)
-        for values, deviation in ((s_pos_logits, deviations.positional), (s_sym_logits, deviations.symbolic)):
-            score = torch.where(deviations.variance > 0, 1 - deviation / reach, 1.0).clamp(0, 1)
-            values[:, columns] = by_head(score)
+        found[:, columns] = by_head(scores)
         for index, size in enumerate(blocks):
-            if max(logits.counts) < 2 * size:
+            if max(counts) < 2 * size:
                 continue
-            again = scores if size == block else score_swaps(logits, taus=(tau,), block=size)
-            by_block[:, :, columns, index] = torch.stack([by_head(x[..., 0]) for x in (again.s_pos, again.s_sym)])
+            again = scores if size == block else _columns(score_swaps(logits(), taus=(tau,), block=size))
+            both = again[..., 0], again[..., len(taus) if size == block else 1]
+            by_block[:, :, columns, index] = torch.stack([by_head(x) for x in both])
+    s_pos, s_sym = torch.unflatten(found[..., :-6], -1, (2, -1)).unbind(-2)
+    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits = found[..., -6:].unbind(-1)
     if bool((exclusion < 1 - 1e-3).any()):
         query = queries[int(exclusion.amin(0).argmin())]
         raise MeasureError(
@@ -140,11 +134,81 @@ def layer_swaps(
         bound=bound,
         kept=kept,
         effective=effective,
-        taus=(tau, *taus),
+        taus=taus,
         by_tau=torch.stack([s_pos.mean(1), s_sym.mean(1)]),
         blocks=blocks,
         by_block=by_block.nanmean(2),
     )
+
+
+def _scored(
+    attention: LayerAttention, queries: Sequence[int], skip: int, taus: tuple[float, ...], block: int
+) -> Iterator[tuple[list[int], tuple[int, ...], Tensor, Callable[[], QueryLogits]]]:
+    """Yield indices into ``queries``, numbers of keys, scores ``(groups, rows, columns)``, and a function for logits.
+
+    Columns are ``s_pos`` and ``s_sym`` by temperature, bound, kept, effective, exclusion, and both scores from logits.
+    """
+    simple = attention.mask.only_causal and attention.sinks is None and attention.softcap is None and block == 1
+    device, rotation = attention.rot_q.device, attention.rotation
+    if rotation is None or device.type != "cuda" or not simple or len(queries) > queries_at_once(attention):
+        for columns, logits in query_logits(attention, queries, skip=skip):
+            for column, keys in zip(columns, logits.counts, strict=False):
+                if keys < 2 * block:
+                    raise MeasureError(
+                        f"block={block} is too long: the query at position {queries[column]} sees {keys} keys before "
+                        f"it, two blocks need {2 * block}; use smaller blocks or later queries"
+                    )
+            scores = _columns(score_swaps(logits, taus=taus, block=block)), _deviation_columns(logits, block)
+            yield columns, logits.counts, torch.cat(scores, -1), partial(lambda logits: logits, logits)
+        return
+    counts = tuple(len(keys) for keys in keys_before(attention, queries, skip=skip)) * (
+        attention.heads // attention.kv_heads
+    )
+
+    def logits_of(rot_q: Tensor, rot_k: Tensor, positions: Tensor, inv_freq: Tensor) -> QueryLogits:
+        turned = replace(rotation, inv_freq=inv_freq)
+        layer = replace(attention, rot_q=rot_q, rot_k=rot_k, positions=positions, rotation=turned)
+        ((_, logits),) = query_logits(layer, queries, skip=skip)
+        return logits
+
+    def recorded(*tensors: Tensor) -> tuple[Tensor]:
+        logits = logits_of(*tensors)
+        scores, complete = Pivots.of(logits, taus, block).first_scores()
+        columns = [_columns(scores), _deviation_columns(logits, block)]
+        return (torch.cat([*columns, complete.double().expand_as(columns[0][..., :1])], -1),)
+
+    tensors = attention.rot_q, attention.rot_k, attention.positions.to(device), rotation.frequencies(device)
+    (found,) = launched(
+        recorded,
+        *tensors,
+        key=("swaps", tuple(queries), skip, taus, attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
+        held=_HELD * attention.heads * len(queries) * attention.m,
+        kept=lambda: (
+            *(on_device(x, device) for x in (tuple(queries), counts)),
+            Pieces.of(counts, max(counts), device),
+        ),
+    )
+    found = found.cpu()  # the only copy, which waits for the GPU
+    if not bool(found[0, 0, -1]):
+        found[..., : 2 * len(taus) + 3] = _columns(score_swaps(logits_of(*tensors), taus=taus)).cpu()
+    yield list(range(len(queries))), counts, found[..., :-1], lambda: logits_of(*tensors)
+
+
+def _columns(scores: SwapScores) -> Tensor:
+    """Return swap scores, ``(groups, rows, 2 taus + 3)``."""
+    others = torch.stack([scores.bound, scores.kept, scores.effective], -1)
+    return torch.cat([scores.s_pos, scores.s_sym, others], -1)
+
+
+def _deviation_columns(logits: QueryLogits, block: int) -> Tensor:
+    """Return exclusion, positional and symbolic score from logits, ``(groups, rows, 3)``."""
+    found = logit_deviations(logits, block=block)
+    reach = 2 * found.variance.clamp_min(1e-300)
+    scores = (
+        torch.where(found.variance > 0, 1 - deviation / reach, 1.0).clamp(0, 1)
+        for deviation in (found.positional, found.symbolic)
+    )
+    return torch.stack([found.exclusion, *scores], -1)
 
 
 def swap_scores(

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from wherewhat.captures.rotation import Rotation
 from wherewhat.options import short_repr
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def on_device(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return integers ``(n,)`` on a device; kept, because a copy to a GPU waits for it."""
+    return torch.tensor(values, device=device)
 
 
 @dataclass(frozen=True)
@@ -79,14 +87,13 @@ class QueryLogits:
 
 def to_complex(x: Tensor, rotation: Rotation | None) -> Tensor:
     """Return ``x`` ``(..., d)`` as complex ``(..., planes)``: rotated planes first, then pairs of other dimensions."""
-    d = x.shape[-1]
-    turned = [] if rotation is None else rotation.pairs.flatten().tolist()
-    rest = sorted(set(range(d)) - set(turned))
-    if len(rest) % 2:
-        x = torch.nn.functional.pad(x, (0, 1))
-        rest.append(d)
-    order = torch.tensor([*turned, *rest], device=x.device)
-    return torch.view_as_complex(torch.unflatten(x[..., order], -1, (-1, 2)))
+    rest, turned = x, []
+    if rotation is not None:
+        turned = [torch.complex(*(x[..., half] for half in rotation.halves))]
+        end = rotation.offset + 2 * rotation.planes
+        rest = torch.cat([x[..., : rotation.offset], x[..., end:]], -1)
+    rest = torch.nn.functional.pad(rest, (0, rest.shape[-1] % 2))
+    return torch.cat([*turned, torch.complex(rest[..., 0::2], rest[..., 1::2])], -1)
 
 
 def to_real(x: Tensor) -> Tensor:

@@ -10,11 +10,16 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import TAU
-from wherewhat.measures.swaps.logits import QueryLogits
+from wherewhat.measures.swaps.logits import QueryLogits, on_device
 from wherewhat.measures.tensors import check_single_text
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**26}
 """Logits of queries with keys held at a time."""
+
+
+def queries_at_once(attention: LayerAttention) -> int:
+    """Return how many queries of a layer are computed at a time."""
+    return max(1, _ENTRIES.get(attention.rot_q.device.type, _ENTRIES["cpu"]) // (attention.heads * attention.m))
 
 
 def query_logits(
@@ -33,23 +38,26 @@ def query_logits(
         Indices into ``queries``, and logits with the key heads as groups. Rows are the query heads of a key head, each
         with these queries.
     """
-    step = max(1, _ENTRIES.get(attention.rot_q.device.type, _ENTRIES["cpu"]) // (attention.heads * attention.m))
+    step = queries_at_once(attention)
     for start in range(0, len(queries), step):
         part = queries[start : start + step]
         keys = keys_before(attention, part, skip=skip)
-        logits, weights, bias = _actual(attention, torch.tensor(part, device=attention.rot_q.device))
+        rows = on_device(tuple(part), attention.rot_q.device)
+        logits, weights, bias = _actual(attention, rows)
+        dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
+        rot_q = attention.rot_q[0][:, rows].to(dtype) * attention.scale
         for columns in _nested(keys):
-            longest = keys[columns[0]]
+            longest = _slice(max((keys[x] for x in columns), key=len))
+            some = slice(None) if len(columns) == len(part) else columns
 
-            def grouped(x: Tensor, columns: list[int] = columns, keys: Tensor = longest) -> Tensor:
-                return x[:, columns][..., keys].view(attention.kv_heads, -1, len(keys))
+            def grouped(x: Tensor, some: slice | list[int] = some, keys: slice | Tensor = longest) -> Tensor:
+                """Return entries of queries and keys, ``(kv_heads, heads of a key head · queries, keys)``."""
+                return x[:, some][..., keys].reshape(attention.kv_heads, -1, x[0, 0, keys].shape[0])
 
-            dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
-            rot_q = attention.rot_q[0][:, [part[x] for x in columns]].to(dtype) * attention.scale
             yield (
                 [start + x for x in columns],
                 QueryLogits.of(
-                    rot_q.view(attention.kv_heads, -1, rot_q.shape[-1]),
+                    rot_q[:, some].reshape(attention.kv_heads, -1, rot_q.shape[-1]),
                     attention.k[0][:, longest].to(dtype),
                     attention.rotation,
                     attention.positions.reshape(-1, attention.m)[0, longest],
@@ -78,7 +86,7 @@ def _actual(attention: LayerAttention, rows: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _nested(lists: list[Tensor]) -> list[list[int]]:
-    """Return the indices of lists in groups whose shorter lists are the start of the longest, which comes first."""
+    """Return the indices of lists, ascending, in groups whose shorter lists are the start of the longest."""
     groups: list[list[int]] = []
     for index in sorted(range(len(lists)), key=lambda index: -len(lists[index])):
         for group in groups:
@@ -87,21 +95,30 @@ def _nested(lists: list[Tensor]) -> list[list[int]]:
                 break
         else:
             groups.append([index])
-    return groups
+    return [sorted(group) for group in groups]
+
+
+def _slice(index: Tensor) -> slice | Tensor:
+    """Return ascending indices as a slice where they are consecutive: it needs no copy to a GPU."""
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == len(index) else index
 
 
 def keys_before(attention: LayerAttention, queries: Sequence[int], *, skip: int = 0) -> list[Tensor]:
-    """Return the indices of the visible keys before each query, without the first ``skip``, ``(n,)`` each."""
+    """Return the visible keys before each query, without the first ``skip``: indices ``(n,)`` each, on the CPU."""
     check_single_text(attention)
     for query in queries:
         if not 0 <= query < attention.n:
             raise MeasureError(f"there is no query at position {query} of {attention.n} tokens")
-    rows = torch.tensor(queries, device=attention.mask.device)
-    visible = attention.visible(rows)[0]
-    if not bool((visible == visible[:1]).all()):
-        raise MeasureError(f"heads of layer {attention.layer} see different keys: swaps need the same keys for all")
-    index = torch.arange(attention.m, device=rows.device)
-    found = [x.nonzero()[:, 0] for x in visible[0] & (index < rows[:, None]) & (index >= skip)]
+    if attention.mask.only_causal:
+        found = [torch.arange(skip, max(skip, query)) for query in queries]
+    else:
+        rows = torch.tensor(queries, device=attention.mask.device)
+        visible = attention.visible(rows)[0].cpu()
+        if not bool((visible == visible[:1]).all()):
+            raise MeasureError(f"heads of layer {attention.layer} see different keys: swaps need the same keys for all")
+        index, before = torch.arange(attention.m), torch.tensor(queries)[:, None]
+        found = [x.nonzero()[:, 0] for x in visible[0] & (index < before) & (index >= skip)]
     for query, keys in zip(queries, found, strict=True):
         if len(keys) < 2:
             after = f" after the first {skip}" if skip else ""

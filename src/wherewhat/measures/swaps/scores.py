@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from wherewhat.measures.swaps import LABELS, TAU
-from wherewhat.measures.swaps.logits import QueryLogits, block_logits, in_blocks, to_real
+from wherewhat.measures.swaps.logits import QueryLogits, block_logits, in_blocks, on_device, to_real
 from wherewhat.options import short_repr
 
 
@@ -40,6 +41,9 @@ _TILE = {"cpu": 128, "cuda": 512}
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 """Swaps computed at a time, to fit into a processor's cache or a GPU's memory."""
+
+_SLOTS = 4
+"""Pivots per query, on average, whose swaps are computed where their number is not read first."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class _Blocks:
         if size > 1:
             logits, weights = (torch.unflatten(x[..., : count * size], -1, (count, size)) for x in (logits, weights))
             logits, weights = logits.logsumexp(-1), weights.mean(-1)
-        counts = torch.tensor(query.counts, device=logits.device) // size
+        counts = on_device(query.counts, logits.device) // size
         seen = torch.arange(count, device=logits.device) < counts[:, None]
         return cls(query, size, logits, weights, counts, seen)
 
@@ -111,36 +115,12 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: 
         taus: Temperatures τ of the swap weights.
         block: Keys per block. Keys left over at the end are not swapped.
     """
-    blocks = _Blocks.of(query, block)
-    weights, counts, seen = blocks.weights, blocks.counts, blocks.seen
-    highest = weights.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
-    lowest = weights.masked_fill(~seen, torch.inf).amin(-1, keepdim=True)
-    reach = max(taus) * (counts.clamp_min(1) / LEFT_OUT).log()[:, None]
-    near_highest, near_lowest = seen & (weights >= highest - reach), seen & (weights <= lowest + reach)
-    least = near_lowest.sum(-1) < near_highest.sum(-1)
-    pivots = torch.where(least[..., None], near_lowest, near_highest)
-    number = pivots.sum(-1)
-    even = (number > counts * _EVEN) & (counts > 1)
-    pivots &= ~even[..., None] & (counts > 1)[:, None]
-
-    shape = (*weights.shape[:2], len(taus))
-    total, positional, symbolic = torch.zeros(3, *shape, dtype=torch.float64, device=weights.device)
-    left = torch.zeros_like(total)
-    for index, tau in enumerate(taus):
-        rise, fall = ((x / tau).masked_fill_(~seen, -torch.inf).exp_() for x in (weights - highest, lowest - weights))
-        ours, partners = (torch.where(least[..., None], *both) for both in ((fall, rise), (rise, fall)))
-        left[..., index] = ours.masked_fill(pivots, 0).sum(-1) * partners.sum(-1)
-    direction = torch.where(least, -1.0, 1.0).double()
-    for at, parts in _pivot_swaps(blocks, pivots, direction, (highest - lowest)[..., 0], taus):
-        for sums, part in zip((total, positional, symbolic), parts, strict=True):
-            sums.view(-1, len(taus)).index_add_(0, at, part)
-    bound = (left / (total + left)).amax(-1)
-    kept = number * (2 * counts - number - 1) / (counts * (counts - 1)).double()
-    s_pos, s_sym = positional / total, symbolic / total
-    for where, found in _tiled_swaps(blocks, even, number, taus):
-        for values, part in zip((s_pos, s_sym, bound, kept), found, strict=True):
+    pivots = Pivots.of(query, taus, block)
+    found = pivots.scores(pivots.sums(int(pivots.each.amax())))
+    for where, parts in _tiled_swaps(pivots.blocks, pivots.even, pivots.number, taus):
+        for values, part in zip((found.s_pos, found.s_sym, found.bound, found.kept), parts, strict=True):
             values[where] = part
-    return SwapScores(s_pos.clamp(0, 1), s_sym.clamp(0, 1), bound, kept, effective_swaps(weights, seen, taus[0]))
+    return found
 
 
 def effective_swaps(weights: Tensor, seen: Tensor, tau: float) -> Tensor:
@@ -173,63 +153,151 @@ def effective_swaps(weights: Tensor, seen: Tensor, tau: float) -> Tensor:
     return torch.where(count[..., 0] > 1, entropy.clamp_min(0).exp(), torch.nan)
 
 
-def _pivot_swaps(
-    blocks: _Blocks, pivots: Tensor, direction: Tensor, largest: Tensor, taus: tuple[float, ...]
-) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """Yield sums over the swaps of some blocks with all others.
+@dataclass(frozen=True)
+class Pivots:
+    """Blocks with the largest (or the smallest) weights of each query, whose swaps with all others are computed.
 
-    Args:
+    Attributes:
         blocks: Keys in blocks.
-        pivots: True for those blocks, ``(groups, rows, blocks)``.
-        direction: 1 for queries whose pivots have the largest weights, -1 for the smallest, ``(groups, rows)``.
-        largest: Largest difference of two weights, ``(groups, rows)``.
         taus: Temperatures.
-
-    Yields:
-        Indices of queries ``(m,)``, and the sums of α, ``α cos(v', v)`` and ``α cos(v', reversed v)``, ``(m, taus)``.
+        chosen: True for the pivots, ``(groups, rows, blocks)``; none for the queries of ``even``.
+        even: Queries with so many pivots that tiles of all swaps are computed instead, ``(groups, rows)``.
+        number: Number of pivots, of those queries too, ``(groups, rows)``.
+        least: Whether they have the smallest weights, ``(groups, rows)``.
+        highest: Largest weight, ``(groups, rows, 1)``.
+        lowest: Smallest weight, ``(groups, rows, 1)``.
     """
-    query, size, (rows, count) = blocks.query, blocks.size, blocks.seen.shape
-    each = pivots.sum((-1, -2))
-    most = int(each.amax())
-    if most == 0:
-        return
-    all_rows, all_blocks = pivots.nonzero(as_tuple=True)[1:]  # sorted by group
-    first = each.cumsum(0) - each
-    contents, places = in_blocks(query.k, size), in_blocks(query.turns, size)
-    turns = query.turns.expand(len(each), -1, -1)
-    logits, weights = blocks.logits.flatten(0, 1), blocks.weights.flatten(0, 1)
-    bias = None if query.bias is None else query.bias[..., : count * size].flatten(0, 1)
-    step = max(1, blocks.limit(_ENTRIES) // (len(each) * count * size))
-    for start in range(0, most, step):
-        groups = (each > start).nonzero()  # (groups, 1)
-        some = slice(None) if len(groups) == len(each) else groups[:, 0]
-        slots = torch.arange(start, min(start + step, most), device=groups.device)
-        real = slots < each[groups]  # the others repeat a pivot, without weight
-        index = (first[groups] + slots).clamp_max(len(all_rows) - 1)
-        row, block = all_rows[index], all_blocks[index]  # (groups, slots)
-        at, keys = groups * rows + row, blocks.keys(block)
-        q, group = query.q[groups, row][:, :, None], groups[..., None]
+
+    blocks: _Blocks
+    taus: tuple[float, ...]
+    chosen: Tensor
+    even: Tensor
+    number: Tensor
+    least: Tensor
+    highest: Tensor
+    lowest: Tensor
+
+    @classmethod
+    def of(cls, query: QueryLogits, taus: tuple[float, ...], block: int) -> Pivots:
+        """Return the pivots of queries for temperatures and a block size."""
+        blocks = _Blocks.of(query, block)
+        weights, counts, seen = blocks.weights, blocks.counts, blocks.seen
+        highest = weights.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+        lowest = weights.masked_fill(~seen, torch.inf).amin(-1, keepdim=True)
+        reach = max(taus) * (counts.clamp_min(1) / LEFT_OUT).log()[:, None]
+        near_highest, near_lowest = seen & (weights >= highest - reach), seen & (weights <= lowest + reach)
+        least = near_lowest.sum(-1) < near_highest.sum(-1)
+        chosen = torch.where(least[..., None], near_lowest, near_highest)
+        number = chosen.sum(-1)
+        even = (number > counts * _EVEN) & (counts > 1)
+        chosen &= ~(even | (counts < 2))[..., None]
+        return cls(blocks, taus, chosen, even, number, least, highest, lowest)
+
+    @cached_property
+    def each(self) -> Tensor:
+        """Number of pivots of each group, ``(groups,)``."""
+        return self.chosen.sum((-1, -2))
+
+    def first_scores(self) -> tuple[SwapScores, Tensor]:
+        """Return scores from the swaps of as many pivots as fit, without synchronisation, and whether these are all."""
+        groups, rows, count = self.chosen.shape
+        slots = min(_SLOTS * rows, self.blocks.limit(_ENTRIES) // (groups * count * self.blocks.size))
+        complete = (self.each.amax() <= slots) & ~self.even.any()
+        return self.scores(self.sums(slots, everywhere=True)), complete
+
+    def scores(self, sums: Tensor) -> SwapScores:
+        """Return scores from the sums of all pivots, ``(groups, rows, 3, taus)``."""
+        weights, counts, seen = self.blocks.weights, self.blocks.counts, self.blocks.seen
+        total, positional, symbolic = sums.unbind(-2)
+        left = torch.empty_like(total)
+        for index, tau in enumerate(self.taus):
+            rise, fall = (
+                (x / tau).masked_fill_(~seen, -torch.inf).exp_()
+                for x in (weights - self.highest, self.lowest - weights)
+            )
+            ours, partners = (torch.where(self.least[..., None], *both) for both in ((fall, rise), (rise, fall)))
+            left[..., index] = ours.masked_fill(self.chosen, 0).sum(-1) * partners.sum(-1)
+        return SwapScores(
+            s_pos=(positional / total).clamp(0, 1),
+            s_sym=(symbolic / total).clamp(0, 1),
+            bound=(left / (total + left)).amax(-1),
+            kept=self.number * (2 * counts - self.number - 1) / (counts * (counts - 1)).double(),
+            effective=effective_swaps(weights, seen, self.taus[0]),
+        )
+
+    def sums(self, number: int, *, everywhere: bool = False) -> Tensor:
+        """Return sums over the swaps of the first pivots of each group, which are ordered by query, with all blocks.
+
+        Args:
+            number: Number of pivots of each group.
+            everywhere: Whether to compute groups that have fewer pivots too; otherwise, on a GPU, their number is read.
+
+        Returns:
+            Sums of α, ``α cos(v', v)`` and ``α cos(v', reversed v)``, ``(groups, rows, 3, taus)`` float64.
+        """
+        blocks, query, (groups, rows, count) = self.blocks, self.blocks.query, self.chosen.shape
+        found = torch.zeros(groups, rows, 3 * len(self.taus), dtype=torch.float64, device=self.chosen.device)
+        if number == 0:
+            return torch.unflatten(found, -1, (3, -1))
+        step = max(1, blocks.limit(_ENTRIES) // (groups * count * blocks.size))
+        contents, places = in_blocks(query.k, blocks.size), in_blocks(query.turns, blocks.size)
+        ordered = self.chosen.flatten().cumsum(0)  # number of pivots up to each block
+        each = self.each
+        before, every = each.cumsum(0) - each, torch.arange(groups, device=each.device)
+        for first in range(0, number, step):
+            group = every if everywhere else (each > first).nonzero()[:, 0]
+            slots = torch.arange(first, min(first + step, number), device=each.device)
+            index = torch.searchsorted(ordered, before[group, None] + slots + 1).clamp_max_(len(ordered) - 1)
+            row, block = index // count % rows, index % count  # (groups, slots)
+            real = slots < each[group, None]  # the others are any blocks, without weight
+            some = slice(None) if len(group) == groups else group
+            parts = self._swaps(
+                group[:, None], row, block, real, contents[some], places if len(places) == 1 else places[some]
+            )
+            own = row[:, None] == torch.arange(rows, device=row.device)[:, None]  # (groups, rows, slots)
+            found[some] += own.double() @ parts  # in a fixed order, unlike index_add_ on a GPU
+        return torch.unflatten(found, -1, (3, -1))
+
+    def _swaps(
+        self, group: Tensor, row: Tensor, block: Tensor, real: Tensor, contents: Tensor, places: Tensor
+    ) -> Tensor:
+        """Return the sums of single pivots, ``(groups, slots, 3 taus)``.
+
+        Args:
+            group: Groups, ``(groups, 1)``.
+            row: Query of each pivot, ``(groups, slots)``.
+            block: Its block, ``(groups, slots)``.
+            real: Whether it counts, ``(groups, slots)``.
+            contents: Keys of these groups in blocks.
+            places: Rotations of positions in blocks.
+        """
+        blocks, query = self.blocks, self.blocks.query
+        keys, q, every = blocks.keys(block), query.q[group, row][:, :, None], group[..., None]
+        turns = query.turns.expand(len(query.k), -1, -1)
         bias_here = bias_there = None
-        if bias is not None:
-            bias_here = bias[at[..., None], keys].transpose(1, 2)[..., None]
-            bias_there = torch.unflatten(bias[at], -1, (count, size)).permute(0, 3, 1, 2)
-        from_here, to_here = (to_real(q * x[group, keys].conj()).transpose(1, 2) for x in (query.k, turns))
-        moved = block_logits(from_here, places if len(places) == 1 else places[some], bias_there, query.softcap)
-        moved = moved - block_logits(to_here, contents[some], bias_here, query.softcap)
-        own = logits[at]
+        if query.bias is not None:
+            bias = query.bias[group, row][..., : self.chosen.shape[-1] * blocks.size]
+            bias_here = bias.gather(-1, keys).transpose(1, 2)[..., None]
+            bias_there = torch.unflatten(bias, -1, (-1, blocks.size)).permute(0, 3, 1, 2)
+        from_here, to_here = (to_real(q * x[every, keys].conj()).transpose(1, 2) for x in (query.k, turns))
+        moved = block_logits(from_here, places, bias_there, query.softcap)
+        moved = moved - block_logits(to_here, contents, bias_here, query.softcap)
+        own = blocks.logits[group, row]
         same, reverse = _cosines((own - own.gather(-1, block[..., None])).to(moved.dtype), moved)
-        own = weights[at]
-        gap = (own.gather(-1, block[..., None]) - own).mul_(direction.flatten()[at][..., None])
+        own = blocks.weights[group, row]
+        gap = own.gather(-1, block[..., None]) - own
+        gap = torch.where(self.least[group, row][..., None], -gap, gap)
         # A swap of two pivots is counted once: of the one beyond the other, or half of each if they are equal.
-        once = torch.heaviside(gap, gap.new_tensor(0.5)).mul_(blocks.seen[row]).mul_(real[..., None])
+        once = torch.heaviside(gap, torch.full_like(gap[:1, :1, :1], 0.5)).mul_(blocks.seen[row]).mul_(real[..., None])
         once = once.scatter_(-1, block[..., None], 0.0).to(same.dtype)
-        gap = gap.sub_(largest.flatten()[at][..., None]).clamp_(max=0)
+        gap = gap.sub_((self.highest - self.lowest)[group, row]).clamp_(max=0)
         gap = gap.to(same.dtype)  # after the differences, which are exact near zero, where weights are large
-        found = []
-        for tau in taus:
+        found: list[list[Tensor]] = [[], [], []]
+        for tau in self.taus:
             alpha = (gap / tau).clamp_(min=-80).exp_().mul_(once)  # subnormal numbers would be slow and negligible
-            found.append([x.sum(-1, dtype=torch.float64) for x in (alpha, alpha * same, alpha * reverse)])
-        yield at.flatten(), tuple(torch.stack(parts, -1).flatten(0, 1) for parts in zip(*found, strict=True))
+            for sums, x in zip(found, (alpha, alpha * same, alpha * reverse), strict=True):
+                sums.append(x.sum(-1, dtype=torch.float64))
+        return torch.stack([x for sums in found for x in sums], -1)
 
 
 def _tiled_swaps(
@@ -296,7 +364,7 @@ def _tiles(
         size = j.stop - j.start
         pairs += size * (size - 1) // 2 if upper == lower else size * (i.stop - i.start)
     kept = torch.full_like(bound, pairs / (count * (count - 1) / 2))
-    return positional / total, symbolic / total, bound, kept
+    return (positional / total).clamp(0, 1), (symbolic / total).clamp(0, 1), bound, kept
 
 
 def _cosines(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

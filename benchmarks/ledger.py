@@ -1,0 +1,365 @@
+"""Cost of every measurement in plain forward passes over the same tokens, and its peak memory beside that of the pass.
+
+    python benchmarks/ledger.py                                    # SmolLM2 on the CPU, 4 documents of 512 tokens
+    python benchmarks/ledger.py --shape 8B --json ledger.json      # a random Llama of 8 billion weights on a GPU
+    python benchmarks/ledger.py --measurement axes --tokens 2048
+
+Measurements are those that are declared, with their default options. A plain pass is the model on one document without
+cache and with the logits of all tokens. Pass and measurement take turns, document by document; the cost is the median
+of their ratios. Beside it stands the floor: the passes that the measurement runs, counted at the model's blocks, so
+that a pass that starts at a later block or has fewer tokens counts as its part of a pass. Control models are not
+included; each costs the same again.
+
+Times on the CPU are processor seconds. On a busy machine, set OMP_NUM_THREADS=1: threads that wait for others would
+count. Peak memory on the CPU is that of the process, on Linux and with MIMALLOC_PURGE_DELAY=0: otherwise torch's
+allocator keeps freed memory, which hides what is allocated again. Times are then somewhat longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llama import SHAPES, random_llama
+from swaps import timed
+from wherewhat.captures.proof import Proof, prove
+from wherewhat.errors import WherewhatError
+from wherewhat.measures.choices.answers import Choices
+from wherewhat.measures.measurement import (
+    ChoicesMeasurement,
+    DocumentScores,
+    DocumentsMeasurement,
+    Measurement,
+    QuestionMeasurement,
+    Text,
+    measure_text,
+)
+from wherewhat.measures.registry import find_measurement, measurements
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loader import load
+from wherewhat.models.memory import evaluation, load_memory
+from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.options import build_config
+from wherewhat.runs.inputs import Input, blank, model_inputs
+from wherewhat.runs.request import Request
+from wherewhat.runs.subject import ModelSubject
+from wherewhat.text.documents import Document
+from wherewhat.text.files import read_documents
+
+MOST = 60
+"""Number of passes above which the documentation states a reason."""
+
+_ALTERNATIVE = 8
+"""Tokens of each alternative of a question."""
+
+
+def main() -> int:
+    """Measure, print a table, and return 1 if no measurement could be run."""
+    options = _arguments()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    loaded = _model(options)
+    proof = prove(loaded.model)
+    documents = _documents(options, loaded)
+    names = options.measurement or list(measurements())
+    result = _stored(options, _settings(options, loaded))
+    print(f"{'measurement':12} {'passes':>8} {'run':>8} {'ratio':>6} {'seconds':>9} {'memory MiB':>11}")
+    for number, name in enumerate(names, 1):
+        print(f"{number} of {len(names)}: {name}", file=sys.stderr, flush=True)
+        result["skipped"].pop(name, None)
+        try:
+            row = measured(find_measurement(name), ModelSubject(loaded, proof), documents, options)
+        except WherewhatError as error:
+            result["skipped"][name] = str(error)
+            print(f"{name:12} skipped: {error}", flush=True)
+            continue
+        result["measurements"][name] = row
+        print(
+            f"{name:12} {row['passes']:8.2f} {row['floor']:8.2f} {row['ratio']:6.2f} {row['seconds']:9.3f} "
+            f"{'' if row['memory_mib'] is None else format(row['memory_mib'], '11,.0f')}"
+            f"{f'  (above {MOST} passes)' if row['passes'] > MOST else ''}",
+            flush=True,
+        )
+        _save(options, result)
+    _save(options, result)
+    return 0 if result["measurements"] else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Cost of every measurement in plain forward passes.")
+    parser.add_argument("--model", default="smollm2", help="embedded name, folder or .gguf file")
+    parser.add_argument("--shape", choices=list(SHAPES), help="a random Llama of this size instead, on random tokens")
+    parser.add_argument("--measurement", nargs="+", help="only these measurements")
+    parser.add_argument("--documents", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of each document")
+    parser.add_argument("--repeat", type=int, default=1, help="times that each document is measured")
+    parser.add_argument(
+        "--limit", type=float, help="seconds after which a measurement goes on to no further document; default: none"
+    )
+    parser.add_argument("--device", help="default: cpu, for a shape cuda")
+    parser.add_argument("--dtype", help="default: float32, for a shape bfloat16")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--json", type=Path, help="add the numbers to this file")
+    options = parser.parse_args()
+    options.device = options.device or ("cuda" if options.shape else "cpu")
+    options.dtype = options.dtype or ("bfloat16" if options.shape else "float32")
+    return options
+
+
+def _model(options: argparse.Namespace) -> LoadedModel:
+    """Return the model, in evaluation mode."""
+    if not options.shape:
+        return load(options.model, device=options.device, dtype=options.dtype)
+    module = random_llama(options.shape, tokens=max(8192, options.tokens), device=options.device, dtype=options.dtype)
+    return load_memory(module, None, name=options.shape, weights="trained", seed=0, hashed=False)
+
+
+def _settings(options: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
+    """Return what the numbers of a file have in common."""
+    cuda = options.device.startswith("cuda")
+    return {
+        "model": loaded.name,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "layers": loaded.model.config.num_hidden_layers,
+        "hidden": loaded.model.config.hidden_size,
+        "dtype": options.dtype,
+        "device": torch.cuda.get_device_name() if cuda else f"CPU, {platform.machine()}",
+        "threads": None if cuda else torch.get_num_threads(),
+        "documents": options.documents,
+        "tokens": options.tokens,
+        "repeat": options.repeat,
+        "torch": torch.__version__,
+    }
+
+
+def _stored(options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an earlier run with the same settings, to which new ones are added."""
+    if options.json is not None and options.json.exists():
+        found: dict[str, Any] = json.loads(options.json.read_text("utf-8"))
+        if {name: found.get(name) for name in settings} != settings:
+            raise SystemExit(f"{options.json} was measured with other settings: give another file")
+        return found
+    return {**settings, "measurements": {}, "skipped": {}}
+
+
+def _save(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Write the file, if one was asked for."""
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _documents(options: argparse.Namespace, loaded: LoadedModel) -> tuple[Document, ...]:
+    """Return prose, or random tokens for a model without a tokenizer."""
+    if not options.shape:
+        return tuple(read_documents(None, count=options.documents))
+    rows, generator = loaded.model.config.vocab_size, torch.Generator().manual_seed(0)
+    return tuple(
+        Document(f"random-{number}", "", "random tokens", ids=tuple(drawn.tolist()))
+        for number, drawn in enumerate(
+            torch.randint(0, rows, (options.documents, options.tokens), generator=generator), 1
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """One document, or all of them where they are measured together.
+
+    Attributes:
+        ids: Token ids ``(1, n)`` of each document, for the plain pass.
+        run: Measures them.
+    """
+
+    ids: Sequence[Tensor]
+    run: Callable[[], DocumentScores]
+
+
+def measured(
+    measurement: Measurement, subject: ModelSubject, documents: tuple[Document, ...], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return cost, floor and memory of a measurement; see the top of this file."""
+    # Half of a text is beyond the trained length where a measurement needs that.
+    given = {"trained": options.tokens // 2} if hasattr(measurement.config, "trained") else {}
+    config = build_config(measurement.config, given)
+    model, cuda = subject.loaded.model, options.device.startswith("cuda")
+    works = list(_works(measurement, subject, documents, config, options))
+    counter = PassCounter(model, subject.proof)
+    pairs: list[tuple[float, float]] = []
+    floors: list[float] = []
+    scores: list[DocumentScores] = []
+    peaks = (None, None)
+
+    def plain(work: Work) -> None:
+        for ids in work.ids:
+            with torch.no_grad():
+                model(input_ids=ids.to(options.device), use_cache=False)
+
+    def measure(work: Work) -> None:
+        scores.append(work.run())
+
+    with new_process_settings(weight_dtypes(model)), evaluation(model):
+        if cuda:  # kernels are compiled, graphs recorded and memory reserved once per shape
+            works[0].run()
+            plain(works[0])
+        for turn in range(options.repeat):
+            for number, work in enumerate(works):
+                first = turn == number == 0
+                with _peak(cuda, wanted=first) as plain_peak:
+                    alone = timed(partial(plain, work), options.device)
+                with _peak(cuda, wanted=first) as peak, counter:
+                    seconds = timed(partial(measure, work), options.device)
+                pairs.append((seconds, alone))
+                floors.append(counter.tokens / sum(ids.shape[1] for ids in work.ids))
+                peaks = (plain_peak[0], peak[0]) if first else peaks
+                if options.limit is not None and sum(ours for ours, _ in pairs) > options.limit:
+                    break
+        together = 0.0
+        if measurement.combines and len(scores) >= len(works) > 1:
+            together = timed(lambda: measurement.combine(scores[: len(works)], config), options.device)
+    alone = statistics.median(one for _, one in pairs) * len(works)
+    passes = statistics.median(ours / one for ours, one in pairs) + together / alone
+    floor = statistics.median(floors)
+    return {
+        "passes": passes,
+        "floor": floor,
+        "ratio": passes / floor,
+        "seconds": statistics.median(ours for ours, _ in pairs) * len(works) + together,
+        "plain_seconds": alone,
+        "plain_mib": peaks[0],
+        "peak_mib": peaks[1],
+        "memory_mib": None if None in peaks else peaks[1] - peaks[0],
+        "documents": sum(len(work.ids) for work in works),
+        "timed": len(pairs) * len(works[0].ids),
+    }
+
+
+def _works(
+    measurement: Measurement,
+    subject: ModelSubject,
+    documents: tuple[Document, ...],
+    config: Any,
+    options: argparse.Namespace,
+) -> Iterator[Work]:
+    """Yield the work of a measurement, on the documents or on prompts of its own."""
+    loaded = subject.loaded
+    if isinstance(measurement, QuestionMeasurement):
+        inputs = model_inputs(Request(measurement.name, beyond=True), measurement, config, loaded, [])
+        for made in inputs[:: max(1, len(inputs) // options.documents)][: options.documents]:
+            assert made.question is not None
+            yield Work([made.text.ids], partial(measurement.measure, subject, made.question, config))
+        return
+    texts = [made.text for made in _inputs(loaded, documents, options.tokens)]
+    if isinstance(measurement, ChoicesMeasurement):
+        shorter = _inputs(loaded, documents, options.tokens - _ALTERNATIVE)
+        for number, (text, made) in enumerate(zip(texts, shorter, strict=True)):
+            choices = _choices(loaded, texts, number, made.text)
+            yield Work([text.ids], partial(measurement.measure, subject, choices, config))
+    elif isinstance(measurement, DocumentsMeasurement):
+        yield Work([text.ids for text in texts], partial(measurement.measure, subject, texts, config))
+    else:
+        for text in texts:
+            yield Work([text.ids], partial(measure_text, measurement, subject, text, config))
+
+
+def _inputs(loaded: LoadedModel, documents: tuple[Document, ...], tokens: int) -> list[Input]:
+    """Return the first tokens of the documents."""
+    request = Request("axes", texts=documents, tokens=tokens, beyond=True)
+    return model_inputs(request, find_measurement("axes"), None, loaded, documents)
+
+
+def _choices(loaded: LoadedModel, texts: Sequence[Text], number: int, context: Text) -> Choices:
+    """Return a question: which of the ends of all documents is that of this one."""
+    return Choices(
+        context=context,
+        continuations=tuple(tuple(text.ids[0, -_ALTERNATIVE:].tolist()) for text in texts),
+        lengths=(_ALTERNATIVE,) * len(texts),
+        gold=number,
+        blank=blank(loaded),
+        seed=number,
+    )
+
+
+class PassCounter:
+    """Counts the tokens that pass through a model's blocks while its context is open.
+
+    Args:
+        model: The model.
+        proof: Its proof, which names the blocks.
+    """
+
+    def __init__(self, model: nn.Module, proof: Proof) -> None:
+        names = {re.sub(r"(\.\d+)\..*", r"\1", layer.plan.name) for layer in proof.layers}
+        self._blocks = [model.get_submodule(name) for name in sorted(names)]
+        self._count = 0
+        self._handles: list[Any] = []
+
+    @property
+    def tokens(self) -> float:
+        """Number of tokens, mean over blocks."""
+        return self._count / len(self._blocks)
+
+    def __enter__(self) -> None:
+        self._count = 0
+        self._handles = [block.register_forward_hook(self._add, with_kwargs=True) for block in self._blocks]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _add(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if not any(hidden is given for given in (*args, *kwargs.values())):  # a skipped block returns its input
+            self._count += hidden.shape[:-1].numel()
+
+
+@contextmanager
+def _peak(cuda: bool, *, wanted: bool) -> Iterator[list[float | None]]:
+    """Yield a list that holds, after the context, the peak of memory in it in MiB; None where it is not known."""
+    found: list[float | None] = [None]
+    if not wanted:
+        yield found
+    elif cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        yield found
+        torch.cuda.synchronize()
+        found[0] = (torch.cuda.max_memory_allocated() - before) / 2**20
+    else:
+        resident = _resident("VmRSS", reset=True)
+        yield found
+        most = _resident("VmHWM")
+        found[0] = None if resident is None or most is None else (most - resident) / 2**10
+
+
+def _resident(name: str, *, reset: bool = False) -> int | None:
+    """Return resident memory of this process in KiB, or its peak since the last reset; None where it is not known."""
+    if os.environ.get("MIMALLOC_PURGE_DELAY") != "0":
+        return None
+    try:
+        if reset:
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except (OSError, AttributeError):
+        return None
+    return None if found is None else int(found[1])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

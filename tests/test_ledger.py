@@ -1,0 +1,73 @@
+"""End to end: the ledger of costs measures every declared measurement on tiny models, without judging the times."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.models import save_speller
+from wherewhat.measures.registry import measurements
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture
+def ledger(monkeypatch):
+    """The script as a function of its arguments."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import llama
+
+    monkeypatch.setitem(llama.SHAPES, "1.1B", TINY)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ledger.py", *map(str, arguments)])
+        return runpy.run_path(str(ROOT / "benchmarks" / "ledger.py"))["main"]()
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
+    out = tmp_path / "ledger.json"
+    sizes = ("--tokens", 400, "--documents", 3, "--limit", 0)
+    assert ledger("--model", save_speller(tmp_path / "speller"), *sizes, "--json", out) == 0
+    found = json.loads(out.read_text())
+    rows = found["measurements"]
+    assert sorted([*rows, *found["skipped"]]) == sorted(measurements())
+    assert found["skipped"] == {"frequencies": "bands=4 cannot be made of 2 planes: choose at most 2"}
+    floors = {name: row["floor"] for name, row in rows.items()}
+    assert floors["axes"] == floors["planes"] == floors["attention"] == floors["distance"] == 1
+    assert floors["split"] == 2
+    assert floors["residual"] == 1 + 5 + 2 + found["layers"]
+    assert all(row["passes"] > 0 and row["timed"] == (3 if name == "split" else 1) for name, row in rows.items())
+    printed = capsys.readouterr()
+    assert f"1 of {len(measurements())}: axes" in printed.err.splitlines()
+    assert "frequencies  skipped: bands=4" in printed.out
+
+
+def test_shapes_and_more_measurements_in_the_same_file(ledger, tmp_path):
+    out = tmp_path / "shape.json"
+    fixed = ("--shape", "1.1B", "--device", "cpu", "--dtype", "float32", "--tokens", 32, "--documents", 2)
+    assert ledger(*fixed, "--measurement", "attention", "--json", out) == 0
+    first = json.loads(out.read_text())
+    assert ledger(*fixed, "--measurement", "frequencies", "prompts", "choices", "--json", out) == 0
+    second = json.loads(out.read_text())
+    assert second["measurements"]["attention"] == first["measurements"]["attention"]
+    assert [*second["measurements"]] == ["attention", "frequencies"]
+    assert second["measurements"]["frequencies"]["timed"] == 2
+    assert second["skipped"]["prompts"].startswith("the model has no tokenizer")
+    assert second["skipped"]["choices"].startswith("the tokenizer does not report where words are")
+    with pytest.raises(SystemExit, match="other settings"):
+        ledger(*fixed, "--repeat", 2, "--json", out)
