@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from real_models import NAMES, UnavailableError, fetch
-from wherewhat.cli.terminal import Table, TerminalProgress
+from wherewhat.cli.terminal import Table
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.frequencies.measurement import BANDS
 from wherewhat.measures.measurement import Capacity, ReportRun
@@ -29,6 +29,7 @@ from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.positions import max_positions
 from wherewhat.models.source import Weights
+from wherewhat.progress import TerminalProgress
 from wherewhat.report.report import make_report
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run

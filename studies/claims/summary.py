@@ -21,19 +21,21 @@ TITLES = {
     "stories15m": "stories15M",
     "multihop": "multi-hop models",
 }
-"""Column by file name."""
+"""Column by file name; claims that NAME.json does not judge are taken from NAME-long.json, of longer texts."""
 
 WORDS = {"not judged": "", "cannot be told": "open", "does not hold": "**no**", "holds": "holds"}
 
 
 def results(folder: Path = FOLDER) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the judged claims by column and number."""
-    found = {title: folder / f"{name}.json" for name, title in TITLES.items()}
-    return {
-        title: {one["number"]: one for one in json.loads(path.read_text("utf-8"))["claims"]}
-        for title, path in found.items()
-        if path.exists()
-    }
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, title in TITLES.items():
+        for path in (folder / f"{name}.json", folder / f"{name}-long.json"):
+            for one in json.loads(path.read_text("utf-8"))["claims"] if path.exists() else ():
+                claims = found.setdefault(title, {})
+                if claims.get(one["number"], {"verdict": "not judged"})["verdict"] == "not judged":
+                    claims[one["number"]] = one
+    return found
 
 
 def table(found: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:

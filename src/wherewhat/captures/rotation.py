@@ -59,8 +59,13 @@ class Rotation:
     @property
     def pairs(self) -> Tensor:
         """Dimensions of each plane, ``(planes, 2)``, as indices into the head dimension."""
-        index = torch.arange(self.offset, self.offset + 2 * self.planes)
-        return torch.stack([index[half] for half in _halves(self.pairing, 0, 2 * self.planes)], -1)
+        index = torch.arange(self.offset + 2 * self.planes)
+        return torch.stack([index[half] for half in self.halves], -1)
+
+    @property
+    def halves(self) -> tuple[slice, slice]:
+        """First and second dimension of all planes, as slices of the head dimension."""
+        return _halves(self.pairing, self.offset, 2 * self.planes)
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angle of each plane at each position, ``(..., n, planes)`` float32.
@@ -68,10 +73,13 @@ class Rotation:
         The product is computed in float32 as in models: at position 100,000 its rounding is noticeable and must be
         reproduced.
         """
-        device = positions.device
+        return positions.float()[..., None] * self.frequencies(positions.device)
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """Return the angle per position of each plane on a device, ``(planes,)`` float32."""
         if device not in self._copies:  # a copy to a GPU synchronises with it
             self._copies[device] = self.inv_freq.to(device)
-        return positions.float()[..., None] * self._copies[device]
+        return self._copies[device]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate ``x`` ``(..., n, d)`` at ``positions`` ``(..., n)``; returns float32 (float64 if given)."""
@@ -86,7 +94,7 @@ class Rotation:
         theta = self.angles(positions.to(x.device)).to(out.dtype)
         factor = 1 / self.scaling if inverse else self.scaling
         cos, sin = theta.cos() * factor, theta.sin() * (-factor if inverse else factor)
-        left, right = _halves(self.pairing, self.offset, 2 * self.planes)
+        left, right = self.halves
         u, v = out[..., left], out[..., right]
         out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
         return out
@@ -150,7 +158,7 @@ class IdentifiedRotation:
         """
         rotated = self.rotation.rotate(self.to_rotated_layout(before), positions)
         size = after.to(rotated.dtype).abs()
-        left, right = _halves(self.rotation.pairing, self.rotation.offset, 2 * self.rotation.planes)
+        left, right = self.rotation.halves
         size[..., left] = size[..., right] = torch.hypot(size[..., left], size[..., right])
         return ((rotated - after).abs() / size.clamp_min(torch.finfo(after.dtype).smallest_normal)).max()
 

@@ -98,8 +98,9 @@ def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> 
         table.add_column(column)
     for one in claims:
         verdict = [verdict_words(one)]
-        if one["verdict"] == "cannot be told":
-            verdict += [f"open: {part['statement']}" for part in one["parts"] if part["outcome"] is None]
+        if one["verdict"] != "holds":
+            words = {False: "no", None: "open"}
+            verdict += [f"{words[x['outcome']]}: {x['statement']}" for x in one["parts"] if not x["outcome"]]
             verdict += one["notes"]
         cells = ([one["statement"]], [_number(number) for number in one["numbers"]], verdict, [one["change"]])
         table.add_row(str(one["number"]), *("\n".join(escape(line) for line in lines) for lines in cells))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -223,6 +225,17 @@ class PlantedGain:
     exact: Tensor
 
 
+def _places(n: int, depths: tuple[int, ...], run: int) -> Tensor | None:
+    """Return where runs are planted in a text of ``n`` tokens, ``(runs,)``; None if they do not fit."""
+    count = len(depths)
+    # The last planted run is one run's length before the end, so that it is not repeated immediately.
+    last = n - count * run - 2 * run
+    first = min(_FIRST, max(0, last - count * run))
+    places = torch.tensor([first + round(depth / 100 * (last - first)) for depth in depths])
+    apart = last >= first and not bool((places.sort().values.diff() < run).any())
+    return places if apart else None
+
+
 def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
     """Plant the last runs of a text, one per depth.
 
@@ -232,16 +245,16 @@ def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
         run: Tokens of a run.
     """
     n, count = ids.shape[1], len(depths)
-    body = n - count * run
-    # The last planted run is one run's length before the end, so that it is not repeated immediately.
-    last = body - 2 * run
-    first = min(_FIRST, max(0, last - count * run))
-    places = torch.tensor([first + round(depth / 100 * (last - first)) for depth in depths])
-    if last < first or bool((places.sort().values.diff() < run).any()):
+    places = _places(n, depths, run)
+    if places is None:
+        gap = min((y - x for x, y in itertools.pairwise(sorted(depths))), default=100)
+        enough = _FIRST + 100 * (run + 1) // max(1, gap) + (count + 2) * run + 1
+        least = bisect.bisect_left(range(enough), True, key=lambda more: _places(more, depths, run) is not None)
         raise MeasureError(
-            f"{n} tokens are too few for {count} planted runs of {run} tokens: give a longer text, fewer depths or a "
-            "shorter run"
+            f"{n} tokens are too few for {count} planted runs of {run} tokens: {least} are needed (in wherewhat "
+            "extend, fewer with fewer depths or a shorter run)"
         )
+    body = n - count * run
     planted = ids.clone()
     for index, place in enumerate(places.tolist()):
         start = body + index * run

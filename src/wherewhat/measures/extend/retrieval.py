@@ -1,4 +1,4 @@
-"""Probes of retrieval from far back: a second copy of a text, and facts that questions at its end ask for."""
+"""Probes of retrieval: a second copy of a text, facts that questions at its end ask for, and remembered facts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,36 @@ _NAMES = (
 )
 _KEYS = 4
 """Number of names with a code."""
+_RELATIONS = (
+    (
+        "The capital of {} is",
+        *("France Paris", "Germany Berlin", "Italy Rome", "Spain Madrid", "England London"),
+        *("Russia Moscow", "Japan Tokyo", "China Beijing", "Egypt Cairo", "Greece Athens"),
+    ),
+    (
+        "The people of {} speak",
+        *("France French", "Germany German", "Italy Italian", "Spain Spanish", "England English"),
+        *("Russia Russian", "Japan Japanese", "China Chinese", "Egypt Arabic", "Greece Greek"),
+    ),
+    (
+        "The opposite of {} is",
+        *("hot cold", "big small", "up down", "good bad", "black white"),
+        *("happy sad", "fast slow", "old young", "left right", "day night"),
+    ),
+    (
+        "The color of {} is",
+        *("snow white", "grass green", "blood red", "coal black", "gold yellow"),
+        *("chocolate brown", "oranges orange", "ashes gray", "lavender purple", "flamingos pink"),
+    ),
+    (
+        "The month after {} is",
+        *("January February", "February March", "March April", "April May", "May June"),
+        *("June July", "July August", "August September", "September October", "October November"),
+    ),
+)
+"""Questions and the pairs of subject and answer that they are asked about."""
+_ASKED = 5
+"""Number of subjects for each of these questions."""
 _FIRST = 16
 """Smallest number of first tokens without facts: attention sinks, and keys that some methods always keep."""
 
@@ -149,6 +179,69 @@ def _asked(facts: Sequence[tuple[str, str]], encode: Encode) -> tuple[list[int],
         answers.append((len(tokens) + begin, len(tokens) + stop))
         tokens += whole
     return tokens, answers
+
+
+@dataclass(frozen=True)
+class RememberedFacts:
+    """Short prompts whose next token is the answer to a question of general knowledge.
+
+    Attributes:
+        ids: Token ids ``(prompts, n)``, filled at the end.
+        last: Index of the last token of each prompt, ``(prompts,)``.
+        answers: First token of each answer, ``(prompts,)``.
+        others: True where prompt i asks the question of prompt j about another subject, with another answer,
+            ``(prompts, prompts)``; every column has at least one.
+    """
+
+    ids: Tensor
+    last: Tensor
+    answers: Tensor
+    others: Tensor
+
+    def gain(self, logits: Tensor) -> float:
+        """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.
+
+        Args:
+            logits: Logits ``(prompts, n, vocabulary)``.
+        """
+        rows = torch.arange(len(self.last), device=logits.device)
+        found = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)
+        logprobs = found[:, self.answers.to(logits.device)].double().cpu()  # of answer j after prompt i
+        elsewhere = (logprobs * self.others).sum(0) / self.others.sum(0)
+        return float((logprobs.diagonal() - elsewhere).mean())
+
+
+def remembered_facts(ids: Tensor, encode: Encode, *, prefix: int = 0) -> RememberedFacts | None:
+    """Return questions of general knowledge; None if the tokenizer cannot distinguish their answers.
+
+    Args:
+        ids: Token ids ``(1, n)`` of a text, which determines the subjects that are chosen.
+        encode: The tokenizer.
+        prefix: Number of leading tokens of the text that every prompt begins with, such as BOS.
+    """
+    chooser = random.Random(_seed(ids))  # noqa: S311 - reproducible, not secret
+    prompts: list[list[int]] = []
+    answers: list[int] = []
+    questions: list[int] = []
+    for index, (question, *pairs) in enumerate(_RELATIONS):
+        for pair in chooser.sample(pairs, _ASKED):
+            subject, answer = pair.split()
+            asked, whole = (list(encode(question.format(subject) + end)) for end in ("", f" {answer}"))
+            begin = _common(asked, whole)
+            if 0 < begin < len(whole):
+                prompts.append([*ids[0, :prefix].tolist(), *whole[:begin]])
+                answers.append(whole[begin])
+                questions.append(index)
+    same, target = torch.tensor(questions), torch.tensor(answers)
+    others = (same[:, None] == same) & (target[:, None] != target)
+    chosen = others.any(0).nonzero()[:, 0]
+    if not len(chosen):
+        return None
+    longest = max(len(prompts[index]) for index in chosen.tolist())
+    # Prompts are filled at the end, which tokens before it do not see.
+    filled = [prompts[index] + prompts[index][-1:] * (longest - len(prompts[index])) for index in chosen.tolist()]
+    last = torch.tensor([len(prompts[index]) - 1 for index in chosen.tolist()])
+    return RememberedFacts(torch.tensor(filled, dtype=ids.dtype), last, target[chosen], others[chosen][:, chosen])
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

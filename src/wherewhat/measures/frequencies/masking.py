@@ -1,4 +1,4 @@
-"""Mask or un-rotate planes of heads inside the forward pass."""
+"""Mask or un-rotate planes of heads, or fix single dimensions, inside the forward pass."""
 
 from __future__ import annotations
 
@@ -97,8 +97,68 @@ def _unrotated(attention: LayerAttention, keep: Tensor, heads: Tensor | None) ->
     )
 
 
-_FAITHFUL = 1e-4
-"""Largest relative change of the loss with all planes kept."""
+MASSIVE = 5.0
+"""Smallest norm of a massive dimension, relative to the mean over the dimensions of its head (arXiv 2502.01563)."""
+
+
+def relative_norms(x: Tensor) -> Tensor:
+    """Return the norm over tokens of each dimension, relative to the mean over dimensions, ``(heads, d)`` float64.
+
+    Args:
+        x: Queries, keys or values of one text, ``(heads, n, d)``.
+    """
+    norms: Tensor = x.double().norm(dim=1)
+    return norms / norms.mean(-1, keepdim=True).clamp_min(1e-300)
+
+
+@dataclass(frozen=True)
+class FixedDimensions:
+    """Dimensions of a layer's queries and keys after rotation, and the values that replace them at every token.
+
+    Attributes:
+        q: True for dimensions of queries that are replaced, ``(heads, d)``.
+        k: True for dimensions of keys, ``(kv_heads, d)``.
+        mean_q: Values of queries, ``(heads, d)``.
+        mean_k: Values of keys, ``(kv_heads, d)``.
+    """
+
+    q: Tensor
+    k: Tensor
+    mean_q: Tensor
+    mean_k: Tensor
+
+    @classmethod
+    def massive(cls, attention: LayerAttention) -> FixedDimensions:
+        """Return the massive dimensions of a layer on one text, and means over its tokens."""
+        q, k = attention.rot_q[0], attention.rot_k[0]
+        chosen = (relative_norms(x) > MASSIVE for x in (q, k))
+        return cls(*chosen, *(x.double().mean(1).to(x.dtype) for x in (q, k)))
+
+    def random(self, generator: torch.Generator) -> FixedDimensions:
+        """Return as many random dimensions of each head, without those of this one."""
+
+        def drawn(chosen: Tensor) -> Tensor:
+            order = torch.rand(chosen.shape, generator=generator).to(chosen.device).masked_fill(chosen, 2.0)
+            return order.argsort(-1).argsort(-1) < chosen.sum(-1, keepdim=True)
+
+        return replace(self, q=drawn(self.q), k=drawn(self.k))
+
+    def none(self) -> FixedDimensions:
+        """Return no dimensions."""
+        return replace(self, q=torch.zeros_like(self.q), k=torch.zeros_like(self.k))
+
+    def apply(self, attention: LayerAttention, *, first: int = 0) -> LayerAttention:
+        """Return the layer, of any texts, with these dimensions replaced at all tokens from ``first`` on."""
+        later = torch.arange(attention.m, device=attention.rot_k.device)[:, None] >= first
+        return replace(
+            attention,
+            rot_q=torch.where(self.q[:, None] & later[-attention.n :], self.mean_q[:, None], attention.rot_q),
+            rot_k=torch.where(self.k[:, None] & later, self.mean_k[:, None], attention.rot_k),
+        )
+
+
+FAITHFUL = 1e-4
+"""Largest relative change of the loss by an intervention that changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +228,7 @@ class Masking:
             reducer=lambda changed: dtypes.add(changed.rot_q.dtype),
         )
         what = "masking" if how == "mask" else "un-rotation"
-        check_faithful(what, found, expected, dtypes=dtypes, precision=_FAITHFUL)
+        check_faithful(what, found, expected, dtypes=dtypes, precision=FAITHFUL)
 
     def _bands(self, attention: LayerAttention) -> Tensor:
         assert attention.rotation is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from wherewhat.boundary import MOST_REPEATS
 from wherewhat.errors import ConfigError
@@ -39,6 +40,11 @@ class FrequenciesConfig:
     unrotate: bool = option(
         False,
         "also measure the model with planes un-rotated (angle 0), and the plane with the largest norm",
+        later=True,
+    )
+    massive: bool = option(
+        False,
+        "also measure massive values of queries and keys, and the model with these replaced by their means",
         later=True,
     )
 
@@ -167,6 +173,84 @@ _UNROTATED = (
 )
 
 
+def _replaced(name: str, title: str, reading: str, **others: Any) -> tuple[Metric, Metric]:
+    """Return a metric of the model with massive values replaced, everywhere and at all tokens but the first."""
+    return (
+        Metric(name, title, reading, control=f"{name}_random", control_title="random dimensions", **others),
+        Metric(
+            f"{name}_later", f"{title}, first token unchanged", "The same with the first token unchanged.", **others
+        ),
+    )
+
+
+_MASSIVE = (
+    Metric(
+        "massive_q",
+        "largest dimension of queries",
+        "Largest norm over tokens of a dimension of the rotated queries, relative to the mean over the dimensions of "
+        "the head; massive above 5 (arXiv 2502.01563).",
+        control="massive_v",
+        control_title="values",
+        range=NON_NEGATIVE,
+    ),
+    Metric(
+        "massive_k",
+        "largest dimension of keys",
+        "The same for rotated keys.",
+        control="massive_v",
+        control_title="values",
+        range=NON_NEGATIVE,
+    ),
+    Metric(
+        "massive_heads",
+        "heads with massive values",
+        "Share of the heads of a layer whose queries or keys have a massive dimension.",
+        control="massive_heads_v",
+        control_title="values",
+        range=SHARE,
+    ),
+    Metric(
+        "massive_slow",
+        "massive values in slow planes",
+        "Share of a layer's massive dimensions in the slower half of the planes; unrotated ones count as slow.",
+        control="massive_slow_even",
+        control_title="all dimensions",
+        range=SHARE,
+    ),
+    Metric(
+        "planted",
+        "gain from planted runs",
+        "Gain in log-probability of the last runs of the text if they also occur earlier in it.",
+        unit="nats",
+    ),
+    Metric(
+        "facts",
+        "gain from remembered facts",
+        "Log-probability of answers to questions of general knowledge, minus that of the same answers for other "
+        "subjects.",
+        unit="nats",
+    ),
+    *_replaced(
+        "planted_lost_massive",
+        "lost gain from planted runs",
+        "Share of the gain from planted runs that is lost with massive dimensions of queries and keys replaced by "
+        "their means over the text.",
+    ),
+    *_replaced(
+        "facts_lost_massive",
+        "lost gain from remembered facts",
+        "Share of the gain from remembered facts that is lost with massive dimensions replaced.",
+    ),
+    *_replaced(
+        "loss_massive",
+        "loss without massive values",
+        "Loss with massive dimensions replaced.",
+        unit="nats",
+        range=NON_NEGATIVE,
+    ),
+)
+
+
 class FrequenciesMeasurement(TextMeasurement):
     """``wherewhat frequencies``."""
 
@@ -253,15 +337,15 @@ class FrequenciesMeasurement(TextMeasurement):
         """Return the scores."""
         from wherewhat.measures.frequencies.text import measure_frequencies
 
-        return measure_frequencies(subject, text.ids, config)
+        return measure_frequencies(subject, text.ids, config, encode=text.encode, prefix=text.prefix)
 
     def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
         """Return the metrics of every band, ordered by metric and then by band."""
         by_band = [_band_metrics(band) for band in range(1, config.bands + 1)]
         found = tuple(metric for same in zip(*by_band, strict=True) for metric in same)
-        if not config.unrotate:
-            return found
-        return (*found, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
+        if config.unrotate:
+            found = (*found, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
+        return (*found, *_MASSIVE) if config.massive else found
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it: with no more bands than there are planes."""

@@ -1,8 +1,8 @@
-"""Frequencies that heads use, scores of single planes, and the model with planes masked or un-rotated."""
+"""Frequencies that heads use, scores of single planes, and the model with planes or dimensions changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,17 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.frequencies.masking import Masking, frequency_bands
+from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.extend.probes import Planting, plant
+from wherewhat.measures.extend.retrieval import Encode, RememberedFacts, remembered_facts
+from wherewhat.measures.frequencies.masking import (
+    FAITHFUL,
+    MASSIVE,
+    FixedDimensions,
+    Masking,
+    frequency_bands,
+    relative_norms,
+)
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.frequencies.planes import (
     frequency_ids,
@@ -22,22 +32,36 @@ from wherewhat.measures.frequencies.planes import (
 )
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.swaps.placement import choose_queries
-from wherewhat.measures.tensors import correlation, defined, next_token_loss, rotates
+from wherewhat.measures.tensors import (
+    check_faithful,
+    correlation,
+    defined,
+    next_token_loss,
+    per_query_head,
+    rotates,
+)
+from wherewhat.measures.variants import DEPTHS, RUN, recalled
 
 
-def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig) -> DocumentScores:
+def measure_frequencies(
+    subject: Subject, ids: Tensor, config: FrequenciesConfig, *, encode: Encode | None = None, prefix: int = 0
+) -> DocumentScores:
     """Return frequencies of every layer that rotates, and the loss with planes masked or un-rotated.
 
     Args:
         subject: The model.
         ids: Tokens, ``(1, n)``.
         config: Options.
+        encode: The tokenizer, for the remembered facts of ``config.massive``; without it they are left out.
+        prefix: Number of leading tokens that are not text, such as BOS.
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()
     found: list[LayerScores] = []
     bands: dict[int, Tensor] = {}
     slow: dict[int, Tensor] = {}
+    massive: dict[int, FixedDimensions] = {}
+    planting = plant(ids, DEPTHS, run=RUN) if config.massive else None
     trained = subject.trained_length() if config.unrotate else 0
 
     def measure(attention: LayerAttention) -> None:
@@ -50,9 +74,13 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
         if config.unrotate:
             scores = _with_band_index(scores, attention, trained)
             slow[attention.layer] = slower_planes(attention.rotation.inv_freq, scores.whole["band_predicted"])
+        if config.massive:
+            massive[attention.layer] = FixedDimensions.massive(attention)
+            scores = _with_massive(scores, attention)
         found.append(scores)
 
-    logits = subject.run(ids, measure, logits=config.masking or config.unrotate)
+    needs_loss = config.masking or config.unrotate or config.massive
+    logits = subject.run(ids, measure, logits=needs_loss)
     if not found:
         raise MeasureError(
             "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
@@ -60,7 +88,7 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
         )
     masked = _masked_heads(found, config.heads)
     whole = _correlations(found) | _band_scores(found, bands, config.bands)
-    if config.masking or config.unrotate:
+    if needs_loss:
         assert logits is not None
         loss = next_token_loss(logits, ids)
         del logits
@@ -81,6 +109,9 @@ def measure_frequencies(subject: Subject, ids: Tensor, config: FrequenciesConfig
         if config.unrotate:
             masking.check(loss, how="unrotate")
             whole |= _unrotated(masking, slow, config.bands)
+        if planting is not None:
+            facts = None if encode is None else remembered_facts(ids, encode, prefix=prefix)
+            whole |= _without_massive(masking, massive, loss, planting, facts)
     return DocumentScores(sorted(found, key=lambda layer: layer.layer), defined(whole))
 
 
@@ -184,3 +215,71 @@ def _unrotated(masking: Masking, slow: dict[int, Tensor], bands: int) -> dict[st
         "loss_without_slow": masking.loss(lambda attention: ~slower(attention)),
         "loss_without_slow_random": masking.random_loss(0, slower),
     }
+
+
+def _with_massive(layer: LayerScores, attention: LayerAttention) -> LayerScores:
+    """Return a layer's scores with the largest relative norms of its dimensions, and where massive ones are."""
+    assert attention.rotation is not None
+    q, k, v = (relative_norms(x[0]).cpu() for x in (attention.rot_q, attention.rot_k, attention.value))
+    largest = {
+        "massive_q": q.amax(-1),
+        "massive_k": per_query_head(k.amax(-1), attention),
+        "massive_v": v.amax(-1).repeat_interleave(attention.heads // len(v)),
+    }
+    fast = attention.rotation.pairs[frequency_ids(attention.rotation.inv_freq) <= attention.rotation.planes / 2]
+    slow = torch.ones(q.shape[-1], dtype=torch.bool)
+    slow[fast.flatten()] = False
+    massive = torch.cat([q, k]) > MASSIVE
+    places = {
+        "massive_heads": float(((largest["massive_q"] > MASSIVE) | (largest["massive_k"] > MASSIVE)).double().mean()),
+        "massive_heads_v": float((largest["massive_v"] > MASSIVE).double().mean()),
+        "massive_slow": float((massive & slow).sum().double() / massive.sum()),  # NaN without massive dimensions
+        "massive_slow_even": float(slow.double().mean()),
+    }
+    return replace(layer, heads={**layer.heads, **largest}, whole={**layer.whole, **defined(places)})
+
+
+_LEAST_GAIN = 0.05
+"""Smallest gain of the unchanged model, in nats, of which a share can be lost."""
+
+
+def _without_massive(
+    masking: Masking,
+    massive: Mapping[int, FixedDimensions],
+    loss: float,
+    planting: Planting,
+    facts: RememberedFacts | None,
+) -> dict[str, float]:
+    """Return loss and lost shares of two gains with massive dimensions replaced by their means, and with random ones.
+
+    ``later`` are those with massive dimensions replaced at all tokens but the first, which is often an attention sink.
+    """
+    texts = torch.cat([planting.control, planting.planted])
+
+    def outcome(fixed: Mapping[int, FixedDimensions], first: int = 0) -> tuple[float, float, float]:
+        """Return the loss, the gain from planted runs and that from remembered facts."""
+
+        def edit(attention: LayerAttention) -> Tensor | None:
+            own = fixed.get(attention.layer)
+            if own is None:
+                return None
+            return attention_output(own.apply(attention, first=first), block_mib=masking.block_mib)
+
+        logits = masking.subject.edited(texts, edit)
+        before, after = recalled(logits, planting).tolist()
+        found = next_token_loss(logits[:1], planting.control)
+        del logits
+        known = torch.nan if facts is None else facts.gain(masking.subject.edited(facts.ids, edit))
+        return found, after - before, known
+
+    unchanged, planted, known = outcome({layer: fixed.none() for layer, fixed in massive.items()})
+    dtypes = {fixed.mean_q.dtype for fixed in massive.values()}
+    check_faithful("the replacement of dimensions", unchanged, loss, dtypes=dtypes, precision=FAITHFUL)
+    generator = torch.Generator().manual_seed(0)
+    random = {layer: fixed.random(generator) for layer, fixed in massive.items()}
+    whole = {"planted": planted, "facts": known}
+    for ending, fixed, first in (("massive", massive, 0), ("massive_random", random, 0), ("massive_later", massive, 1)):
+        whole[f"loss_{ending}"], still_planted, still_known = outcome(fixed, first)
+        for name, before, after in (("planted", planted, still_planted), ("facts", known, still_known)):
+            whole[f"{name}_lost_{ending}"] = 1 - after / before if before > _LEAST_GAIN else torch.nan
+    return whole

@@ -56,18 +56,57 @@ class LayerState:
     output: Tensor
 
 
-def layer_states(subject: Subject, change: Change, rows: Tensor) -> dict[int, LayerState]:
-    """Return fits of all layers on a perturbed text, with the attention output of tokens ``rows`` ``(rows,)``."""
-    found: dict[int, LayerState] = {}
+class PerturbedRuns:
+    """Runs a model on perturbed texts, and keeps the losses: the same text, positions and orders are run once.
 
-    def measure(attention: LayerAttention) -> None:
-        fit = fit_layer(attention)
-        output = attention.output[0, rows.to(attention.output.device)].detach().float().cpu()
-        shares = {axis: fit.unique[axis].cpu().double() for axis in "abc"}
-        found[attention.layer] = LayerState(fit.r.cpu().double(), shares, output)
+    Kinds have perturbations in common: at rate 0, where a rate is too low for a swap, and where positions and features
+    are compared.
 
-    perturbed_losses(subject, change, measure)
-    return found
+    Args:
+        subject: The model.
+
+    Attributes:
+        layers: Indices of the layers that were run.
+        dtypes: Dtypes of their queries.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.layers: set[int] = set()
+        self.dtypes: set[torch.dtype] = set()
+        self._known: dict[tuple[object, ...], Tensor] = {}
+
+    def losses(self, change: Change) -> Tensor:
+        """Return the loss of each target of a perturbed text in nats, ``(m - 1,)`` float64."""
+        key = _key(change)
+        if key not in self._known:
+            self._known[key] = perturbed_losses(self.subject, change, self._seen)
+        return self._known[key]
+
+    def states(self, change: Change, rows: Tensor) -> dict[int, LayerState]:
+        """Return fits of all layers on a perturbed text, with the attention output of tokens ``rows`` ``(rows,)``."""
+        found: dict[int, LayerState] = {}
+
+        def measure(attention: LayerAttention) -> None:
+            self._seen(attention)
+            fit = fit_layer(attention)
+            output = attention.output[0, rows.to(attention.output.device)].detach().float().cpu()
+            shares = {axis: fit.unique[axis].cpu().double() for axis in "abc"}
+            found[attention.layer] = LayerState(fit.r.cpu().double(), shares, output)
+
+        self._known[_key(change)] = perturbed_losses(self.subject, change, measure)
+        return found
+
+    def _seen(self, attention: LayerAttention) -> None:
+        self.layers.add(attention.layer)
+        self.dtypes.add(attention.rot_q.dtype)
+
+
+def _key(change: Change) -> tuple[object, ...]:
+    """Return what the pass over a perturbed text depends on."""
+    positions = None if change.positions is None else tuple(change.positions.tolist())
+    orders = tuple((layer, tuple(order.tolist())) for layer, order in sorted(change.orders.items()))
+    return tuple(change.ids.tolist()), positions, orders
 
 
 def last_unmoved(change: Change, n: int, queries: int) -> tuple[Tensor, Tensor]:
@@ -89,12 +128,12 @@ def closed_prefixes(order: Tensor) -> Tensor:
 
 
 def equivalence(
-    subject: Subject, text: Text, plain: Tensor, *, rate: float, seeds: range, first: int
+    runs: PerturbedRuns, text: Text, plain: Tensor, *, rate: float, seeds: range, first: int
 ) -> dict[str, float]:
     """Compare swapped positions with swapped hidden states, for the same swaps.
 
     Args:
-        subject: The model.
+        runs: Runs of the model.
         text: The text.
         plain: Loss of each target of the intact text, ``(n - 1,)``.
         rate: Share of the tokens to swap.
@@ -109,7 +148,7 @@ def equivalence(
     gaps, correlations, tokens = [], [], []
     for seed in seeds:
         index, feature = same_swaps(text, random_pairs, rate, seed, first)
-        by_index, by_feature = (perturbed_losses(subject, change) for change in (index, feature))
+        by_index, by_feature = (runs.losses(change) for change in (index, feature))
         kept = index.untouched
         if not bool(kept.any()):
             continue
@@ -117,14 +156,14 @@ def equivalence(
         correlations.append(correlation((by_index - plain)[kept], (by_feature - plain)[kept]))
         order = feature.orders[first]
         swapped = Change(index.ids[order], order, index.moved)
-        by_tokens = perturbed_losses(subject, swapped, targets=index.ids)
+        by_tokens = perturbed_losses(runs.subject, swapped, targets=index.ids)
         tokens.append(float((by_tokens - by_feature).abs().max()))
     found = {
         "index_minus_feature": float(torch.tensor(gaps).double().mean()),
         "index_feature_correlation": float(torch.tensor(correlations).double().nanmean()),
     }
     # If other blocks precede the first attention layer, its hidden states do not depend on single tokens.
-    identity = first_layer_identity(subject, text, rate, seeds[0], first) if first == 0 else None
+    identity = first_layer_identity(runs.subject, text, rate, seeds[0], first) if first == 0 else None
     if identity is not None:
         found |= {"identity_first_layer": identity, "identity_tokens": max(tokens, default=torch.nan)}
     return found

@@ -12,11 +12,9 @@ from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, S
 from wherewhat.measures.perturb.changes import Change, make_change, no_change
 from wherewhat.measures.perturb.heads import (
     LayerState,
+    PerturbedRuns,
     equivalence,
-    ignore,
     last_unmoved,
-    layer_states,
-    perturbed_losses,
     sensitivity,
 )
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, labels, percent
@@ -63,29 +61,27 @@ def loss_rise(change: Change, losses: Tensor, plain: Tensor) -> Rise:
 
 
 def rises_by_rate(
-    subject: Subject, text: Text, plain: Tensor, kind: str, config: PerturbConfig, *, layer: int | None = None
+    runs: PerturbedRuns, text: Text, plain: Tensor, kind: str, config: PerturbConfig, *, layer: int | None = None
 ) -> dict[float, Rise]:
     """Return the losses of one kind at every rate, averaged over seeds.
 
     Args:
-        subject: The model.
+        runs: Runs of the model.
         text: The text.
         plain: Loss of each target of the intact text, ``(n - 1,)``.
         kind: Kind of perturbation.
         config: Options.
         layer: Layer at which features are swapped.
     """
-    dtypes: set[torch.dtype] = set()
-    change = make_change(text, kind, 0.0, config.seed, config, layer=layer)
-    losses = perturbed_losses(subject, change, lambda attention: dtypes.add(attention.rot_q.dtype))
+    losses = runs.losses(make_change(text, kind, 0.0, config.seed, config, layer=layer))
     loss, expected = float(losses.mean()), float(plain.mean())
-    check_faithful(f"perturbation of {kind}", loss, expected, dtypes=dtypes, precision=_FAITHFUL)
+    check_faithful(f"perturbation of {kind}", loss, expected, dtypes=runs.dtypes, precision=_FAITHFUL)
     found = {}
     for rate in sorted(config.rates):
         rises = []
         for seed in _seeds(kind, config) if rate > 0 else (config.seed,):
             change = make_change(text, kind, rate, seed, config, layer=layer)
-            rises.append(loss_rise(change, perturbed_losses(subject, change), plain))
+            rises.append(loss_rise(change, runs.losses(change), plain))
         columns = zip(*(astuple(rise) for rise in rises), strict=True)
         found[rate] = Rise(*(float(torch.tensor(column).double().nanmean()) for column in columns))
     return found
@@ -113,15 +109,16 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
     n = text.ids.shape[1]
     if n - text.prefix < _SHORTEST:
         raise MeasureError(f"{n - text.prefix} tokens of text are too few to perturb: use {_SHORTEST} or more")
-    layers: list[int] = []
-    intact = no_change(text.ids[0].cpu())
-    plain = perturbed_losses(subject, intact, lambda attention: layers.append(attention.layer))
+    runs = PerturbedRuns(subject)
+    kinds = config.kinds or _possible(runs, text, config)
+    # First, because the losses of the same passes are needed below.
+    heads, predicted = _heads(runs, text, kinds, config) if config.axes else ({}, {})
+    plain = runs.losses(no_change(text.ids[0].cpu()))
     whole: dict[str, float] = {"loss": float(plain.mean())}
     curves: dict[str, Curve] = {}
-    kinds = config.kinds or _possible(subject, text, config)
     for kind in kinds:
         for label, layer in labels(kind, config.layers).items():
-            found = rises_by_rate(subject, text, plain, kind, config, layer=layer)
+            found = rises_by_rate(runs, text, plain, kind, config, layer=layer)
             for rate, rise in found.items():
                 whole[f"rise_{label}_at_{percent(rate)}"] = rise.rise
                 whole[f"rise_{label}_at_{percent(rate)}_untouched"] = rise.rise_untouched
@@ -134,23 +131,19 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
                 whole[f"rise_at_{p}{end}"] = whole[name]
     if config.equivalence and "position_swap" in kinds and "features" in kinds:
         seeds = range(config.seed, config.seed + config.seeds)
-        whole |= equivalence(subject, text, plain, rate=config.at, seeds=seeds, first=min(layers))
-    scores: list[LayerScores] = []
-    if config.axes:
-        heads, predicted = _heads(subject, text, kinds, config)
-        scores = [LayerScores(layer, values) for layer, values in sorted(heads.items())]
-        whole |= predicted
-    return DocumentScores(scores, defined(whole), curves)
+        whole |= equivalence(runs, text, plain, rate=config.at, seeds=seeds, first=min(runs.layers))
+    scores = [LayerScores(layer, values) for layer, values in sorted(heads.items())]
+    return DocumentScores(scores, defined(whole | predicted), curves)
 
 
-def _possible(subject: Subject, text: Text, config: PerturbConfig) -> tuple[str, ...]:
+def _possible(runs: PerturbedRuns, text: Text, config: PerturbConfig) -> tuple[str, ...]:
     """Return the kinds of perturbation that the model and the text allow."""
     allowed = []
     for kind in KINDS:
         try:
             change = make_change(text, kind, 0.0, config.seed, config, layer=min(config.layers))
             if change.positions is not None:
-                subject.run(text.ids, ignore, positions=change.positions)
+                runs.losses(change)
         except (MeasureError, CaptureError):
             continue
         allowed.append(kind)
@@ -158,12 +151,12 @@ def _possible(subject: Subject, text: Text, config: PerturbConfig) -> tuple[str,
 
 
 def _heads(
-    subject: Subject, text: Text, kinds: tuple[str, ...], config: PerturbConfig
+    runs: PerturbedRuns, text: Text, kinds: tuple[str, ...], config: PerturbConfig
 ) -> tuple[dict[int, dict[str, Tensor]], dict[str, float]]:
     """Return axes and sensitivity of every head under each kind at one rate, and how well the axes predict it."""
     n = text.ids.shape[1]
     last = torch.arange(max(0, n - config.queries), n)
-    before = layer_states(subject, no_change(text.ids[0].cpu()), last)
+    before = runs.states(no_change(text.ids[0].cpu()), last)
     heads: dict[int, dict[str, Tensor]] = {
         layer: {"r": state.r} | {f"share_{axis}": state.shares[axis] for axis in "abc"}
         for layer, state in before.items()
@@ -175,7 +168,7 @@ def _heads(
             for seed in _seeds(kind, config):
                 change = make_change(text, kind, config.at, seed, config, layer=swapped_at)
                 rows, origin = last_unmoved(change, n, len(last))
-                for layer, state in layer_states(subject, change, rows).items():
+                for layer, state in runs.states(change, rows).items():
                     drawn[layer].append(_head_changes(label, before[layer], state, origin - last[0]))
             for layer, draws in drawn.items():
                 heads[layer] |= {x: torch.stack([values[x] for values in draws]).nanmean(0) for x in draws[0]}

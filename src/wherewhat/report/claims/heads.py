@@ -183,6 +183,63 @@ def random_tokens(evidence: Evidence) -> Judged:
 
 
 @claim(
+    23,
+    source="arXiv 2502.01563",
+    change="facts of other kinds (wherewhat choices), other retrieval than copying, values replaced in single layers",
+    needs=("massive",),
+    rotary=True,
+)
+def massive_values(evidence: Evidence) -> Judged:
+    """Massive values of q and k in slow planes matter for reading context, not for what is remembered."""
+    run = evidence.run("massive")
+    heads, slow = document_mean(run, "massive_heads"), document_mean(run, "massive_slow")
+    context, facts = (model_mean(run, f"{name}_lost_massive") for name in ("planted", "facts"))
+    numbers = [
+        ClaimNumber("share of heads with massive values", heads, control_mean(run, "massive_heads_v"), "of v"),
+        ClaimNumber("share of them in slow planes", slow, control_mean(run, "massive_slow_even"), "all dimensions"),
+    ]
+    for control, title in (("random", "random dimensions"), ("later", "first token unchanged")):
+        numbers += [
+            ClaimNumber(f"lost share of the gain from {what}", value, control_mean(run, f"{name}_{control}"), title)
+            for what, value, name in (
+                ("planted runs", context, "planted_lost_massive"),
+                ("remembered facts", facts, "facts_lost_massive"),
+            )
+        ]
+    above = document_difference(run, "massive_slow", run, "massive_slow_even")
+    reads = at_least(document_difference(run, "planted_lost_massive", run, "planted_lost_massive_random"), CLEAR)
+    lost = [run.document_means(f"{name}_lost_massive") for name in ("planted", "facts")]
+    excess = [lost[1][name] - 0.5 * share for name, share in lost[0].items() if name in lost[1]]
+    fewer = at_most(interval(excess), 0.0) if excess else None
+    parts = [
+        ClaimPart(
+            f"at least half of the heads have massive values; at least {MOST:.0%} of these are in slow planes, and at "
+            f"least {CLEAR} more than of all dimensions",
+            both(at_least(heads, 0.5), at_least(slow, MOST), at_least(above, CLEAR)),
+            "only their place is meant",
+        ),
+        ClaimPart(
+            f"without them at least {CLEAR} more of the gain from planted runs is lost than without random dimensions",
+            reads,
+            "only reading context is meant",
+        ),
+        ClaimPart(
+            "the lost share of the gain from remembered facts is at most half of that from planted runs",
+            None if fewer and not reads else fewer,  # half of nothing is no comparison
+            "only the comparison with remembered facts is meant",
+        ),
+    ]
+    notes = [
+        f"The unchanged model gains {gain.mean:.2f} nats from {what}."
+        for what, gain in (("planted runs", model_mean(run, "planted")), ("facts", model_mean(run, "facts")))
+        if gain.n
+    ]
+    if not facts.n:
+        notes.append("The model does not know the facts, or has no tokenizer for them.")
+    return Judged(numbers, parts, notes)
+
+
+@claim(
     24,
     source="arXiv 2410.10819 and 2511.11579",
     change="an intervention instead of attention scores: wherewhat plan --compare symbolic --compare random",
@@ -242,6 +299,7 @@ CLAIMS = (
     anticorrelation,
     unrotated_planes,
     random_tokens,
+    massive_values,
     retrieval_heads,
     Claim(
         11,
@@ -264,11 +322,5 @@ CLAIMS = (
     ),
     Claim(
         15, "One RoPE layer realises Index and Retrieval; discrepancy bounds.", "arXiv 2605.31558", reason=_LABORATORY
-    ),
-    Claim(
-        23,
-        "Massive values of q and k in slow planes matter for reading context, not for what is remembered.",
-        "arXiv 2502.01563",
-        reason="not measured yet: it needs masking of single dimensions, and questions about remembered facts",
     ),
 )

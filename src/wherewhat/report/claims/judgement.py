@@ -78,14 +78,19 @@ def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     asked: dict[str, Any] = {"kinds": ("numbers", "letters"), "sizes": (4, 16), "count": prompts}
     additive = {"strengths": (0.0, 1.0), "layers": False}
     queries = {"queries": 8}
-    bands = {"bands": min(BANDS, max(1, capacity.planes)), "unrotate": capacity.trained is not None}
+    bands = {"bands": min(BANDS, max(1, capacity.planes))}
+    unrotated = {**bands, "unrotate": capacity.trained is not None}
+    massive = {**bands, "massive": True, "masking": False, "queries": 1}
     return {
         "axes": ClaimRun("axes"),
         "heads": ClaimRun("heads"),
         "random tokens": ClaimRun("heads", ReportRun(8.0, documents=4, tokens=256, options=queries), prompts="random"),
         "planes": ClaimRun("planes", ReportRun(4.0, documents=4, tokens=256, controls=("random",)), rotary=True),
         "distance": ClaimRun("distance", ReportRun(11.0, documents=4, tokens=256), rotary=True),
-        "frequencies": ClaimRun("frequencies", ReportRun(36.0, documents=4, tokens=128, options=bands), rotary=True),
+        "frequencies": ClaimRun(
+            "frequencies", ReportRun(36.0, documents=4, tokens=128, options=unrotated), rotary=True
+        ),
+        "massive": ClaimRun("frequencies", ReportRun(18.0, documents=4, tokens=256, options=massive), rotary=True),
         "words": ClaimRun("perturb", ReportRun(8.0, documents=8, tokens=256, options=words)),
         "positions": ClaimRun("perturb", ReportRun(20.0, documents=4, tokens=192, options=swaps)),
         "residual": ClaimRun("residual", ReportRun(11.0, documents=4, tokens=256, options=additive)),
@@ -115,7 +120,8 @@ class Judgement:
         for one in self.data["claims"]:
             if one["number"] == number:
                 return cast("dict[str, Any]", one)
-        raise KeyError(number)
+        known = ", ".join(str(one["number"]) for one in self.data["claims"])
+        raise KeyError(f"claim {number} is not in this judgement: choose from {known}")
 
     def __repr__(self) -> str:
         """Return model and verdicts, one per line."""

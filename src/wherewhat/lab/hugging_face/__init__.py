@@ -1,1 +1,0 @@
-"""Convert small models to Hugging Face models and back."""
