@@ -27,19 +27,24 @@ _PRELOADED += ["transformers.models.llama.modeling_llama", "wherewhat.cli.main",
 _PRELOADED += ["transformers.models.auto.tokenization_auto", "pandas", "pydantic", "platformdirs", "plotly.offline"]
 _PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.lab.encoding_study.commands"]
 _PRELOADED += ["wherewhat.lab.multihop.commands", "helpers.command_line"]
-_PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language"]
+_PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language", "helpers.fork_server"]
 
-# CPU seconds of the files and folders that take longest. They are run first, each as a whole by one worker.
+# CPU seconds of the files and folders that take longest. They are run first, each group as a whole by one worker, so
+# that what its tests share (a proved model, a report, a cluster) is made once.
 _LONG = {
-    "conformance/": 125,
-    "real/test_real_models.py": 60,
-    "sweep/test_engines.py": 55,
-    "captures/test_chunks.py": 40,
-    "lab/constructions/": 33,
-    "runs/test_devices.py": 33,
-    "measures/test_hard_weights.py": 29,
-    "lab/test_language.py": 25,
-    "extend/test_method.py": 20,
+    ("conformance/",): 125,
+    ("report/",): 110,
+    ("real/test_real_models.py", "captures/test_chunks.py"): 100,
+    ("docs/",): 80,
+    ("sweep/test_engines.py", "cli/test_sweep.py"): 60,
+    ("lab/encoding_study/", "lab/multihop/"): 60,
+    ("runs/test_trainer.py", "runs/test_training.py"): 50,
+    ("lab/constructions/",): 33,
+    ("runs/test_devices.py",): 33,
+    ("measures/test_hard_weights.py",): 29,
+    ("runs/test_planner.py",): 20,
+    ("lab/test_language.py",): 20,
+    ("extend/test_method.py",): 20,
 }
 
 
@@ -61,18 +66,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     here = Path(__file__).parent
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long: dict[str, list[pytest.Item]] = {}
+    long: dict[tuple[str, ...], list[pytest.Item]] = {}
     others = []
     for item in items:
         file = item.path.relative_to(here).as_posix()
-        name = next((name for name in _LONG if file.startswith(name)), None)
-        (others if name is None else long.setdefault(name, [])).append(item)
+        group = next((group for group in _LONG if file.startswith(group)), None)
+        (others if group is None else long.setdefault(group, [])).append(item)
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
     seconds = [0] * workers
-    for name in sorted(long, key=lambda name: -_LONG[name]):
+    for group in sorted(long, key=lambda group: -_LONG[group]):
         first_free = seconds.index(min(seconds))
-        shares[first_free] += long[name]
-        seconds[first_free] += _LONG[name]
+        shares[first_free] += long[group]
+        seconds[first_free] += _LONG[group]
     ordered: list[pytest.Item] = []
     rest = iter(others)
     for number, share in enumerate(shares):
@@ -175,6 +180,10 @@ def processes():
     """Real processes that start in milliseconds: forks of a server that has imported the heavy packages."""
     if os.name == "nt":
         pytest.skip("needs signals and fork")
+    return _fork_server()
+
+
+def _fork_server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
@@ -182,6 +191,24 @@ def processes():
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         forkserver.ensure_running()
     return context
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_disks():
+    """Files are not forced onto the disk: tests kill processes, but none cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_trials():
+    """Models are tried in forks of the same server, which the first test that loads one starts."""
+    if os.name == "nt":
+        return
+    from helpers.trials import ForkedByServer, fork_trials
+
+    fork_trials(lambda: ForkedByServer(_fork_server()))
 
 
 # Reports

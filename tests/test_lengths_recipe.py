@@ -41,6 +41,7 @@ def measured(prepared, monkeypatch, *arguments, texts=("first", "second")):
     return run("benchmarks/lengths.py", *fixed, *arguments, monkeypatch=monkeypatch)
 
 
+@pytest.mark.slow
 def test_comparison_of_length_methods(prepared, monkeypatch, capsys):
     out, plan = prepared / "result.json", prepared / "plan.json"
     assert measured(prepared, monkeypatch, "--methods", "none", "near-far", "--json", out) == 0
@@ -82,6 +83,7 @@ def test_wrong_input(prepared, monkeypatch, capsys):
     assert "48000 were asked for: use a longer text" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_command_measures_the_same(prepared, cli, tmp_path):
     options = {
         "methods": "none,near-far",

@@ -145,6 +145,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_hostile_files_of_settings(tmp_path, name):
     content, words = CONFIGS[name]

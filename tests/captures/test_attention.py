@@ -138,6 +138,7 @@ def test_q_and_k_are_what_the_projections_give(kind):
         assert not torch.allclose(a.q, a.rot_q, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gemma3_text"])
 def test_q_and_k_are_what_their_norms_give(kind):
     model, ids = shared(kind), tokens(batch=2)

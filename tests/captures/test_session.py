@@ -95,6 +95,7 @@ def test_output_is_bitwise_the_same(model):
     assert torch.equal(plain, logits(model))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_normal_exit(model):
     before = snapshot(model)
     with capture(model, lambda a: None):

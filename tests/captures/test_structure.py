@@ -85,6 +85,7 @@ def test_one_layer_in_training_mode_is_named():
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("how", ["no_grad", "data", "replaced"])
 def test_weights_that_became_nan(kind, how):

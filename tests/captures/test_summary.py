@@ -43,6 +43,7 @@ def test_equal_layers_share_a_line(proof):
     assert all(float(line[header.index("error") :]) <= proof.tolerance for line in lines)
 
 
+@pytest.mark.slow
 def test_many_layers_do_not_make_it_longer():
     model = AutoModelForCausalLM.from_config(llama_config(num_hidden_layers=40)).eval()
     proof = prove(model)

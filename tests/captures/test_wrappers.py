@@ -65,6 +65,7 @@ def test_compiled_models(kind):
             compiled(input_ids=IDS, use_cache=False)
 
 
+@pytest.mark.slow
 def test_models_compiled_in_place():
     model = tiny("llama")
     model.compile(backend="eager")

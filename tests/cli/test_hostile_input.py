@@ -142,6 +142,7 @@ def test_huge_numbers(cli, model, words):
     assert_one_line(cli(command, model, *options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [

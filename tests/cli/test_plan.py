@@ -26,6 +26,7 @@ def words(tmp_path_factory):
     return texts
 
 
+@pytest.mark.slow
 def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     options = (
         "--text",
@@ -56,6 +57,7 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     assert {trace.name for trace in figure.data} == {"ranks", "mass", "random"}
 
 
+@pytest.mark.slow
 def test_curves_print_areas(cli, folder, words, tmp_path):
     options = ("--tokens", 200, "--window", 20, "--budget", 0.5, "--choose", 1, "--documents", 2)
     outcome = cli("plan", folder, "--text", words, *options, "--beyond", "--curves", "--greedy", "--out", tmp_path)

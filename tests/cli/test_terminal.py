@@ -13,18 +13,21 @@ import pytest
 
 from helpers.command_line import command_process
 from helpers.models import save_model
+from wherewhat.cli.main import run_cli
 
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory) -> list[str]:
-    """A command that measures a tiny model and prints a table with ±; what it measures is kept for the next."""
+    """A command that prints a table with ± of a tiny model; what it measures is there already."""
     folder = tmp_path_factory.mktemp("terminals")
     model = save_model(folder / "tiny")
     texts = [folder / f"{name}.txt" for name in ("one", "two")]
     for index, text in enumerate(texts):
         text.write_text("the cat sat on a mat and the dog ran " * (4 + index))
     given = [word for text in texts for word in ("--text", str(text))]
-    return ["attention", str(model), "--tokens", "24", "--no-control", "--out", str(folder / "out"), *given]
+    command = ["attention", str(model), "--tokens", "24", "--no-control", "--out", str(folder / "out"), *given]
+    assert run_cli(command) == 0
+    return command
 
 
 @pytest.mark.slow
@@ -59,7 +62,11 @@ def test_output_on_a_full_disk_is_one_line(attention, processes, tmp_path):
 @pytest.mark.slow
 def test_interrupted_while_it_measures(attention, processes, tmp_path):
     out = tmp_path / "interrupted"
-    arguments = [*attention, "--set", "block_mib=1", "--out", str(out)]
+    texts = [tmp_path / f"{number}.txt" for number in range(100)]  # enough that it does not end before the signal
+    for text in texts:
+        text.write_text("the cat sat on a mat and the dog ran " * 4)
+    given = [word for text in texts for word in ("--text", str(text))]
+    arguments = [*attention, *given, "--out", str(out)]
     process = command_process(processes, arguments, out=os.devnull, err=tmp_path / "err")
     while process.is_alive() and not out.exists():  # it exists once the model is loaded
         time.sleep(0.002)

@@ -25,6 +25,7 @@ def page() -> ModuleType:
         VARIANTS.update(before)
 
 
+@pytest.mark.slow
 def test_a_measurement(page):
     model = build("llama").model
     found = registry.find_measurement("locality")

@@ -90,6 +90,7 @@ def head_plan(model, *, share=0.5) -> Plan:
     return Plan("tiny", fingerprint(model), 4, 2, layers, full, "head")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_only_heads_of_the_plan_look_far(family):
     model = shared(family)
@@ -133,6 +134,7 @@ def test_largest_equals_topk(width, count):
     torch.testing.assert_close(scores.gather(-1, index), values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [extended, far_on_cpu])
 @pytest.mark.parametrize("options", [{}, {"chosen": "capped", "seen": "averaged"}, {"distance": 4, "top": 1}], ids=str)
 @pytest.mark.parametrize("planned", [False, True])

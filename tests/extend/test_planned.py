@@ -76,6 +76,7 @@ def cache_bytes(cache):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("unit", ["group", "head"])
 def test_plan_and_its_cache_equal_a_dense_mask(family, unit):
@@ -91,6 +92,7 @@ def test_plan_and_its_cache_equal_a_dense_mask(family, unit):
     assert any(isinstance(layer, LimitedLayer) for layer in cache.layers) == (family not in ("bloom", "gptj"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (1, 3), (40, 2), (8, 0), (16, 16)])
 def test_any_window_and_number_of_sinks(window, sinks):
     model, ids, plan = shared("llama"), tokens(N), plan_of("llama", window=window, sinks=sinks)
@@ -111,6 +113,7 @@ def test_no_group_and_all_groups(share):
         torch.testing.assert_close(found, model(input_ids=ids).logits, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_generation_equals_passes_without_a_cache(family):
     model, ids, plan = shared(family), tokens(20), plan_of(family)
@@ -124,6 +127,7 @@ def test_generation_equals_passes_without_a_cache(family):
     assert torch.equal(beams, slow)
 
 
+@pytest.mark.slow
 def test_half_precision_and_eager_attention():
     ids = tokens(N)
     for model in (tiny("llama", attn_implementation="eager"), tiny("llama", dtype=torch.bfloat16)):

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
@@ -24,6 +24,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from fuzz.outcome import Outcome, Step, check
+from helpers.trials import Forked, exit_after, fork_trials
 
 LIMIT, LONG_LIMIT = 30.0, 120.0
 """Seconds that a case may take, and one that runs its command several times."""
@@ -121,26 +122,10 @@ def _forked(work: Callable[[], object], log: Path) -> int:
     """Run a function in a fork and return its exit code; its output is in ``log`` with .out and .err."""
     child = os.fork()
     if child == 0:
-        with _exit_after():
+        with exit_after():
             _redirect(log)
             work()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@contextlib.contextmanager
-def _exit_after() -> Iterator[None]:
-    """End the process at the end of the context, without the clean-up that belongs to its parent."""
-    code = 70
-    try:
-        yield
-        code = 0
-    except BaseException:  # noqa: BLE001 - a fork must not return
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 def _redirect(log: Path) -> None:
@@ -167,7 +152,7 @@ def _run(kind: str, index: int, seed: int, place: Path, materials: Path, *, limi
     started = time.monotonic()
     child = os.fork()
     if child == 0:
-        with _exit_after():
+        with exit_after():
             _redirect(place / "case")
             _case(kind, index, seed, place, materials)
     status, peak, hung = _wait(child, place, started + limit, idle)
@@ -337,46 +322,10 @@ def _product_frame(error: BaseException) -> str:
 
 def _fork_in_place_of_new_processes() -> None:
     """Make workers of a sweep and trials of a model forks of this process, which has imported everything."""
-    from wherewhat.models import trial
     from wherewhat.sweep import local_engine
 
     local_engine.multiprocessing = SimpleNamespace(get_context=lambda kind: multiprocessing.get_context("fork"))
-    trial.subprocess = SimpleNamespace(PIPE=None, DEVNULL=None, Popen=lambda *words, **options: Forked(trial.serve))
-
-
-class Forked:
-    """A fork with the interface of ``subprocess.Popen``; its standard input and output are pipes."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        (requests, stdin), (stdout, answers) = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            with _exit_after():
-                os.setsid()
-                os.dup2(requests, 0)
-                os.dup2(answers, 1)
-                os.closerange(3, max(stdin, stdout, requests, answers) + 1)
-                sys.stdin = os.fdopen(0, closefd=False)
-                work()
-        os.close(requests)
-        os.close(answers)
-        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
-        self._code: int | None = None
-
-    def poll(self, how: int = os.WNOHANG) -> int | None:
-        """Return the exit code, or None while the process runs."""
-        if self._code is None:
-            ended, status = os.waitpid(self.pid, how)
-            self._code = os.waitstatus_to_exitcode(status) if ended else None
-        return self._code
-
-    def wait(self) -> int | None:
-        """Wait for the end and return the exit code."""
-        return self.poll(0)
-
-    def kill(self) -> None:
-        """End the process."""
-        os.kill(self.pid, signal.SIGKILL)
+    fork_trials(Forked)
 
 
 def _refused(connect: Any) -> Any:

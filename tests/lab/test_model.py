@@ -12,7 +12,7 @@ from wherewhat.errors import ConfigError, LoadError
 from wherewhat.lab.block import MaskDrawer
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import ENCODINGS, allowed_planes
-from wherewhat.lab.hugging_face.families import from_gptj, to_gptj
+from wherewhat.lab.hugging_face import from_gptj, to_gptj
 from wherewhat.lab.model import LabModel
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
@@ -55,7 +55,7 @@ def test_equals_gptj_and_back(config):
 def test_gptj_starts_alike():
     from transformers import GPTJForCausalLM
 
-    from wherewhat.lab.hugging_face.families import gptj_config
+    from wherewhat.lab.hugging_face import gptj_config
 
     ours, theirs = LabModel(LabConfig()), GPTJForCausalLM(gptj_config(LabConfig()))
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())

@@ -129,6 +129,7 @@ def test_variants_of_single_heads_are_refused():
         measure_residual(subject(), tokens(), ResidualConfig(strengths=(0.0,), heads=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_measurements_of_language_models_run(encoding):
     it, ids = subject(encoding, dtype=torch.float32), tokens()

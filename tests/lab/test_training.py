@@ -143,6 +143,7 @@ def test_killed_and_resumed(tmp_path, processes, after):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [MODEL_FILE]
 
 
+@pytest.mark.slow
 def test_another_training_in_the_directory_is_refused(tmp_path):
     train(TASK, MODEL, TRAIN, directory=tmp_path)
     with pytest.raises(ConfigError, match=r"learning_rate=0\.003, not 0\.001"):
@@ -234,6 +235,7 @@ def test_a_model_is_written_with_the_same_bytes_each_time(tmp_path):
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_damaged_model_is_trained_again_with_the_same_bytes(tmp_path):
     train(TASK, MODEL, TRAIN, directory=tmp_path)
     file = tmp_path / MODEL_FILE

@@ -305,6 +305,7 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     assert run(Request(**{**vars(request), "items": str(other)}), out=tmp_path).path != directory.path
 
 
+@pytest.mark.slow
 def test_the_command(cli, folder, items):
     shown = cli("choices", folder, "--items", items, "--documents", 4, "--set", "rates=0,0.5")
     assert shown.code == 0, shown.err

@@ -169,6 +169,7 @@ def test_table_is_the_sum_over_complex_planes():
     torch.testing.assert_close(found.curve, table.mean(1), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_real_distance_gives_the_models_own_logits(name):
     layer = replace(rotated(name), softcap=None, mask=Mask(causal=True))

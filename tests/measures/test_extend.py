@@ -15,6 +15,7 @@ from wherewhat.extend.near_far import NearFar
 from wherewhat.extend.plan import Plan, fingerprint, plannable
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.extend import probes
 from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement
 from wherewhat.measures.extend.probes import (
     Reference,
@@ -85,6 +86,7 @@ def test_every_method_is_measured(family):
     assert -1 <= found.whole["rank_shift_loss"] <= 1
 
 
+@pytest.mark.slow
 def test_windows_change_nothing_inside(subject):
     config = ExtendConfig(methods=("none", "sliding-window", "lm-infinite"), **SMALL)
     found = measure_lengths(subject, tokens(40), config)
@@ -128,6 +130,15 @@ def test_planting_by_hand():
         expected[0, place : place + 2] = ids[0, start : start + 2]
     assert torch.equal(planting.planted, expected)
     assert planting.distances.tolist() == [24 - first, 26 - middle, 28 - last]
+
+
+@pytest.mark.parametrize(("depths", "run"), [((0, 25, 50, 75), 16), ((50,), 8), ((0, 3, 100), 7), ((0, 1), 10**6)])
+def test_least_length_for_planted_runs(depths, run):
+    with pytest.raises(MeasureError, match="too few") as error:
+        plant(torch.zeros(1, 10, dtype=torch.long), depths, run=run)
+    least = int(re.search(r": (\d+) are needed", str(error.value))[1])
+    assert probes._places(least, depths, run) is not None
+    assert probes._places(least - 1, depths, run) is None
 
 
 def test_found_is_the_gain_over_the_text_without_planting():
@@ -226,6 +237,7 @@ def test_shift_part_by_part_is_that_of_all():
     torch.testing.assert_close(found["output_outliers"], (away > reference.far[:, None]).double().mean(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [21, 40, 47])
 def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
     ids = tokens(n)
@@ -313,6 +325,7 @@ def test_scores_of_answers():
     assert found == pytest.approx({"passkey": 0, "keys": 0.75 * expected["keys"], "answered": 0.4}, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_retrieval_of_the_untouched_model_is_its_own():
     subject = TinySubject("llama")
     ids, config = tokens(450), ExtendConfig(methods=("none", "near-far"), trained=200, retrieval=True, **SMALL)
@@ -339,6 +352,7 @@ def test_retrieval_of_the_untouched_model_is_its_own():
     assert any("they need texts and a tokenizer" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_plan_of_near_far(subject, tmp_path):
     layers = plannable(subject.proof)
     plan = Plan("tiny", fingerprint(subject.model), 8, 2, layers, {0: (0,)}, "head")
@@ -431,6 +445,7 @@ def test_reasons_tell_a_shift_beside_that_of_no_change():
     assert explanation(found, "x") == " [outputs lie 0.8 spreads off; in pieces, 0.4]"
 
 
+@pytest.mark.slow
 def test_comparison_names_what_the_run_holds(subject):
     config = ExtendConfig(methods=("none", "lm-infinite", "yarn"), **SMALL)
     found = measure_lengths(subject, tokens(64), config)

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
 
 from helpers.capture import TinySubject, proved, shared, swapped_logits, tokens
 from helpers.capture import run as captured
@@ -17,8 +19,18 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.extend.probes import plant
+from wherewhat.measures.extend.retrieval import remembered_facts
+from wherewhat.measures.frequencies import measurement as frequencies_measurement
 from wherewhat.measures.frequencies import planes
-from wherewhat.measures.frequencies.masking import frequency_bands, without_planes
+from wherewhat.measures.frequencies import text as frequencies_text
+from wherewhat.measures.frequencies.masking import (
+    MASSIVE,
+    FixedDimensions,
+    frequency_bands,
+    relative_norms,
+    without_planes,
+)
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig, FrequenciesMeasurement
 from wherewhat.measures.frequencies.planes import (
     dimensions,
@@ -243,6 +255,7 @@ def test_masked_attention_equals_the_dense_formula(name, chosen):
     torch.testing.assert_close(masked.k, attention.k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_planes_unrotated_is_the_model_with_all_positions_equal(name):
     """Identity, on half-split, interleaved, partial, scaled and windowed rotations."""
@@ -337,6 +350,7 @@ class TrainedSubject(Subject):
         return 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_unrotated_losses(name):
     subject, ids = TrainedSubject(name, mixing={}), tokens(31)
@@ -372,6 +386,161 @@ def test_unrotated_losses(name):
     controls = {metric.control for metric in FrequenciesMeasurement().all_metrics(config)}
     assert set(whole) <= named | controls
     assert {"loss_unrotated_random", "loss_unrotated_slow_random", "loss_without_slow_random"} <= set(whole)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gemma3_text", "deepseek_v3"])
+def test_massive_dimensions_by_definition(name):
+    """Brute force: norms over tokens, one dimension at a time, and replaced values, one entry at a time."""
+    attention = rotated_layers(name)[0]
+    d = attention.rot_q.shape[-1]
+    scale = torch.ones(d, dtype=torch.float64).index_fill(0, torch.tensor([d - 1]), 300.0)
+    attention = replace(attention, rot_q=attention.rot_q * scale, rot_k=attention.rot_k * scale)
+    fixed = FixedDimensions.massive(attention)
+    chosen = fixed.random(torch.Generator().manual_seed(0))
+    changed, random, later = fixed.apply(attention), chosen.apply(attention), fixed.apply(attention, first=1)
+    for name, which, other in (("rot_q", fixed.q, chosen.q), ("rot_k", fixed.k, chosen.k)):
+        x = getattr(attention, name)[0]
+        for head in range(len(x)):
+            norms = [math.sqrt(sum(float(v) ** 2 for v in x[head, :, i])) for i in range(d)]
+            mean = sum(norms) / d
+            assert relative_norms(x)[head].tolist() == pytest.approx([norm / mean for norm in norms])
+            assert which[head].tolist() == [norm > MASSIVE * mean for norm in norms]
+            assert bool(which[head, -1])
+            assert int(other[head].sum()) == int(which[head].sum())
+            assert not bool((which & other).any())
+            for i in range(d):
+                average = x[head, :, i].mean().expand(N)
+                for made, replaced in ((changed, which), (random, other)):
+                    expected = average if replaced[head, i] else x[head, :, i]
+                    torch.testing.assert_close(getattr(made, name)[0, head, :, i], expected)
+                if which[head, i]:
+                    torch.testing.assert_close(getattr(later, name)[0, head, 1:, i], average[1:])
+        assert torch.equal(getattr(later, name)[:, :, 0], getattr(attention, name)[:, :, 0])
+        assert torch.equal(getattr(fixed.none().apply(attention), name), getattr(attention, name))
+
+
+VOCABULARY = 64
+
+
+def encode(text):
+    return [sum(map(ord, word)) % VOCABULARY for word in text.split()]
+
+
+def massive_model():
+    """A tiny Llama with one massive dimension in the queries and keys of every head."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for layer in model.model.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.weight.data *= 10
+            projection.weight.data[15::16] *= 30  # the slowest plane
+    return model
+
+
+def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
+    """Parity: the model's own rotation is patched, and every prompt is run without others beside it."""
+    model, ids = massive_model(), torch.randint(VOCABULARY, (1, 160), generator=torch.Generator().manual_seed(1))
+    subject = ModelSubject(SimpleNamespace(model=model))
+    monkeypatch.setattr(frequencies_text, "_LEAST_GAIN", -math.inf)  # an untrained model has no gains
+    config = FrequenciesConfig(queries=1, masking=False, massive=True)
+    found = measure_frequencies(subject, ids, config, encode=encode, prefix=1)
+    layers = captured(model, ids)
+    fixed = [FixedDimensions.massive(layer) for layer in layers]
+    assert all(int(x.q.sum()) == 4 and int(x.k.sum()) == 2 for x in fixed)
+    generator = torch.Generator().manual_seed(0)
+    random = [x.random(generator) for x in fixed]
+    rotate = modeling_llama.apply_rotary_pos_emb
+
+    def logits(tokens, chosen, first=0):
+        waiting = list(chosen)
+
+        def patched(*args, **options):
+            q, k = (x.clone() for x in rotate(*args, **options))
+            own = waiting.pop(0)
+            for x, which, mean in ((q, own.q, own.mean_q), (k, own.k, own.mean_k)):
+                for head, dimension in which.nonzero().tolist():
+                    x[:, head, first:, dimension] = mean[head, dimension]
+            return q, k
+
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(modeling_llama, "apply_rotary_pos_emb", patched)
+            return model(input_ids=tokens, use_cache=False).logits
+
+    planting = plant(ids, (0, 25, 50, 75), run=16)
+    facts = remembered_facts(ids, encode, prefix=1)
+
+    def outcome(*changes):
+        control, planted = (logits(x, *changes)[0].log_softmax(-1) for x in (planting.control, planting.planted))
+        loss = -sum(float(control[i, ids[0, i + 1]]) for i in range(159)) / 159
+        counted = [i for i in range(96, 160) if (i - 96) % 16 >= 4]
+        gain = sum(float(planted[i - 1, ids[0, i]] - control[i - 1, ids[0, i]]) for i in counted) / len(counted)
+        rows = []
+        for prompt, last in zip(facts.ids, facts.last.tolist(), strict=True):
+            assert int(prompt[0]) == int(ids[0, 0])
+            rows.append(logits(prompt[None, : last + 1], *changes)[0, -1].log_softmax(-1))
+        known = []
+        for j, answer in enumerate(facts.answers.tolist()):
+            others = [float(rows[i][answer]) for i in range(len(rows)) if facts.others[i, j]]
+            known.append(float(rows[j][answer]) - sum(others) / len(others))
+        return loss, gain, sum(known) / len(known)
+
+    whole = found.whole
+    before = outcome([x.none() for x in fixed])
+    assert (whole["loss"], whole["planted"], whole["facts"]) == pytest.approx(before, rel=1e-4, abs=1e-6)
+    for ending, changes in (("", (fixed,)), ("_random", (random,)), ("_later", (fixed, 1))):
+        loss, gain, known = outcome(*changes)
+        assert whole[f"loss_massive{ending}"] == pytest.approx(loss, rel=1e-5)
+        assert loss != pytest.approx(before[0], rel=1e-4)
+        assert whole[f"planted_lost_massive{ending}"] == pytest.approx(1 - gain / before[1], rel=1e-2, abs=1e-3)
+        assert whole[f"facts_lost_massive{ending}"] == pytest.approx(1 - known / before[2], rel=1e-2, abs=1e-3)
+    for layer, attention in zip(found.layers, layers, strict=True):
+        assert layer.heads["massive_q"].tolist() == pytest.approx(relative_norms(attention.rot_q[0]).amax(-1).tolist())
+        assert layer.heads["massive_k"][1] == layer.heads["massive_k"][0] > MASSIVE
+        assert layer.whole["massive_heads"] == layer.whole["massive_slow"] == 1
+        assert (layer.whole["massive_heads_v"], layer.whole["massive_slow_even"]) == (0, 0.5)
+    metrics = FrequenciesMeasurement().all_metrics(config)
+    names = {name for metric in metrics for name in (metric.name, metric.control)}
+    stored = set(whole).union(*(set(layer.heads) | set(layer.whole) for layer in found.layers))
+    assert stored <= names
+    assert {metric.name for metric in frequencies_measurement._MASSIVE} <= stored
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma3_text"])
+def test_models_without_massive_values_lose_nothing(name, monkeypatch):
+    monkeypatch.setattr(frequencies_text, "_LEAST_GAIN", -math.inf)
+    config = FrequenciesConfig(queries=1, masking=False, bands=2, massive=True)
+    found = measure_frequencies(Subject(name, mixing={}), tokens(160), config)
+    assert found.whole["planted_lost_massive"] == found.whole["planted_lost_massive_random"] == 0
+    assert found.whole["loss_massive"] == pytest.approx(found.whole["loss"], rel=1e-5)
+    assert "facts" not in found.whole  # without a tokenizer
+    for layer in found.layers:
+        assert layer.whole["massive_heads"] == 0
+        assert "massive_slow" not in layer.whole
+    plain = measure_frequencies(Subject(name, mixing={}), tokens(160), replace(config, massive=False))
+    assert plain.whole == {key: found.whole[key] for key in plain.whole}
+    with pytest.raises(MeasureError, match="too few for 4 planted runs"):
+        measure_frequencies(Subject(name, mixing={}), tokens(40), config)
+
+
+def test_facts_that_a_tokenizer_cannot_distinguish():
+    ids = tokens(20)
+    assert remembered_facts(ids, lambda text: [1] * len(text.split())) is None
+    assert remembered_facts(ids, lambda text: []) is None
+    facts = remembered_facts(ids, encode)
+    assert facts is not None
+    assert bool(facts.others.any(0).all())
+    assert not bool(facts.others.diagonal().any())
+    again, other = remembered_facts(ids, encode), remembered_facts(ids + 1, encode)
+    assert torch.equal(facts.ids, again.ids)
+    assert not (facts.ids.shape == other.ids.shape and torch.equal(facts.ids, other.ids))
 
 
 def test_masking_in_small_blocks_is_the_same():

@@ -34,6 +34,7 @@ def statistics_of(subject):
     return fit_head_statistics(subject, [tokens(N, seed=seed) for seed in (3, 4)], sinks=SINKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "unit", "memory_mib"), [("llama", "head", 1024), ("llama", "group", 1), ("gpt_oss", "head", 1)]
 )
@@ -73,6 +74,7 @@ def test_costs_equal_those_of_one_head_at_a_time(family, unit, memory_mib, texts
         assert float(found.lost[operation][layer][text, 1]) == pytest.approx(intact[1] - gain, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "bloom", "gemma2"])
 def test_replaced_outputs_equal_the_dense_formulas(family, texts):
     subject = TinySubject(family)
@@ -129,6 +131,7 @@ def test_a_text_within_the_window_is_refused(texts):
         measure_head_costs(model, proof, texts, {}, window=198, sinks=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "unit", "memory_mib"), [("llama", "group", None), ("llama", "head", 1), ("gpt_oss", "group", None)]
 )

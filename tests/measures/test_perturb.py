@@ -29,6 +29,7 @@ from wherewhat.measures.perturb.changes import (
     swapped_order,
 )
 from wherewhat.measures.perturb.heads import (
+    PerturbedRuns,
     closed_prefixes,
     first_layer_identity,
     ignore,
@@ -343,6 +344,21 @@ def test_sensitivity_by_hand():
     torch.testing.assert_close(sensitivity(before, after), torch.tensor([0.0, 0.75]).double())
     kept, origin = last_unmoved(replace_spans(torch.arange(6), [(1, 2), (4, 5)], [(8, 9), (7, 7)]), 6, 3)
     assert (kept.tolist(), origin.tolist()) == ([4, 7], [3, 5])
+
+
+def test_the_same_perturbed_text_is_run_once(llama, monkeypatch):
+    passes = []
+    run_model = ModelSubject.run
+    monkeypatch.setattr(ModelSubject, "run", lambda *args, **options: passes.append(1) or run_model(*args, **options))
+    config = PerturbConfig(kinds=("tokens", "position_swap", "features"), rates=(0.0, 0.5), seeds=2, at=0.5)
+    measure_perturb(llama, TEXT, config)
+    # The intact text, positions and orders as they are, three kinds of two draws; then tokens with other targets for
+    # each draw, and two swaps of neighbours.
+    assert len(passes) == 3 + 6 + 2 + 2
+    runs, change = PerturbedRuns(llama), change_of("position_swap", 0.5)
+    runs.states(change, torch.arange(3))
+    assert torch.equal(runs.losses(change), perturbed_losses(llama, change))
+    assert len(passes) == 13 + 2
 
 
 @pytest.mark.slow

@@ -114,6 +114,7 @@ def test_every_layer_by_itself():
     assert {"cost_without_a", "cost_without_c", "additive_cost"} <= found.whole.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2"])
 def test_heads_in_batches_equal_one_head_at_a_time(name):
     subject, ids = TinySubject(name), tokens(40)

@@ -28,6 +28,7 @@ from wherewhat.measures.variants import DEPTHS, RUN
 N, WINDOW, SINKS = 200, 20, 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_every_selector_scores_every_head(family):
     model, proof = proved(family)
@@ -56,6 +57,7 @@ def test_models_without_rotation_have_no_distance_curve():
         )
 
 
+@pytest.mark.slow
 def test_distance_score_is_that_of_the_mean_logits():
     def check(attention):
         sums = HeadSums(SINKS, axes=False)

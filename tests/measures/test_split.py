@@ -324,6 +324,7 @@ def stored(directory, metric, layer):
     return {head: value for name, where, head, value in rows if name == metric and where == layer}
 
 
+@pytest.mark.slow
 def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     directory = run(request(gpt2, texts), out=tmp_path)
     loaded = load(gpt2)

@@ -106,6 +106,7 @@ def attended_values(model, ids):
     return calls, out
 
 
+@pytest.mark.slow
 def test_shuffle_keeps_values_and_changes_the_pattern(model):
     """The values that the first layer attends over come from the model's own code, not from our table."""
     ids = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -174,6 +174,7 @@ def test_a_tokenizer_that_aborts_the_process(speller, tmp_path):
         refused(folder, match, cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 1.0, 3e38])
 def test_weights_that_are_all_equal_can_be_measured_or_are_refused(cli, folder, text, value):
     file = folder / "model.safetensors"

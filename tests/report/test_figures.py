@@ -189,7 +189,8 @@ def test_wrong_files_are_refused(results, tmp_path):
 
 
 def test_without_kaleido_it_says_what_to_install(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "kaleido" else found(name))
     with pytest.raises(ConfigError, match=r"wherewhat\[figures\]"):
         results["axes"].export(tmp_path / "map.svg")
     assert not list(tmp_path.iterdir())

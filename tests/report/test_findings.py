@@ -69,6 +69,7 @@ def measured(tmp_path):
     return measure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "sentence"),
     [
@@ -83,11 +84,13 @@ def test_constructed_heads(measured, kinds, sentence):
     assert [finding.text for finding in find(measured(constructed(*kinds)))] == [sentence]
 
 
+@pytest.mark.slow
 def test_a_random_model_has_no_learned_heads(measured):
     found = find(measured(constructed("positional", "symbolic"), weights="random"))
     assert {finding.rule for finding in found} <= {"uniform heads"}
 
 
+@pytest.mark.slow
 def test_a_model_beside_its_untrained_one(measured):
     model = constructed(*["symbolic"] * 8)
     found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
@@ -104,6 +107,7 @@ def test_one_document_has_no_interval(measured):
     assert {finding.rule for finding in found} <= {"pure heads"}
 
 
+@pytest.mark.slow
 def test_the_untrained_model_as_its_own_control_says_nothing(measured):
     """The same weights twice: no difference is a finding, and r is said to be no sign of training."""
     runs = measured(constructed("positional", "symbolic"), weights="random")
@@ -197,6 +201,7 @@ def test_verbs(now, before, verb):
     assert _verb(now, before) == verb
 
 
+@pytest.mark.slow
 def test_every_finding_says_its_documents(measured):
     for documents, words in ((1, "one document"), (4, "4 documents")):
         for finding in find(measured(constructed("symbolic", "uniform"), documents=documents, controls=("random",))):

@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_finished_and_killed_trainings_are_shown(folder):
     found = training_curves(folder)
     assert [one["title"] for one in found.values()] == ["finished", "killed"]

@@ -149,6 +149,7 @@ def test_excerpts_of_several_documents_come_back(tmp_path):
     assert file.read() is None  # an altered number
 
 
+@pytest.mark.slow
 def test_one_document_has_no_band(tmp_path):
     report = make_report(tiny("llama"), texts=tokens(TOKENS), tokens=TOKENS, out=tmp_path)
     (data,) = report.data["models"]

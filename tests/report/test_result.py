@@ -137,6 +137,7 @@ def test_hostile_names_are_escaped(model, tmp_path, monkeypatch):
     assert json.loads(data)["models"][0]["others"][0]["name"] == "attention"
 
 
+@pytest.mark.slow
 def test_a_run_in_memory_can_be_saved_compared_and_is_removed_with_its_result(model, tmp_path, cli):
     result = wherewhat.measure("attention", model, tokens(24) % 16, controls=("shuffled",))
     path = result.path
@@ -193,6 +194,7 @@ def test_tokens_are_those_of_the_shortest_text(model, tokenizer):
     assert wherewhat.measure("attention", model, [list(range(16)), list(range(12))]).config["tokens"] == 12
 
 
+@pytest.mark.slow
 def test_own_measurement_in_twelve_lines(model, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_known", dict(measurements()))
 

@@ -40,6 +40,7 @@ def test_each_model_is_what_it_is_alone(beside, made):
     assert [len(one["records"]) for one in report.data["models"]] == [2, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_control_model_is_its_models_control(beside):
     """The random control model's own numbers are those shown beside the trained model's."""
     trained, random, _ = beside[0].data["models"]
@@ -79,6 +80,7 @@ def stored(made, page, measurement):
     return StoredRun(wherewhat.RunDirectory.load(made.out / name))
 
 
+@pytest.mark.slow
 def test_differences_are_paired_by_document(tuned, made):
     data = tuned[0].data
     first, second = rows_of(data, "Where + what: r", "r").values()
@@ -104,6 +106,7 @@ def test_other_documents_are_compared_by_welch():
     assert difference({"a": 1.0}, {"a": 2.0}, paired=True) == (interval([1.0]), "one document")
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_model_is_compared_head_by_head(tuned, made):
     data = tuned[0].data
     (pair,) = data["comparison"]["pairs"]
@@ -127,6 +130,7 @@ def test_a_fine_tuned_model_is_compared_head_by_head(tuned, made):
     ]
 
 
+@pytest.mark.slow
 def test_unrelated_heads_are_not_matched(beside, tuned, made):
     """A control model is no fine-tuned model, and neither is one of another architecture or training."""
     random, other = (pair["why"] for pair in beside[0].data["comparison"]["pairs"])
@@ -235,6 +239,7 @@ def report(model, text, out):
     return make_report(asked, out=out, text=[str(text)], tokens=LENGTH)
 
 
+@pytest.mark.slow
 def test_finished_measurements_are_shown_without_measuring(spelled, speller, monkeypatch):
     monkeypatch.setattr("wherewhat.runs.execution.prepare", None)  # would be called to measure
     made = report(speller, spelled / "text.jsonl", spelled / "runs").data["models"][0]
@@ -259,6 +264,7 @@ def test_measurements_of_another_model_are_not_shown(spelled, speller):
     assert report(speller, spelled / "text.jsonl", spelled / "report").data["models"][0]["others"] == []
 
 
+@pytest.mark.slow
 def test_the_command_of_a_measurement_finds_its_run(spelled, speller, cli):
     """Also the options, as a user would type them."""
     for other in report(speller, spelled / "text.jsonl", spelled / "runs").data["models"][0]["others"]:
@@ -268,6 +274,7 @@ def test_the_command_of_a_measurement_finds_its_run(spelled, speller, cli):
         assert (found.code, found.err) == (0, ""), other["name"]
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_shown_and_unfinished_ones_are_not(spelled, speller, tmp_path):
     out = shutil.copytree(spelled / "runs", tmp_path / "runs")
     request = Request(
@@ -286,6 +293,7 @@ def test_the_newest_run_is_shown_and_unfinished_ones_are_not(spelled, speller, t
     assert ("of 24 tokens" in shown["attention"]["about"], shown["attention"]["more"]) == (True, 0)
 
 
+@pytest.mark.slow
 def test_numbers_and_intervals_are_inside_the_declared_ranges(spelled, made):
     for out in (spelled / "runs", made.out):
         for path, _ in KnownRuns(out).finished():

@@ -74,6 +74,7 @@ def test_another_input_is_another_request(folder, text, tmp_path, change):
     assert KnownRuns(tmp_path).find(request) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"tokens": 17}, {"options": {"sink_tokens": 2}}, {"chunk": 8}, {"model": {"dtype": "float64"}}],
@@ -116,10 +117,11 @@ def test_reasons_are_kept_as_well(folder, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_command_imports_no_torch(folder, text, tmp_path):
+def test_a_finished_command_imports_no_torch(cli, folder, text, tmp_path):
     words = ["attention", str(folder), "--text", str(text), "--tokens", "16", "--device", "cpu", "--out", str(tmp_path)]
     code = f"import sys; from wherewhat.cli.main import run_cli; code = run_cli({words!r}); "
-    first = subprocess.run([sys.executable, "-m", "wherewhat", *words], capture_output=True, text=True, check=True)
+    first = cli(*words)
+    assert first.code == 0
     again = subprocess.run(
         [sys.executable, "-c", code + "assert 'torch' not in sys.modules; sys.exit(code)"],
         capture_output=True,
@@ -127,4 +129,4 @@ def test_a_finished_command_imports_no_torch(folder, text, tmp_path):
         check=False,
     )
     assert again.returncode == 0, again.stderr
-    assert again.stdout == first.stdout
+    assert again.stdout == first.out

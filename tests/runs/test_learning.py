@@ -20,6 +20,7 @@ def run():
     return watch.finish()
 
 
+@pytest.mark.slow
 def test_table(run):
     frame = run.table("pandas")
     assert list(frame.columns) == ["step", "metric", "layer", "head", "value"]

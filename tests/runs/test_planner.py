@@ -25,6 +25,7 @@ def model():
     return tiny("llama")
 
 
+@pytest.mark.slow
 def test_plan_of_a_budget(model, tmp_path, monkeypatch):
     plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
     assert plan.share == 0.25
@@ -46,6 +47,7 @@ def test_plan_of_a_budget(model, tmp_path, monkeypatch):
     assert again.provenance["curve"] == plan.provenance["curve"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "kept"), [(0.0, 0), (1 / 3, 3), (1.0, 8)])
 def test_any_budget(model, tmp_path, budget, kept):
     plan = make_plan(model, budget=budget, texts=TEXTS, out=tmp_path, compare=(), **SMALL)
@@ -62,6 +64,7 @@ def test_plan_without_measuring_it(model, tmp_path, monkeypatch):
     assert Plan.load(plan.save(tmp_path / "plan.json")).full == plan.full
 
 
+@pytest.mark.slow
 def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
     measured = []
     measure = planner.measure_plan
@@ -80,6 +83,7 @@ def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
     assert len(measured) == 10 + 2 * per_document
 
 
+@pytest.mark.slow
 def test_all_selectors_with_costs_by_head(model, tmp_path):
     measured = {"costs": True, "greedy": True, "curves": True}
     plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", selector="costs", **measured, **SMALL)
@@ -90,11 +94,13 @@ def test_all_selectors_with_costs_by_head(model, tmp_path):
     assert plan.provenance["areas"]["shares"] == [0.1, 0.125, 0.25, 0.5]
 
 
+@pytest.mark.slow
 def test_a_random_plan(model, tmp_path):
     plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, selector="random", **SMALL)
     assert plan.share == 0.25
 
 
+@pytest.mark.slow
 def test_greedy_choices_are_resumed_and_equal_whole_passes(model, tmp_path, monkeypatch):
     """A slow loop that runs the whole plan for each candidate chooses the same units."""
     measured = []
@@ -129,6 +135,7 @@ def test_greedy_choices_are_resumed_and_equal_whole_passes(model, tmp_path, monk
     assert plan.scores == {layer: tuple(8 - order.index((layer, x)) for x in (0, 1)) for layer in plan.layers}
 
 
+@pytest.mark.slow
 def test_goals(model, tmp_path, monkeypatch):
     plan = make_plan(model, max_rise=5.0, texts=TEXTS, out=tmp_path, **SMALL)
     assert plan.share == pytest.approx(0.05, abs=0.1)
@@ -145,6 +152,7 @@ def test_goals(model, tmp_path, monkeypatch):
         make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "found", **SMALL)
 
 
+@pytest.mark.slow
 def test_models_without_rotation(tmp_path):
     plan = make_plan(tiny("bloom"), budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
     assert plan.share == 0.25

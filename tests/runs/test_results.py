@@ -108,6 +108,7 @@ def test_numbers_of_each_kind(result):
     assert all(LOCAL in summary.kinds for summary in summaries.values())
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_kinds(result):
     shown = result._repr_html_()
     assert shown.index(f">{LOCAL} (3)</th>") < shown.index(f">{GLOBAL} (1)</th>")

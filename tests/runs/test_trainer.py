@@ -68,23 +68,25 @@ def callback(**options) -> TrainerCallback:
         ("llama", {}),
         ("gpt2", {"gradient_accumulation_steps": 2}),
         ("llama", {"gradient_checkpointing": True}),
-        ("gpt2", {"bf16": True, "max_steps": 20}),
+        ("gpt2", {"bf16": True, "max_steps": 8, "per_device_train_batch_size": 1}),  # slow on many processors
     ],
     ids=["plain", "accumulation", "checkpointing", "bf16"],
 )
 def test_weights_are_those_of_a_training_without_it(tmp_path, kind, options):
-    settings = {"max_steps": 200, "logging_steps": 50, **options}
+    settings = {"max_steps": 48, **options}
+    settings["logging_steps"] = every = settings["max_steps"] // 4
     without = trainer(tmp_path / "without", model=trainee(kind), **settings)
     without.train()
-    added = callback(every=50, measurements=["axes", "heads"], texts=None)
+    added = callback(every=every, measurements=["axes", "heads"], texts=None)
     beside = trainer(tmp_path / "with", added, model=trainee(kind), **settings)
     beside.train()
     assert same_weights(without.model, beside.model)
-    assert added.run.records.steps[-1] == settings["max_steps"]
+    assert added.run.records.steps.tolist() == [0, every, 2 * every, 3 * every, 4 * every]
     losses = [[log["loss"] for log in one.state.log_history if "loss" in log] for one in (without, beside)]
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_mixed_precision_does_not_change_the_records(tmp_path):
     first, second = callback(), callback()
     trainer(tmp_path / "a", first, max_steps=1).train()
@@ -95,6 +97,7 @@ def test_mixed_precision_does_not_change_the_records(tmp_path):
     assert made.model.forward.__name__ == made.model.forward.__wrapped__.__name__  # still wrapped in autocast
 
 
+@pytest.mark.slow
 def test_logs_reach_callbacks_before_it_and_the_history(tmp_path):
     before, added = Recording(), callback()
     made = trainer(tmp_path, before, added)
@@ -133,6 +136,7 @@ def test_tensorboard(tmp_path):
     assert b"wherewhat/axes/r" in content
 
 
+@pytest.mark.slow
 def test_resuming_from_a_checkpoint(tmp_path):
     whole = callback()
     trainer(tmp_path / "a", whole, max_steps=8, save_strategy="steps", save_steps=4).train()
@@ -146,6 +150,7 @@ def test_resuming_from_a_checkpoint(tmp_path):
     assert [log["step"] for log in resumed.state.log_history if "wherewhat/axes/r" in log] == [0, 2, 4, 6, 8]
 
 
+@pytest.mark.slow
 def test_training_again_begins_a_new_record(tmp_path):
     added = callback()
     made = trainer(tmp_path, added, max_steps=2)
@@ -156,6 +161,7 @@ def test_training_again_begins_a_new_record(tmp_path):
     assert not torch.equal(added.run.records["axes.r"][0], first)  # of the model as the first training left it
 
 
+@pytest.mark.slow
 def test_the_last_step_of_a_training_that_is_stopped(tmp_path):
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **_):
@@ -166,6 +172,7 @@ def test_the_last_step_of_a_training_that_is_stopped(tmp_path):
     assert added.run.records.steps.tolist() == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_best_model_is_not_recorded_as_the_last_one(tmp_path):
     added = callback(every=100)
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
@@ -173,6 +180,7 @@ def test_the_best_model_is_not_recorded_as_the_last_one(tmp_path):
     assert added.run.records.steps.tolist() == [0, 4]
 
 
+@pytest.mark.slow
 def test_embedded_text_in_the_tokens_of_the_trainer(tmp_path, build):
     loaded = wherewhat.load(build.model(tmp_path / "model"))
     model, added, data = loaded.model.requires_grad_(True).train(), callback(texts=None, tokens=16), Rows(8, 12)
@@ -193,6 +201,7 @@ class Padded(Rows):
         return {**super().__getitem__(index), "attention_mask": mask}
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_the_first_rows_are_measured(tmp_path):
     added = callback(texts=None)
     trainer(tmp_path, added, data=Padded(), max_steps=2).train()
@@ -213,6 +222,7 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(Rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "data", "problem"),
     [
@@ -273,6 +283,7 @@ def test_sharded_weights_are_one_warning(tmp_path, caplog, kind):
     assert added.recorder is None
 
 
+@pytest.mark.slow
 def test_an_error_at_one_record(tmp_path, caplog, monkeypatch):
     added = callback()
     made = trainer(tmp_path, added)

@@ -44,13 +44,14 @@ def watched(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_weights_are_those_of_a_training_without_records(kind):
     plain, model = (trainee(kind) for _ in range(2))
-    train_loop(plain, steps=200)
-    watch = recorder(model, measurements=["axes", "heads"], every=50)
-    train_loop(model, watch, steps=200)
-    assert watch.finish().records.steps.tolist() == [0, 50, 100, 150, 200]
+    train_loop(plain, steps=48)
+    watch = recorder(model, measurements=["axes", "heads"], every=12)
+    train_loop(model, watch, steps=48)
+    assert watch.finish().records.steps.tolist() == [0, 12, 24, 36, 48]
     assert same_weights(plain, model)
 
 
+@pytest.mark.slow
 def test_everything_that_training_depends_on_is_restored():
     model = trainee()
     model.model.layers[0].mlp.eval()
@@ -87,6 +88,7 @@ def same_records(one: TrainingRun, other: TrainingRun) -> bool:
     return all(torch.equal(v.nan_to_num(-7), other.records[n].nan_to_num(-7)) for n, v in one.records.values.items())
 
 
+@pytest.mark.slow
 def test_records_equal_ordinary_runs(tmp_path):
     model = tiny("llama")
     options = {"heads": {"queries": 16, "taus": HeadsConfig().taus}}
@@ -106,6 +108,7 @@ def test_records_equal_ordinary_runs(tmp_path):
     assert found.axes["heads.heads_positional"] == ()
 
 
+@pytest.mark.slow
 def test_the_model_is_verified_once(monkeypatch):
     proofs = []
     prove = training.prove
@@ -140,6 +143,7 @@ def test_layer_measurements_share_a_pass(monkeypatch):
     assert {name.split(".")[0] for name in watch.finish().records.values} == {"axes", "attention", "planes"}
 
 
+@pytest.mark.slow
 def test_measurements_of_all_documents_together():
     model = tiny("llama")
     ids = tokens(24, batch=4)
@@ -163,6 +167,7 @@ def test_due_steps_and_the_last_one(caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_one_seed_gives_the_same_bytes(watched, tmp_path):
     model = trainee()
     watch = recorder(model, measurements=["axes", "heads"], out=tmp_path, name="first")
@@ -172,6 +177,7 @@ def test_one_seed_gives_the_same_bytes(watched, tmp_path):
         assert (again.path / name).read_bytes() == (watched.path / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_training_keeps_its_records(tmp_path):
     model = trainee()
     watch = recorder(model, out=tmp_path)
@@ -186,6 +192,7 @@ def test_a_killed_training_keeps_its_records(tmp_path):
     assert wherewhat.RunDirectory.load(path).provenance()["extra"]["parameters"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finished", [True, False])
 def test_resuming_drops_later_records_and_continues(tmp_path, finished):
     model = trainee()
@@ -231,6 +238,7 @@ def test_weights_that_are_nan_are_one_warning(caplog):
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_two_trainings_in_one_directory(caplog, tmp_path):
     model = trainee()
     first, second = (recorder(model, out=tmp_path) for _ in range(2))

@@ -52,6 +52,7 @@ def read(file):
     return metadata, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "hook", "style", "options"),
     [

@@ -161,6 +161,7 @@ def test_exactly_the_tokens_asked_for(speller, kind):
             check(prompt, speller)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ASKING)
 def test_no_more_pairs_would_fit(bpe, kind):
     prompts = make_prompts(kind, bpe, tokens=300, count=1)
@@ -329,6 +330,7 @@ def test_wrong_requests_are_one_line(bpe, kind, options, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ASKING)
 def test_a_tokenizer_without_english(kind):
     rules = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}, unk_token="<unk>"))

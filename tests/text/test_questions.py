@@ -182,6 +182,7 @@ def test_the_real_tasks(task, alternatives):
     assert all(text.startswith(" ") for item in items for text in item.continuations)
 
 
+@pytest.mark.slow
 def test_compressed_files_are_limited(tmp_path, monkeypatch):
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(GOOD).encode() + b"\n" + b"\n" * 1_000_000))

@@ -160,6 +160,7 @@ def test_predicted_length_of_index_is_where_the_model_fails(place):
     assert mass_of_right_key(model, task, predicted - 13, place) <= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [2e-4, 1e-3, 0.05])
 def test_predicted_lengths_of_heads_are_where_index_fails(temperature):
     task = NumberTask(symbols=5, hops=1)

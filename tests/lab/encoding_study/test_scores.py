@@ -128,6 +128,7 @@ def test_folded_layers_keep_their_logits_and_outputs(encoding, held_out):
         torch.testing.assert_close(unfold(fold([layer]).output, texts), layer.output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_step_zero_is_the_random_control(encoding, held_out, tmp_path):
     model = LabModel(RECIPE.model_for(encoding, 3))

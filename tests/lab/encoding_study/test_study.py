@@ -53,6 +53,7 @@ def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
     assert methods == {"rope": 3, "alibi": 2, "learned": 1}
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_left_alone(encoding_study):
     out, _ = encoding_study
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file()}
@@ -184,6 +185,7 @@ def test_the_command_runs_a_recipe(cli, tmp_path):
     assert len(wrong.err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_it_runs_without_the_packages_of_tables_and_pages(tmp_path):
     recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "nope"), steps=3)
     script = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from helpers.command_line import assert_one_line
 from wherewhat.errors import ConfigError
+from wherewhat.lab.constructions.checks import check_randomly
+from wherewhat.lab.multihop import claims
 from wherewhat.lab.multihop.accuracy import Accuracy
 from wherewhat.lab.multihop.claims import LONGER, judge_runs
 from wherewhat.lab.multihop.figures import ROLES, measure_figures
@@ -19,6 +22,14 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.judgement import Judgement
 
 TINY = {"layers": 2, "heads": 2, "width": 16, "steps": 4, "record_every": 2, "batch": 4, "sequences": 800, "threads": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fewer_inputs():
+    """Check the constructions of claim 15 on fewer inputs; ``constructions`` checks them on 100,000."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "check_randomly", partial(check_randomly, count=900))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,7 @@ def test_path_tokens_are_where_the_rule_leads(task):
     assert next(found, None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [NUMBER, LETTER], ids=("number", "letter"))
 @pytest.mark.parametrize("kind", ["parallel", "llama"])
 @torch.no_grad()

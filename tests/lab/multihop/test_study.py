@@ -35,6 +35,7 @@ def whole(tmp_path_factory):
     return train_and_record(SETUP, out=tmp_path_factory.mktemp("whole"), scored=6, tested=12)
 
 
+@pytest.mark.slow
 def test_interrupted_between_training_and_test(whole, tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
@@ -51,6 +52,7 @@ def test_interrupted_between_training_and_test(whole, tmp_path, monkeypatch):
     assert again.test().overall == whole.test().overall
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost",
     [("model.safetensors",), ("best.safetensors",), ("profiles.safetensors",), ("parts", "profiles.safetensors")],
@@ -94,6 +96,7 @@ def test_the_best_checkpoint_is_the_first_with_the_largest_accuracy(tmp_path):
         assert run.test(checkpoint).hits.tolist() == measure_accuracy(model, testing).hits.tolist()
 
 
+@pytest.mark.slow
 def test_interrupted_between_a_record_and_its_checkpoint(tmp_path, monkeypatch):
     setup = Setup.of("number", {**OPTIONS, "threads": 1, "save_every": 2})
     whole = train_and_record(setup, out=tmp_path / "whole", scored=6, tested=12)

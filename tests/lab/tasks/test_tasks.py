@@ -107,6 +107,7 @@ def test_long_inputs_ask_the_same_questions(task):
     assert_solved(task, long)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", SETTINGS, ids=str)
 @pytest.mark.parametrize("count", [1, 37, 1000, 7777])
 def test_hops_answers_and_places_are_balanced_within_one(task, count):
@@ -181,6 +182,7 @@ def test_other_letters_of_the_number_task_are_uniform():
     assert_uniform(aside.bincount(minlength=10).tolist(), len(aside) / 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [LetterTask(), LetterTask(target=3, pretarget=6, hops=5, letters=9)], ids=str)
 def test_chain_letters_are_distinct_and_others_use_all_the_rest(task):
     sequences = task.sample(4000, seed=9, extra=5)

@@ -11,8 +11,7 @@ import wherewhat
 from helpers.lab import draw, spread
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.lab.config import LabConfig
-from wherewhat.lab.hugging_face.families import to_gpt2, to_llama, to_mpt, to_neox
-from wherewhat.lab.hugging_face.folder import save_hugging_face
+from wherewhat.lab.hugging_face import save_hugging_face, to_gpt2, to_llama, to_mpt, to_neox
 from wherewhat.lab.model import LabModel
 
 SMALL = LabConfig(vocabulary=40, layers=2, heads=3, width=48, biases="inner", positions=64, dropout=0.0)
@@ -70,6 +69,7 @@ def test_what_a_family_has_not_is_refused(export, options):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
