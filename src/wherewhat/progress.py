@@ -1,4 +1,4 @@
-"""Progress of long work, on a terminal, in a notebook, or nowhere."""
+"""Progress of long work, on a terminal, in a notebook, or nowhere; time spans and numbers in words."""
 
 from __future__ import annotations
 
@@ -83,3 +83,17 @@ class TerminalProgress:
         )
         with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
             yield from bar.track(items, description=printable(label))
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun, such as ``2 layers``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -9,7 +9,8 @@ from helpers.capture import tokens
 from helpers.training import train_loop, trainee
 from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.learning import curves
-from wherewhat.report.learning import counted, learning_curves, page_data, training_curves
+from wherewhat.progress import counted
+from wherewhat.report.learning import learning_curves, page_data, training_curves
 from wherewhat.runs.learning import CurvePanel, Series
 from wherewhat.runs.training import TrainingRecorder
 

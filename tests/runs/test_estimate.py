@@ -9,7 +9,8 @@ import torch
 
 from helpers.models import llama_config
 from wherewhat.measures.measurement import DocumentScores, Text, TextMeasurement
-from wherewhat.runs.execution import duration, estimate, memory
+from wherewhat.progress import duration
+from wherewhat.runs.execution import estimate, memory
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(3.2, "3 s"), (89, "89 s"), (240, "4 min"), (9000, "2.5 h")])

@@ -55,6 +55,16 @@ def test_any_budget(model, tmp_path, budget, kept):
     assert plan.provenance["outcome"]["share"] == budget
 
 
+@pytest.mark.slow
+def test_equal_choices_are_measured_once(model, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(planner, "measure_plan", lambda *a, **kw: calls.append(a) or measure_plan(*a, **kw))
+    plan = make_plan(model, budget=0.03, texts=TEXTS[:3], out=tmp_path, documents=1, **SMALL)  # of 8 groups
+    assert len(calls) == 2  # all groups and none
+    rises = {row["selector"]: row["rise"] for row in plan.provenance["curve"] if row["share"] < 0.1}
+    assert rises["ranks"] == rises["mass"] == rises["random"] == rises["none"]
+
+
 def test_plan_without_measuring_it(model, tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "measure_plan", None)
     plan = make_plan(model, budget=0.5, texts=TEXTS[:2], out=tmp_path, unit="head", documents=0, **SMALL)

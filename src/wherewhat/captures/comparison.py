@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,11 @@ def input_device(model: Any) -> torch.device:
     """Return the device of the embedding, or the CPU if it is offloaded and a hook moves the tokens."""
     device = next(model.get_input_embeddings().parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
+
+
+def last_logits(model: Any, count: int) -> dict[str, int]:
+    """Return the argument for logits of the last ``count`` tokens only; none if the model always computes all."""
+    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(type(model).forward).parameters else {}
 
 
 def random_prompt(model: Any, length: int) -> Tensor:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, print_line
-from wherewhat.progress import TerminalProgress
+from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 
 _Claims = Annotated[
@@ -73,7 +73,8 @@ def claims(
     weights = "" if request.weights == "trained" else f"-{request.weights}"
     path = made.save(file or out / f"claims-{made.data['model']}{weights}.json")
     console = Console()
-    title = f"{made.data['model']} ({made.data['weights']}): claims judged on {len(made.data['documents'])} documents"
+    judged_on = counted(len(made.data["documents"]), "document")
+    title = f"{made.data['model']} ({made.data['weights']}): claims judged on {judged_on}"
     console.print(claims_table(made.data["claims"], title=title, over="documents, prompts or heads"))
     print_line(console, path)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.terminal import Table, print_line
-from wherewhat.progress import TerminalProgress
+from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 
 _Budget = Annotated[
@@ -148,8 +148,8 @@ def _table(plan: Any) -> Table:
     """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
     from wherewhat.runs.planner import with_interval
 
-    count = len(plan.provenance["evaluated_on"])
-    table = Table(title=f"{plan.model}: mean ± 95 % over {count} documents not used for choosing")
+    documents = counted(len(plan.provenance["evaluated_on"]), "document")
+    table = Table(title=f"{plan.model}: mean ± 95 % over {documents} not used for choosing")
     titles = ("rise of the loss, nats", "gain from planted runs, nats", "part of the gain without limits")
     for title in ("selector", f"{plan.unit}s in full", *titles):
         table.add_column(title)

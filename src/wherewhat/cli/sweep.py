@@ -84,7 +84,7 @@ class SweepView:
 
     def render(self) -> Group:
         """Return the current view."""
-        from wherewhat.runs.execution import duration
+        from wherewhat.progress import duration
 
         left = self.time_left()
         numbers = Grid.grid(padding=(0, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, Target, replaced
-from wherewhat.captures.comparison import input_device
+from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.plan import CapturePlan, LayerPlan
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor, describe, observing
@@ -95,8 +94,7 @@ class SharedPrefix:
     ) -> None:
         self._model, self._proof, self._edit = model, proof, edit
         self._ids = ids.to(input_device(model))
-        short = keep is not None and "logits_to_keep" in inspect.signature(type(model).forward).parameters
-        self._given: dict[str, Any] = {"use_cache": False} | ({"logits_to_keep": keep} if short else {})
+        self._given: dict[str, Any] = {"use_cache": False} | ({} if keep is None else last_logits(model, keep))
         self._keep = keep
         self._blocks, self._at = _blocks(model, proof)
         self._entering: dict[int, Tensor] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.comparison import input_device
+from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.proof import Proof, intervene
 from wherewhat.captures.session import Editor
 from wherewhat.errors import MeasureError
@@ -263,12 +263,16 @@ def measure_plan(
         depths: Depths of planted runs, in percent of the text.
     """
     planting = plant(ids, depths, run=RUN)
-    both = torch.cat([planting.control, planting.planted]).to(input_device(model))
+    control, planted = (one.to(input_device(model)) for one in (planting.control, planting.planted))
     edit = _limits(full, window=window, sinks=sinks)
     with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
-        logits = model(input_ids=both, use_cache=False).logits
-    before, after = recalled(logits, planting).tolist()
-    return PlanOutcome(float(token_losses(logits[:1], both[:1])[window:].mean()), after - before)
+        logits = model(input_ids=control, use_cache=False).logits
+        loss, before = float(token_losses(logits, control)[window:].mean()), recalled(logits, planting)
+        del logits
+        after = recalled(
+            model(input_ids=planted, use_cache=False, **last_logits(model, planting.needed)).logits, planting
+        )
+    return PlanOutcome(loss, float(after - before))
 
 
 def _limits(full: Mapping[int, Sequence[bool]], *, window: int, sinks: int) -> Editor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import plugins
+from wherewhat.progress import counted
 from wherewhat.report.data import rounded
 from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
 from wherewhat.runs.learning import TRAINING, CurvePanel, TrainingRun
@@ -130,8 +131,3 @@ def _cell(value: float, *, whole: bool) -> str:
     if value != value:
         return "undefined"
     return str(round(value)) if whole else f"{value:.3f}"
-
-
-def counted(count: int, word: str) -> str:
-    """Return a number with its noun, such as ``2 layers``."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -14,10 +14,10 @@ from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError
 from wherewhat.extend.plan import Plan
 from wherewhat.hashes import parse_object
 from wherewhat.measures.registry import measurements
-from wherewhat.progress import Progress
+from wherewhat.progress import Progress, duration
 from wherewhat.report.schedule import ScheduledRun
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import LastModel, duration, run, run_control
+from wherewhat.runs.execution import LastModel, run, run_control
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun

@@ -21,6 +21,7 @@ from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, Que
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import interval
 from wherewhat.measures.swaps import LABELS
+from wherewhat.progress import counted
 from wherewhat.report.claims.claim import verdict_words
 from wherewhat.report.data import (
     Number,
@@ -41,7 +42,6 @@ from wherewhat.report.data import (
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure, pareto_figure
 from wherewhat.report.findings import find
-from wherewhat.report.learning import counted
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.profiles import profile_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.captures.comparison import input_device
+from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import MeasureError
 from wherewhat.runs.placement import computing, placed, reordered
@@ -62,7 +61,6 @@ class _Run:
     ) -> None:
         self.model, self.proof, self.ids, self.positions, self.orders = model, proof, ids, positions, orders
         self.n = ids.shape[1]
-        self._short_head = "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
     def together(self, continuations: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
         longer = [one for one in continuations if len(one) > 1]
@@ -95,7 +93,7 @@ class _Run:
 
     def _pass(self, ids: Tensor, *, keep: int, use_cache: bool) -> Any:
         count = ids.shape[1]
-        given: dict[str, Any] = {"logits_to_keep": keep} if self._short_head else {}
+        given: dict[str, Any] = last_logits(self.model, keep)
         if self.positions is not None:
             given |= placed(self.model, ids, self.positions[:count])
         behind = torch.arange(self.n, count)

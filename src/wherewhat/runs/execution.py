@@ -34,7 +34,7 @@ from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation, load_memory
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config, config_values
-from wherewhat.progress import Progress, Silent
+from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.known import Controlled, KnownRuns
@@ -361,7 +361,7 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
     total = sum(linear * n + square * n**2 for n in lengths)
     if total < _SHORTEST_ESTIMATE:
         return ""
-    return f"{len(texts)} documents of {lengths[0]} tokens: about {duration(total)}"
+    return f"{counted(len(texts), 'document')} of {lengths[0]} tokens: about {duration(total)}"
 
 
 def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
@@ -385,15 +385,6 @@ def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None
     at_once = min(tokens, chunk or tokens)
     held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
     return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in words: ``40 s``, ``3 min``, ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text], n: int) -> float:

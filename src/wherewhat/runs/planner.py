@@ -46,9 +46,9 @@ from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
-from wherewhat.progress import Progress, Silent
+from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import duration, load_model
+from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.layout import PartResult
 from wherewhat.runs.plan_request import PlanRequest
@@ -61,7 +61,7 @@ from wherewhat.runs.triattention import write_triattention
 from wherewhat.text.documents import Document, documents_of, text_hash
 from wherewhat.text.files import read_documents
 
-_REVISION = 1
+_REVISION = 2
 """Bump when results change, so that earlier runs are not reused."""
 
 _GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
@@ -145,6 +145,7 @@ class _Planner:
         self.choosing = [document.name for document in documents[: request.choose]]
         self.evaluating = [document.name for document in documents[request.choose :]]
         self.keys: list[str] = []
+        self.outcomes: dict[Any, PlanOutcome] = {}
         config: dict[str, Any] = {
             "measurement": "plan",
             "revision": _REVISION,
@@ -287,7 +288,7 @@ class _Planner:
                     counts = greedy_counts(self.layers, request.unit)
                     total = sum(x.units(request.unit) for x in self.layers.values())
                     rounds = sum(1 - before / total for before in (0, *counts[:-1])) * len(self.choosing)
-                    what = f"{len(counts)} greedy rounds on {len(self.choosing)} documents"
+                    what = f"{len(counts)} greedy rounds on {counted(len(self.choosing), 'document')}"
                     self.progress.say(f"{what}: about {duration((time.perf_counter() - started) * rounds)}")
                 metrics = {
                     f"{metric}_{count}": {layer: x[index] for layer, x in falls.items()}
@@ -380,10 +381,18 @@ class _Planner:
         return {layer: plan.full_heads(layer) for layer in self.layers}
 
     def _measured(self, name: str, full: Mapping[int, tuple[int, ...]] | None) -> PlanOutcome:
-        """Return loss and retrieval of a document with a choice of units; None for the unchanged model."""
+        """Return loss and retrieval of a document with a choice of units; None for the unchanged model.
+
+        Selectors and shares that choose the same units are measured once.
+        """
         request = self.request
         heads = {} if full is None else self._full_heads(full)
-        return measure_plan(self.model, self.proof, self.ids[name], heads, window=request.keys, sinks=request.sinks)
+        key = name, tuple(heads.items())
+        if key not in self.outcomes:
+            self.outcomes[key] = measure_plan(
+                self.model, self.proof, self.ids[name], heads, window=request.keys, sinks=request.sinks
+            )
+        return self.outcomes[key]
 
     def _outcomes(self, units: Mapping[Selector, Mapping[int, Tensor]], share: float) -> list[dict[str, float]]:
         """Return loss and gain of each document for evaluation, by selector and share."""
@@ -393,25 +402,25 @@ class _Planner:
             unit_scores(random_scores(self.layers, seed), self.layers, request.unit, summed=False)
             for seed in range(draws)
         ]
-        cells = [(name, x) for name, shares in request.shares(share).items() for x in shares]
-        passes = 2 + sum(draws if name == "random" else 1 for name, _ in cells)
+        cells: dict[str, list[dict[int, tuple[int, ...]]]] = {"none_0": [dict.fromkeys(self.layers, ())]}
+        for selector, shares in request.shares(share).items():
+            ranked = random if selector == "random" else [units[selector]]
+            cells |= {f"{selector}_{kept!r}": [chosen(one, kept) for one in ranked] for kept in shares}
+        plans = 1 + len({tuple(sorted(choice.items())) for choices in cells.values() for choice in choices})
         found = []
 
         def compute(name: str, source: ScoreSource) -> list[Score]:
             started = time.perf_counter()
             base = self._measured(name, None)
             if name == self.evaluating[0]:
-                seconds = (time.perf_counter() - started) * passes * len(self.evaluating)
-                count = f"{passes} plans on {len(self.evaluating)} documents of {request.tokens} tokens"
+                seconds = (time.perf_counter() - started) * plans * len(self.evaluating)
+                count = f"{plans} plans on {counted(len(self.evaluating), 'document')} of {request.tokens} tokens"
                 self.progress.say(f"{count}: about {duration(seconds)}")
             rows = {"loss": base.loss, "found": base.found}
-            none = self._measured(name, dict.fromkeys(self.layers, ()))
-            rows |= {"loss_none_0": none.loss, "found_none_0": none.found}
-            for selector, kept in cells:
-                ranked = random if selector == "random" else [units[selector]]
-                each = [self._measured(name, chosen(one, kept)) for one in ranked]
-                rows[f"loss_{selector}_{kept!r}"] = sum(x.loss for x in each) / len(each)
-                rows[f"found_{selector}_{kept!r}"] = sum(x.found for x in each) / len(each)
+            for cell, choices in cells.items():
+                each = [self._measured(name, choice) for choice in choices]
+                rows[f"loss_{cell}"] = sum(x.loss for x in each) / len(each)
+                rows[f"found_{cell}"] = sum(x.found for x in each) / len(each)
             return [source.score(metric, x, unit="nats") for metric, x in rows.items()]
 
         for name in self.progress.track(self.evaluating, "plans"):

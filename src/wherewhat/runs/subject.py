@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import Blocks, blocks, key_mixing
 from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
-from wherewhat.captures.comparison import input_device
+from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.errors import CaptureError
 from wherewhat.extend.plan import Plan
@@ -44,8 +43,7 @@ class ModelSubject:
         self._open_orders = 0
         self.proof = proof or prove(loaded.model)
         # The logits (n, vocabulary) are often larger than everything measured. Most model families can skip them.
-        accepts = inspect.signature(type(loaded.model).forward).parameters
-        self._without_head = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
+        self._without_head = last_logits(loaded.model, 1)
 
     def run(
         self,

@@ -10,7 +10,8 @@ from wherewhat.lab.multihop.records import noise_level
 from wherewhat.lab.multihop.study import STUDY, MultihopRun, open_run
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.tensors import share_intervals
-from wherewhat.report.learning import counted, page_data
+from wherewhat.progress import counted
+from wherewhat.report.learning import page_data
 from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
 from wherewhat.runs.learning import CurvePanel, Series, spread_over_heads
 

@@ -186,7 +186,7 @@ def _replaced(name: str, title: str, reading: str, **others: Any) -> tuple[Metri
 _MASSIVE = (
     Metric(
         "massive_q",
-        "largest dimension of queries",
+        "largest dimension of queries, times the mean",
         "Largest norm over tokens of a dimension of the rotated queries, relative to the mean over the dimensions of "
         "the head; massive above 5 (arXiv 2502.01563).",
         control="massive_v",
@@ -195,7 +195,7 @@ _MASSIVE = (
     ),
     Metric(
         "massive_k",
-        "largest dimension of keys",
+        "largest dimension of keys, times the mean",
         "The same for rotated keys.",
         control="massive_v",
         control_title="values",
