@@ -100,6 +100,95 @@ def test_torchao(plain, tmp_path, build, name):
     check_folder(tmp_path / "saved", "float32", 1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_compressed_tensors(plain, tmp_path, build):
+    compressed = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(plain)
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
+    for module in model.modules():
+        if hasattr(module, "weight_scale"):
+            module.weight_scale.data = module.weight.data.unflatten(1, (-1, 32)).abs().amax(-1) / 7
+    compressor = compressed.ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path / "saved")
+    compressor.update_config(tmp_path / "saved")
+    build.tokenizer(tmp_path / "saved")
+    check_folder(tmp_path / "saved", "float32", 1e-6)
+    # Weights are rounded to 15 values, and no further.
+    ids = torch.arange(3, 11)[None]
+    with torch.no_grad():
+        change = load(tmp_path / "saved", device="cpu").model(ids).logits - load(plain, device="cpu").model(ids).logits
+    assert 0 < change.abs().max() < 0.2
+
+
+def packed(numbers, order=range(8)):
+    """Numbers of 4 bits ``(n, m)``, eight in an int32 ``(n, m / 8)``, the first one of an order in the lowest bits."""
+    eight = numbers.unflatten(1, (-1, 8)).long()[..., list(order)]
+    whole = (eight << 4 * torch.arange(8)).sum(-1)
+    return torch.where(whole < 2**31, whole, whole - 2**32).int()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_gptq_and_awq(tmp_path, build, method):
+    """4 bits in groups of 32 inputs, written by the rules of both formats; compared with the rounded weights."""
+    pytest.importorskip("gptqmodel", reason="gptqmodel is not installed")
+    pytest.importorskip("optimum", reason="optimum is not installed")
+    from safetensors.torch import load_file, save_file
+
+    size, heads = {"hidden_size": 128, "intermediate_size": 256}, {"num_attention_heads": 4, "num_key_value_heads": 4}
+    plain = build.model(tmp_path / "plain", build.config(**size, **heads))
+    saved, rounded = {}, {}
+    for name, weight in load_file(plain / "model.safetensors").items():
+        rounded[name] = saved[name] = weight
+        if "_proj" not in name:
+            continue
+        inputs = saved.pop(name).T.unflatten(0, (-1, 32))  # (groups, 32, outputs)
+        scales = (inputs.abs().amax(1, keepdim=True) / 7).half().float()
+        numbers = (inputs / scales).round().clamp(-8, 7)
+        rounded[name] = (numbers * scales).flatten(0, 1).T.contiguous()
+        numbers, scales, module = (numbers + 8).flatten(0, 1), scales[:, 0], name.removesuffix("weight")
+        if method == "gptq":
+            saved[f"{module}qweight"] = packed(numbers.T).T.contiguous()
+            saved[f"{module}qzeros"] = packed(torch.full_like(scales, 7))  # one less than the zero
+            saved[f"{module}g_idx"] = torch.arange(len(numbers), dtype=torch.int32) // 32
+        else:
+            order = (0, 2, 4, 6, 1, 3, 5, 7)
+            saved[f"{module}qweight"] = packed(numbers, order)
+            saved[f"{module}qzeros"] = packed(torch.full_like(scales, 8), order)
+        saved[f"{module}scales"] = scales.half()
+    settings = {"quant_method": method, "bits": 4, "group_size": 32}
+    settings |= {"desc_act": False, "sym": True} if method == "gptq" else {"zero_point": True, "version": "gemm"}
+    config = json.loads((plain / "config.json").read_text())
+    for folder, weights, more in (("saved", saved, {"quantization_config": settings}), ("rounded", rounded, {})):
+        build.tokenizer(tmp_path / folder)
+        save_file(weights, tmp_path / folder / "model.safetensors", metadata={"format": "pt"})
+        (tmp_path / folder / "config.json").write_text(json.dumps(config | more))
+    check_folder(tmp_path / "saved", "float32", 1e-6)
+    ids = torch.arange(3, 11)[None]
+    with torch.no_grad():
+        found, expected = (load(tmp_path / name, device="cpu").model(ids).logits for name in ("saved", "rounded"))
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+def test_hqq(plain):
+    pytest.importorskip("hqq", reason="hqq is not installed")
+    from hqq.core.quantize import BaseQuantizeConfig
+    from hqq.models.hf.base import AutoHQQHFModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(plain)
+    options = {"quant_config": BaseQuantizeConfig(nbits=4, group_size=32), "compute_dtype": torch.float32}
+    AutoHQQHFModel.quantize_model(model, **options, device="cpu")
+    assert max(layer.output_error for layer in prove(model.eval()).layers) < 1e-6
+
+
 def test_quanto(plain):
     pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
     from transformers import AutoModelForCausalLM, QuantoConfig

@@ -45,6 +45,11 @@ def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
         model: A causal language model.
         seed: Seed of the permutations.
     """
+    # Weights of some formats get their final shape in the first pass only.
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise LoadError(
+            f"cannot shuffle {type(model).__name__}: its weights are quantised; use the checkpoint before that"
+        )
     done: set[tuple[int, str]] = set()
     for name, parts in query_key_parts(model).items():
         for number, part in enumerate(parts):
