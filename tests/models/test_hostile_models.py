@@ -31,7 +31,7 @@ def configured(folder, **changes):
     return folder
 
 
-def refused(spec, match, *, within=30, **options):
+def refused(spec, match, *, within=60, **options):
     start = time.monotonic()
     with pytest.raises(WherewhatError, match=match) as caught:
         load(spec, **{"device": "cpu", **options})

@@ -266,9 +266,9 @@ def test_ten_thousand_runs_in_ten_seconds(tmp_path):
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     for most in (10.0, 2.0):
-        started = time.perf_counter()
+        started = time.process_time()  # of all threads; wall time would depend on what else the machine does
         assert compare([store]).runs == 10_000
-        assert time.perf_counter() - started < most
+        assert time.process_time() - started < most
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
