@@ -449,7 +449,7 @@ def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
     """Parity: the model's own rotation is patched, and every prompt is run without others beside it."""
     model, ids = massive_model(), torch.randint(VOCABULARY, (1, 160), generator=torch.Generator().manual_seed(1))
     subject = ModelSubject(SimpleNamespace(model=model))
-    monkeypatch.setattr(frequencies_text, "_LEAST_GAIN", -math.inf)  # an untrained model has no gains
+    monkeypatch.setattr(frequencies_text, "LEAST_GAIN", -math.inf)  # an untrained model has no gains
     config = FrequenciesConfig(queries=1, masking=False, massive=True)
     found = measure_frequencies(subject, ids, config, encode=encode, prefix=1)
     layers = captured(model, ids)
@@ -515,7 +515,7 @@ def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma3_text"])
 def test_models_without_massive_values_lose_nothing(name, monkeypatch):
-    monkeypatch.setattr(frequencies_text, "_LEAST_GAIN", -math.inf)
+    monkeypatch.setattr(frequencies_text, "LEAST_GAIN", -math.inf)
     config = FrequenciesConfig(queries=1, masking=False, bands=2, massive=True)
     found = measure_frequencies(Subject(name, mixing={}), tokens(160), config)
     assert found.whole["planted_lost_massive"] == found.whole["planted_lost_massive_random"] == 0

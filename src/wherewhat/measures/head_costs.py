@@ -22,7 +22,7 @@ from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.tensors import per_query_head, token_losses
-from wherewhat.measures.variants import DEPTHS, RUN, VariantRuns, recalled
+from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN, VariantRuns, recalled
 from wherewhat.options import short_repr
 from wherewhat.progress import Progress, Silent
 
@@ -332,10 +332,6 @@ def _bounds(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
-_RETRIEVES = 0.05
-"""Smallest gain of the unchanged model, in nats, of which a part makes sense."""
-
-
 def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return rise and gain by selector and share with intervals over documents, and those of the unchanged model.
 
@@ -347,7 +343,7 @@ def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[st
         Rows with ``selector``, ``share``, ``rise``, ``found`` and ``part``, and ``loss`` and ``found`` of the model.
         ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
     """
-    retrieves = min(one["found"] for one in outcomes) > _RETRIEVES
+    retrieves = min(one["found"] for one in outcomes) > LEAST_GAIN
     cells = {metric.partition("_")[2] for metric in outcomes[0] if metric.startswith("loss_")}
     rows: list[dict[str, Any]] = [{"selector": "all", "share": 1.0, "": ""}]
     for cell in cells:
@@ -388,7 +384,7 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     values: dict[str, Callable[[Mapping[str, float], str], float]] = {
         "rise": lambda one, cell: one[f"loss{cell}"] - one["loss"]
     }
-    if min(one["found"] for one in outcomes) > _RETRIEVES:
+    if min(one["found"] for one in outcomes) > LEAST_GAIN:
         values["part"] = lambda one, cell: one[f"found{cell}"] / one["found"]
     x = torch.tensor([0.0, *shares, 1.0], dtype=torch.float64)
     areas: dict[tuple[str, str], Tensor] = {}

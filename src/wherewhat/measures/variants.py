@@ -27,6 +27,9 @@ DEPTHS = (0, 25, 50, 75)
 RUN = 16
 """Tokens of a planted run."""
 
+LEAST_GAIN = 0.05
+"""Smallest gain of the unchanged model, in nats, of which a part makes sense."""
+
 _SAME = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
 """Largest change of the logits by a variant that changes nothing, relative to the largest."""
 

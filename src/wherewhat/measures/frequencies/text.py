@@ -40,7 +40,7 @@ from wherewhat.measures.tensors import (
     per_query_head,
     rotates,
 )
-from wherewhat.measures.variants import DEPTHS, RUN, recalled
+from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN, recalled
 
 
 def measure_frequencies(
@@ -239,10 +239,6 @@ def _with_massive(layer: LayerScores, attention: LayerAttention) -> LayerScores:
     return replace(layer, heads={**layer.heads, **largest}, whole={**layer.whole, **defined(places)})
 
 
-_LEAST_GAIN = 0.05
-"""Smallest gain of the unchanged model, in nats, of which a share can be lost."""
-
-
 def _without_massive(
     masking: Masking,
     massive: Mapping[int, FixedDimensions],
@@ -281,5 +277,5 @@ def _without_massive(
     for ending, fixed, first in (("massive", massive, 0), ("massive_random", random, 0), ("massive_later", massive, 1)):
         whole[f"loss_{ending}"], still_planted, still_known = outcome(fixed, first)
         for name, before, after in (("planted", planted, still_planted), ("facts", known, still_known)):
-            whole[f"{name}_lost_{ending}"] = 1 - after / before if before > _LEAST_GAIN else torch.nan
+            whole[f"{name}_lost_{ending}"] = 1 - after / before if before > LEAST_GAIN else torch.nan
     return whole
