@@ -14,7 +14,7 @@ from wherewhat.measures.head_costs import PlanOutcome, measure_plan
 from wherewhat.measures.selectors import SELECTORS
 from wherewhat.runs import planner
 from wherewhat.runs.plan_request import PlanRequest
-from wherewhat.runs.planner import make_plan
+from wherewhat.runs.planner import better_selector, make_plan
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}
@@ -63,6 +63,34 @@ def test_equal_choices_are_measured_once(model, tmp_path, monkeypatch):
     assert len(calls) == 2  # all groups and none
     rises = {row["selector"]: row["rise"] for row in plan.provenance["curve"] if row["share"] < 0.1}
     assert rises["ranks"] == rises["mass"] == rises["random"] == rises["none"]
+
+
+def _row(selector, part, rise, share=0.5, half=0.05):
+    around = {"low": part - half, "mean": part, "high": part + half}
+    return {"selector": selector, "share": share, "part": around, "rise": {"mean": rise}}
+
+
+def test_a_clearly_better_selector_is_named():
+    own = _row("ranks", 0.02, 0.06)
+    others = [_row("costs", 1.0, 0.01), _row("mass", 1.0, 0.01), _row("distance", 0.5, 0.01)]
+    assert better_selector([own, *others], own)["selector"] == "mass"  # needs no measured costs
+    for row in (
+        _row("random", 1.0, 0.01),
+        _row("mass", 1.0, 0.07),  # a larger rise
+        _row("mass", 0.1, 0.01),  # the intervals overlap
+        _row("mass", 1.0, 0.01, share=0.75),
+        _row("mass", 1.0, 0.01) | {"part": None},
+    ):
+        assert better_selector([own, row], own) is None
+
+
+def test_a_plan_names_the_better_selector(model, tmp_path, monkeypatch):
+    other = _row("mass", 1.0, 0.01)
+    other["rise"] |= {"high": 0.02}
+    monkeypatch.setattr(planner, "better_selector", lambda *_: other)
+    plan = make_plan(model, budget=0.5, texts=TEXTS[:3], out=tmp_path, documents=1, compare=(), **SMALL)
+    advice = "mass finds 100% ± 5% at this share, and the loss rises by 0.010 ± 0.010: use --selector mass."
+    assert plan.provenance["sentence"].endswith(f"The selector {advice}")
 
 
 def test_plan_without_measuring_it(model, tmp_path, monkeypatch):

@@ -183,6 +183,12 @@ class _Planner:
         if own is None and rows:  # all or nothing
             own = next(row for row in rows if row["share"] == share)
         sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
+        better = better_selector(rows, own) if own is not None else None
+        if better is not None:
+            sentence += (
+                f" The selector {better['selector']} finds {with_interval(better['part'], '.0%')} at this share, and "
+                f"the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
+            )
         return Plan(
             model=self.loaded.name,
             fingerprint=fingerprint(self.model),
@@ -460,6 +466,19 @@ def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:
     mean, high = row["mean"], row["high"]
     assert mean is not None
     return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
+
+
+def better_selector(rows: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the selector that finds most at the share of ``own``, if its advantage is beyond both intervals."""
+
+    def is_better(row: Mapping[str, Any]) -> bool:
+        mine, theirs = own["part"], row["part"]
+        measured = all(x is not None and x["high"] is not None for x in (mine, theirs))
+        return measured and theirs["low"] > mine["high"] and row["rise"]["mean"] <= own["rise"]["mean"]
+
+    other = [x for x in rows if x["share"] == own["share"] and x["selector"] not in (own["selector"], "random", "all")]
+    # Of equal ones, one that needs no other option.
+    return max(filter(is_better, other), key=lambda row: (row["part"]["mean"], row["selector"] in SCORED), default=None)
 
 
 def describe_plan(
