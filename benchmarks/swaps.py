@@ -4,6 +4,7 @@
     python benchmarks/swaps.py --real                    # also one layer of SmolLM2 against a sample of real swaps
     python benchmarks/swaps.py --real --all              # every one of that layer's swaps made for real
     python benchmarks/swaps.py --device cuda --no-model  # the layer also at 131,072 tokens; needs torch alone
+    python benchmarks/swaps.py --device cuda --large     # all heads of a random Llama of 8 billion weights
 
 Times on the CPU are processor seconds of all threads. On a busy machine, set OMP_WAIT_POLICY=PASSIVE: threads that wait
 for others would count.
@@ -40,13 +41,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=512, help="tokens of SmolLM2")
     parser.add_argument("--no-model", action="store_true", help="leave SmolLM2 out")
-    parser.add_argument("--lengths", type=int, nargs="*", help="tokens of the layer of 32 heads")
+    parser.add_argument("--large", action="store_true", help="a random Llama of 8 billion weights, and nothing else")
+    parser.add_argument("--lengths", type=int, nargs="*", help="tokens of the layer of 32 heads, or of that Llama")
     parser.add_argument("--real", action="store_true", help="make some swaps of one layer of SmolLM2 for real")
     parser.add_argument("--layer", type=int, default=15, help="that layer")
     parser.add_argument("--sample", type=int, default=200, help="number of those swaps")
     parser.add_argument("--all", action="store_true", help="make all of the layer's swaps for real")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.large:
+        large_model(options)
+        return
     if not options.no_model:
         smollm2(options)
     one_layer(options)
@@ -97,6 +102,38 @@ def smollm2(options: argparse.Namespace) -> None:
     if options.real:
         with blocks(model, ids, proof) as again:
             made(again, options)
+
+
+def large_model(options: argparse.Namespace) -> None:
+    """The 1,024 heads of a random Llama of 8 billion weights at 16 queries, on top of its own forward pass.
+
+    Attention of random weights is nearly uniform, so that all swaps count: the slowest case.
+    """
+    from llama import random_llama
+    from wherewhat.captures.proof import capture, prove
+
+    model = random_llama("8B", tokens=131_072, device=options.device, dtype="bfloat16")
+    proof = prove(model)
+    for n in options.lengths or [1024, 4096, 8192, 16_384]:
+        ids = torch.randint(0, 128_000, (1, n), device=options.device)
+        queries = choose_queries(n, count=16)
+
+        def plain(ids: Tensor = ids) -> None:
+            with torch.no_grad():
+                model(ids, use_cache=False, logits_to_keep=1)
+
+        def scores(ids: Tensor = ids, queries: list[int] = queries) -> list[Swaps]:
+            found: list[Swaps] = []
+            with torch.no_grad(), capture(model, lambda a: found.append(layer_swaps(a, queries)), proof=proof):
+                model(ids, use_cache=False, logits_to_keep=1)
+            return found
+
+        plain()
+        found = scores()
+        turns = [(timed(plain, options.device), timed(scores, options.device)) for _ in range(options.repeat)]
+        alone, both = (statistics.median(turn[index] for turn in turns) for index in (0, 1))
+        ratio = f"swap scores {(both - alone) / alone:.2f} of it on top"
+        print(f"8B, {n:7,d} tokens: forward pass {alone * 1e3:.1f} ms, {ratio}, {kept(found)}")
 
 
 def kept(found: list[Swaps]) -> str:

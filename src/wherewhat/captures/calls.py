@@ -89,10 +89,12 @@ class Observer:
         names: Paths of the model's modules by identity.
         blind: Whether it does not read outputs, so that none is computed for layers whose output it replaces.
         rotations: Whether it reads rotations.
+        busy: Whether it handles a call: models that it runs meanwhile, even its own, are not observed by it.
     """
 
     blind = False
     rotations = True
+    busy = False
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.names = names

@@ -57,11 +57,11 @@ class Capture(Observer):
 
     def owns(self, module: nn.Module) -> bool:
         """Return whether the module is part of the captured model and the capture is open."""
-        return id(module) in self.names and self._watch.observer is self
+        return id(module) in self.names and self._watch.observer is self and not self.busy
 
     def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
         """Return whether a rotation with the same arguments was compared in this pass."""
-        return self._watch.running and self._guard.knows(function, arguments)
+        return self.busy or self._guard.knows(function, arguments)
 
     def on_rotary(self, call: RotaryCall) -> None:
         """Keep a few tokens of the rotation until its attention is computed."""
@@ -99,13 +99,11 @@ class Capture(Observer):
             self._size = (attention.n, attention.m.bit_length())
             if self._size not in self._seen:
                 self._guard.expect_output(attention)
-        # The reducer may run models, even this one, without being observed.
-        listening = observers.get()
-        token = observers.set(() if len(listening) == 1 else tuple(o for o in listening if o is not self))
+        self.busy = True
         try:
             edited = self._reducer(attention)
         finally:
-            observers.reset(token)
+            self.busy = False
         if not self._edits or edited is None:
             return None
         if edited.shape != (attention.rot_q.shape[0], attention.n, attention.heads, attention.value.shape[-1]):

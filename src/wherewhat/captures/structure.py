@@ -121,8 +121,8 @@ def state_of(model: nn.Module) -> State:
     structure = structure_of(model)
     check_mode(model, structure)
     weights = [x for held in structure.weights for x in held.values() if x is not None]
-    own_parts = structure.attributes[1:]
-    code = [(id(type(part)), id(own.get("forward"))) for part, own in zip(structure.parts, own_parts, strict=True)]
+    own = [(index, id(x["forward"])) for index, x in enumerate(structure.attributes) if index and "forward" in x]
+    code = [*map(id, map(type, structure.parts)), own]
     adapters = [
         (str(own["_active_adapter"]), own.get("_disable_adapters"), str(own.get("merged_adapters")))
         for own in structure.adapters

@@ -6,8 +6,8 @@ import functools
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,15 @@ from wherewhat.errors import CaptureError
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 _ROTARY = re.compile(r"^_?apply_(multimodal_)?rot(?!.*(vision|2d|time))")
-_depth: ContextVar[int] = ContextVar("wherewhat_rotary_depth", default=0)
+
+
+class _Thread(threading.local):
+    """State of one thread: whether a rotary function is running."""
+
+    rotating = False
+
+
+_thread = _Thread()
 
 
 def interface_targets(modules: Iterable[nn.Module]) -> Iterator[Target]:
@@ -215,25 +223,25 @@ def _observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
         listening = observers.get()
-        if not listening or _depth.get():  # nested functions are part of the outermost one
+        if not listening or _thread.rotating:  # nested functions are part of the outermost one
             return function(*args, **kwargs)
         if len(listening) == 1 and not kwargs and listening[0].knows_rotary(function, args):  # most layers
-            token = _depth.set(1)
+            _thread.rotating = True
             try:
                 return function(*args)
             finally:
-                _depth.reset(token)
+                _thread.rotating = False
         arguments: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
         if any(isinstance(a, (tuple, list)) for a in arguments):
             arguments = list(_flatten(tuple(arguments)))
         interested = [observer for observer in listening if not observer.knows_rotary(function, arguments)]
         tensors = [a for a in arguments if isinstance(a, Tensor)] if interested else []
         versions = list(map(version_of, tensors))
-        token = _depth.set(1)
+        _thread.rotating = True
         try:
             result = function(*args, **kwargs)
         finally:
-            _depth.reset(token)
+            _thread.rotating = False
         if not interested:
             return result
         if list(map(version_of, tensors)) != versions:

@@ -157,8 +157,9 @@ class ModelWatch:
             self._stack.clear()
 
     def _current_observer(self) -> Observer | None:
-        """Return the observer if it belongs to the current context: other threads may run the same model."""
-        return self.observer if self.observer in observers.get() else None
+        """Return the observer unless it is busy or of another context: other threads may run the same model."""
+        observer = self.observer
+        return None if observer is None or observer.busy or observer not in observers.get() else observer
 
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         observer = self._current_observer()

@@ -8,7 +8,7 @@ import torch
 from wherewhat.errors import MeasureError
 from wherewhat.measures import graphs
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.axes.margins import _centred_margins, fft_length
+from wherewhat.measures.axes.margins import _centred_margins
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available():
@@ -29,7 +29,7 @@ def test_kernels_equal_float64(groups, n, d, dtype):
     from wherewhat.measures.axes.cuda import triangle_margins
 
     q, k = draw(groups, n, d, dtype)
-    found = triangle_margins(q[None], k, fft_length(2 * n - 1))
+    found = triangle_margins(q[None], k)
     exact = _centred_margins(q.double()[None], k.double(), n)
     for ours, theirs in zip(found, exact, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-5

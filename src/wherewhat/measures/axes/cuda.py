@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wherewhat.measures.axes.margins import fft_length
+
 BLOCK = 2048
 """Entries that one program sums."""
 
@@ -53,6 +55,9 @@ CHUNK = 64
 SPAN = 16
 """Chunks that one program processes when it sums Gram matrices."""
 
+_PART, _PARTS = 4096, 16
+"""Tokens of a part of the text, whose FFT reads and writes memory once, and the largest number of parts."""
+
 _SPECTRA = 2**33
 """Bytes of Fourier transforms held at a time (twice: before and after)."""
 
@@ -94,45 +99,75 @@ def _sums(x, out, n, chunks, D: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _spread(x, mean, out, n, length, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Row r of ``x`` (rows, n, D), centred, as complex planes (rows, D/2, length), zero after the text.
+def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Row r of ``x`` (rows, n, D), centred, as complex planes (rows, parts, D/2, length), zero after each part.
 
-    Dimensions 2p and 2p+1 are plane p.
+    Dimensions 2p and 2p+1 are plane p; a part has ``size`` tokens.
     """
-    block, row = tl.program_id(0), tl.program_id(1)
-    token = block * BLOCK + tl.arange(0, BLOCK)
+    block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    token = part * size + place
     plane = tl.arange(0, D // 2)
     source = x + (row.to(tl.int64) * n + token[None, :]) * D + 2 * plane[:, None]
-    inside = (token < n)[None, :]
+    inside = ((place < size) & (token < n))[None, :]
     real = tl.load(source, mask=inside, other=0.0).to(tl.float32) - tl.load(mean + row * D + 2 * plane)[:, None]
     imaginary = tl.load(source + 1, mask=inside, other=0.0).to(tl.float32)
     imaginary -= tl.load(mean + row * D + 2 * plane + 1)[:, None]
     both = tl.interleave(tl.where(inside, real, 0.0), tl.where(inside, imaginary, 0.0))  # (planes, 2 * BLOCK)
     position = block * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
-    target = out + (row * (D // 2) + plane[:, None]).to(tl.int64) * (2 * length) + position[None, :]
+    first = (row * tl.num_programs(1) + part) * (D // 2)
+    target = out + (first + plane[:, None]).to(tl.int64) * (2 * length) + position[None, :]
     tl.store(target, both, mask=(position < 2 * length)[None, :])
 
 
 @triton.jit
-def _correlate(q, k, out, length, GROUPS: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ_p q[row, p] · conj(k[row // GROUPS, p]) of spectra (rows, PLANES, length)."""
+def _complex(x, inside, BLOCK: tl.constexpr):
+    """Real and imaginary parts of BLOCK complex numbers."""
+    return tl.split(tl.reshape(tl.load(x, mask=inside, other=0.0), (BLOCK, 2)))
+
+
+@triton.jit
+def _correlate(
+    q, k, out, length, PARTS: tl.constexpr, GROUPS: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Σ_j Σ_p q[row, j + apart, p] · conj(k[row // GROUPS, j, p]) of spectra (rows, PARTS, PLANES, length).
+
+    The result is (rows, PARTS, length): one spectrum for each number of parts that query and key are apart.
+    """
     row = tl.program_id(1)
     position = tl.program_id(0) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     inside = position < 2 * length
-    real = tl.zeros((BLOCK,), tl.float32)
-    imaginary = tl.zeros((BLOCK,), tl.float32)
-    first_q = tl.cast(row, tl.int64) * (2 * length * PLANES)
-    first_k = tl.cast(row // GROUPS, tl.int64) * (2 * length * PLANES)
+    step = tl.cast(2 * length, tl.int64) * PLANES
+    q += row * PARTS * step + position
+    k += (row // GROUPS) * PARTS * step + position
+    # Sums and numbers of all parts stay in registers: tuples, of which Triton unrolls the loops.
+    real = (tl.zeros((BLOCK,), tl.float32),)
+    for _ in tl.static_range(1, PARTS):
+        real = real + (tl.zeros((BLOCK,), tl.float32),)  # type: ignore[assignment]
+    imaginary = real
     for plane in range(PLANES):
-        place = position + tl.cast(plane, tl.int64) * (2 * length)
-        a = tl.load(q + first_q + place, mask=inside, other=0.0)
-        b = tl.load(k + first_k + place, mask=inside, other=0.0)
-        a_real, a_imaginary = tl.split(tl.reshape(a, (BLOCK, 2)))
-        b_real, b_imaginary = tl.split(tl.reshape(b, (BLOCK, 2)))
-        real += a_real * b_real + a_imaginary * b_imaginary
-        imaginary += a_imaginary * b_real - a_real * b_imaginary
-    target = out + tl.cast(row, tl.int64) * (2 * length) + position
-    tl.store(target, tl.interleave(real, imaginary), mask=inside)
+        here = tl.cast(plane, tl.int64) * (2 * length)
+        a = (_complex(q + here, inside, BLOCK),)
+        b = (_complex(k + here, inside, BLOCK),)
+        for part in tl.static_range(1, PARTS):
+            a = a + (_complex(q + here + part * step, inside, BLOCK),)  # type: ignore[assignment]
+            b = b + (_complex(k + here + part * step, inside, BLOCK),)  # type: ignore[assignment]
+        reals, imaginaries = real, imaginary
+        for apart in tl.static_range(PARTS):
+            total_real, total_imaginary = reals[apart], imaginaries[apart]
+            for part in tl.static_range(PARTS - apart):
+                a_real, a_imaginary = a[part + apart]
+                b_real, b_imaginary = b[part]
+                total_real += a_real * b_real
+                total_real += a_imaginary * b_imaginary
+                total_imaginary += a_imaginary * b_real
+                total_imaginary -= a_real * b_imaginary
+            real = real[1:] + (total_real,)
+            imaginary = imaginary[1:] + (total_imaginary,)
+    out += tl.cast(row, tl.int64) * PARTS * (2 * length) + position
+    for apart in tl.static_range(PARTS):
+        both = tl.interleave(real[apart], imaginary[apart])
+        tl.store(out + tl.cast(apart, tl.int64) * (2 * length), both, mask=inside)
 
 
 @triton.jit
@@ -166,7 +201,7 @@ def _grams(
 @triton.jit
 def _chunks(
     q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
-    n, chunks, GROUPS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr,
+    n, chunks, GROUPS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """Row sums, column sums, query terms, key terms and squares of one chunk of one query head."""
     group, chunk, kv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -176,27 +211,33 @@ def _chunks(
     inside = token < n
     average_q = tl.load(mean_q + row * D + d)
     average_k = tl.load(mean_k + kv * D + d)
-    x = _centred(q, mean_q, row, token, n, D)
-    y = _centred(k, mean_k, kv, token, n, D)
     here = row.to(tl.int64) * n + token
+    # Queries first, keys after them: both at once need more registers than there are.
+    x = _centred(q, mean_q, row, token, n, D)
     tl.store(query_terms + here, tl.sum((x + average_q[None, :]) * average_k[None, :], 1), mask=inside)
-    tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
     earlier = tl.load(before + (kv * D + d).to(tl.int64) * chunks + chunk)
-    later = tl.load(after + (row * D + d).to(tl.int64) * chunks + chunk)
     from_earlier = tl.sum(x * earlier[None, :], 1)
-    from_later = tl.sum(y * later[None, :], 1)
     x_high, x_low = _two(x)
+    gram = (kv * chunks + chunk).to(tl.int64) * (D * D) + d[:, None] * D
+    total = tl.zeros((SIZE,), tl.float32)
+    for first in range(0, D, SOME):  # some columns at a time: the whole matrix needs more registers than there are
+        some = first + tl.arange(0, SOME)
+        gram_high, gram_low = tl.load(high + gram + some[None, :]), tl.load(low + gram + some[None, :])
+        z = _product(x_high, x_low, gram_high, gram_low, tl.zeros((SIZE, SOME), tl.float32))
+        place = (row.to(tl.int64) * n + token[:, None]) * D + some[None, :]
+        again = tl.load(q + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        total += tl.sum(z * (again - tl.load(mean_q + row * D + some)[None, :]), 1)
+    y = _centred(k, mean_k, kv, token, n, D)
+    tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
+    later = tl.load(after + (row * D + d).to(tl.int64) * chunks + chunk)
+    from_later = tl.sum(y * later[None, :], 1)
     y_high, y_low = _two(y)
     w = _product(x_high, x_low, tl.trans(y_high), tl.trans(y_low), tl.zeros((SIZE, SIZE), tl.float32))
     w = tl.where(tl.arange(0, SIZE)[:, None] >= tl.arange(0, SIZE)[None, :], w, 0.0)
     margin = row.to(tl.int64) * (3 * n) + token
     tl.store(sums + margin + n, (tl.sum(w, 1) + from_earlier).to(tl.float64), mask=inside)
     tl.store(sums + margin + 2 * n, (tl.sum(w, 0) + from_later).to(tl.float64), mask=inside)
-    square = (kv * chunks + chunk).to(tl.int64) * (D * D) + d[:, None] * D + d[None, :]
-    z = _product(
-        x_high, x_low, tl.load(high + square), tl.load(low + square), tl.zeros((SIZE, D), tl.float32)
-    )  # fmt: skip
-    tl.store(squares + row * chunks + chunk, tl.sum(tl.sum(w * w, 1), 0) + tl.sum(tl.sum(z * x, 1), 0))
+    tl.store(squares + row * chunks + chunk, tl.sum(tl.sum(w * w, 1) + total, 0))
 
 
 def applies(q: Tensor) -> bool:
@@ -208,35 +249,35 @@ def applies(q: Tensor) -> bool:
     return newer and q.dtype != torch.float64 and q.shape[-1] in (16, 32, 64, 128)
 
 
-def triangle_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def triangle_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return packed sums, sums of squares, query terms and key terms of the whole triangle.
 
     Args:
         q: Queries, grouped by the key head they read, ``(kv, groups, n, d)``.
         k: Keys, ``(kv, n, d)``.
-        length: Length of the FFT, 2n - 1 at least.
 
     Returns:
         ``(heads, 3n)`` and ``(heads,)`` float64, ``(heads, n)`` and ``(heads, n)`` float32.
     """
-    kv, groups, _, d = q.shape
-    step = max(1, _SPECTRA // ((groups + 1) * (d // 2) * length * 8))
+    kv, groups, n, d = q.shape
+    step = max(1, _SPECTRA // ((groups + 1) * (d // 2) * 2 * n * 8))
     rounds = -(-kv // step)
     found = [
-        _some_margins(some_q, some_k, length)
+        _some_margins(some_q, some_k)
         for some_q, some_k in zip(q.contiguous().chunk(rounds), k.contiguous().chunk(rounds), strict=True)
     ]
     sums, squares, rows, columns = (torch.cat(parts) if rounds > 1 else parts[0] for parts in zip(*found, strict=True))
     return sums, squares, rows, columns
 
 
-def _some_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _some_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kv, groups, n, d = q.shape
     heads, chunks = kv * groups, -(-n // CHUNK)
     q = q.view(heads, n, d)
     device = q.device
     sums_q, sums_k = _chunk_sums(q, chunks), _chunk_sums(k, chunks)
     mean_q, mean_k = (x.sum(-1, dtype=torch.float64).div_(n).float() for x in (sums_q, sums_k))
+    diagonals = _diagonals(q, k, mean_q, mean_k)  # first: while it runs, all other kernels are launched
     counts = torch.full((chunks,), float(CHUNK), dtype=torch.float64, device=device)
     counts[-1:].fill_(n - (chunks - 1) * CHUNK)
     sums_q, sums_k = sums_q - mean_q[..., None] * counts, sums_k - mean_k[..., None] * counts
@@ -249,9 +290,9 @@ def _some_margins(q: Tensor, k: Tensor, length: int) -> tuple[Tensor, Tensor, Te
     squares = torch.empty(heads, chunks, dtype=torch.float32, device=device)
     _chunks[(groups, chunks, kv)](
         q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
-        n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, num_warps=4,
+        n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, SOME=min(d, 64), num_warps=4, num_stages=2, maxnreg=168,
     )  # fmt: skip
-    sums[:, :n] = _diagonals(q, k, mean_q, mean_k, length)
+    sums[:, :n] = diagonals
     return sums, squares.sum(-1, dtype=torch.float64), query_terms, key_terms
 
 
@@ -276,21 +317,30 @@ def _gram_matrices(k: Tensor, mean: Tensor, chunks: int) -> tuple[Tensor, Tensor
     return high, low
 
 
-def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor, length: int) -> Tensor:
-    """Return ``Σ_j q[j + d] · k[j]`` for every distance, centred, ``(heads, n)`` float32."""
+def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor) -> Tensor:
+    """Return ``Σ_j q[j + d] · k[j]`` for every distance, centred, ``(heads, n)`` float32.
+
+    A long text is transformed in parts, which a kernel reads and writes once; parts of equal distance are summed as
+    spectra.
+    """
     heads, n, d = q.shape
-    planes = torch.empty(heads + k.shape[0], d // 2, length, dtype=torch.complex64, device=q.device)
+    parts = min(_PARTS, triton.next_power_of_2(-(-n // _PART)))  # the kernel is compiled for each number of parts
+    size = -(-n // parts)
+    length = fft_length(2 * size)
+    planes = torch.empty(heads + k.shape[0], parts, d // 2, length, dtype=torch.complex64, device=q.device)
     for x, mean, out in ((q, mean_q, planes[:heads]), (k, mean_k, planes[heads:])):
-        grid = (-(-length // 64), x.shape[0])
-        _spread[grid](x, mean, torch.view_as_real(out), n, length, D=d, BLOCK=64, num_warps=4)
+        grid = (-(-length // 64), parts, x.shape[0])
+        _spread[grid](x, mean, torch.view_as_real(out), n, size, length, D=d, BLOCK=64, num_warps=4)
     spectra: Tensor = torch.fft.fft(planes)
     del planes
-    product = torch.empty(heads, length, dtype=torch.complex64, device=q.device)
+    product = torch.empty(heads, parts, length, dtype=torch.complex64, device=q.device)
     arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:heads], spectra[heads:], product)]
-    shape: dict[str, Any] = {"GROUPS": heads // k.shape[0], "PLANES": d // 2, "BLOCK": 512, "num_warps": 4}
-    _correlate[(-(-length // 512), heads)](*arguments, length, **shape)
-    sums: Tensor = torch.fft.ifft(product)[:, :n].real
-    return sums
+    shape: dict[str, Any] = {"PARTS": parts, "GROUPS": heads // k.shape[0], "PLANES": d // 2}
+    _correlate[(-(-length // 128), heads)](*arguments, length, **shape, BLOCK=128, num_warps=4)
+    found: Tensor = torch.fft.ifft(product).real
+    sums = found[..., :size].contiguous()
+    sums[:, :-1] += found[:, 1:, length - size :]  # distances below zero between parts that are one further apart
+    return sums.view(heads, -1)[:, :n]
 
 
 _COLUMNS = 22
@@ -415,7 +465,7 @@ def _together(sums, head, t, n):
 @triton.jit
 def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """What the three axes share, see ``Triangle.triple``: the expectation of the sum of their terms."""
-    head = tl.program_id(0)
+    head = tl.program_id(1)
     size = tl.cast(n, tl.float64)
     pairs = size * (size + 1) / 2
     totals = found + head * COLUMNS + 19
@@ -473,6 +523,17 @@ def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK:
         value = tl.load(inverse + t, mask=t < n, other=0.0) - 2 * tl.load(both + t, mask=t < n, other=0.0)
         tl.store(common + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
         before += tl.sum(value, 0)
+
+
+@triton.jit
+def _pairs_and_common(
+    sums, offset, expected, means, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """What pairs of axes explain and what all three share, at once: each alone leaves most of the GPU idle."""
+    if tl.program_id(0) < 3:
+        _pair_sums(sums, offset, expected, means, found, n, COLUMNS, BLOCK)
+    else:
+        _common(sums, inverse, both, common, found, n, COLUMNS, BLOCK)
 
 
 @triton.jit
@@ -535,7 +596,7 @@ def _axis_terms(
 def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     """Return sums of squares and products of all subsets of the axes, and the best terms of all three.
 
-    Does what ``Triangle.solve`` does, in five kernels that each read a head from beginning to end.
+    Does what ``Triangle.solve`` does, in four kernels that each read a head from beginning to end.
 
     Args:
         sums: Sums of the matrix along diagonals, rows and columns, packed, ``(heads, 3n)`` float64.
@@ -547,14 +608,13 @@ def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     heads, n = len(sums), sums.shape[1] // 3
     sums, offset = sums.contiguous(), offset.contiguous()
     found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
-    expected, parts, means, terms = torch.empty(4, heads, 3, n, dtype=torch.float64, device=sums.device)
-    block = min(4096, max(256, triton.next_power_of_2(n)))
-    shape: dict[str, Any] = {"COLUMNS": _COLUMNS, "BLOCK": block, "num_warps": max(4, block // 256)}
+    expected, parts, means, terms, shared = torch.empty(5, heads, 3, n, dtype=torch.float64, device=sums.device)
+    inverse, both, common = shared.view(3, heads, n)
+    block = min(2048, max(256, triton.next_power_of_2(n)))
+    shape: dict[str, Any] = {"COLUMNS": _COLUMNS, "BLOCK": block, "num_warps": max(4, block // 128)}
     _offset_means[(heads,)](sums, offset, found, n, **shape)
     _offset_sums[(3, heads)](sums, offset, expected, found, n, **shape)
-    _pair_sums[(3, heads)](sums, offset, expected, means, found, n, **shape)
-    inverse, both, common = expected.view(3, heads, n)
-    _common[(heads,)](sums, inverse, both, common, found, n, **shape)
+    _pairs_and_common[(4, heads)](sums, offset, expected, means, inverse, both, common, found, n, **shape)
     _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, found, n, **shape)
     one, whole, reach = found[:, :13], found[:, 13:16].sum(1, keepdim=True), found[:, 16:19].sum(1, keepdim=True)
     return torch.cat([one, whole, reach], 1).T, terms.view(3, heads, n)

@@ -220,15 +220,14 @@ def _named(scores: Tensor, a: Tensor, b: Tensor, c: Tensor, *, band: Band, metho
 def canonical(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return terms with the same sum, c of zero mean and zero slope, b of zero mean, and the rest in a."""
     n = c.shape[-1]
-    index = torch.arange(n, dtype=c.dtype, device=c.device)
-    centred = index - index.mean()
-    slope = ((c * centred).sum(-1) / centred.square().sum())[..., None]
+    middle = (n - 1) / 2
+    centred = torch.arange(n, dtype=c.dtype, device=c.device) - middle
+    slope = (c @ centred / centred.square().sum())[..., None]
+    mean_b, mean_c = b.mean(-1, keepdim=True), c.mean(-1, keepdim=True)
     # Taking s·j out of c means adding -s·d to a and s·i to b: s·j = s·i - s·d.
-    c = c - slope * index
-    b = b + slope * index
-    a = a - slope * index[: a.shape[-1]]
-    constant = c.mean(-1, keepdim=True) + b.mean(-1, keepdim=True)
-    return a + constant, b - b.mean(-1, keepdim=True), c - c.mean(-1, keepdim=True)
+    line = slope * centred
+    constant = mean_b + mean_c - slope * middle
+    return a - line[..., : a.shape[-1]] + constant, b + line - mean_b, c - line - mean_c
 
 
 def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Tensor | None) -> Logits:

@@ -88,8 +88,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     if width == n and _has_kernels(q):
         from wherewhat.measures.axes.cuda import triangle_margins
 
-        length = fft_length(2 * n - 1)
-        sums, squares, rows, columns = triangle_margins(q.reshape(k.shape[0], groups, n, d), k, length)
+        sums, squares, rows, columns = triangle_margins(q.reshape(k.shape[0], groups, n, d), k)
         return Margins(band, sums, squares), rows, columns
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
