@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -36,7 +37,9 @@ _IMPORTED = [
     "transformers.models.auto.tokenization_auto", "gguf", "peft", "pandas", "yaml", "filelock", "pyarrow.parquet",
     "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main", "wherewhat.runs.execution",
     "wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.sweep.execution", "wherewhat.lab.multihop.commands",
-    "wherewhat.lab.encoding_study.commands", "fuzz.cases", "fuzz.known",
+    "wherewhat.lab.encoding_study.commands", "wherewhat.lab.multihop.study", "wherewhat.runs.comparison",
+    "wherewhat.runs.planner", "wherewhat.report.result", "pydantic.fields", "typer._adapters", "fuzz.cases",
+    "fuzz.known",
 ]  # fmt: skip
 _SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -96,6 +99,12 @@ def serve() -> None:
     for name in _IMPORTED:
         import_module(name)
     import torch
+
+    from wherewhat.measures.registry import measurements
+
+    measurements()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would otherwise visit, and copy, everything imported here
 
     torch.set_num_threads(1)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
