@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from helpers.capture import tiny, tokens
-from helpers.report import opening
+from helpers.report import opening, photograph
 from wherewhat.lab.multihop.learning import curves
 from wherewhat.report.learning import training_curves
 from wherewhat.runs.training import TrainingRecorder
@@ -62,7 +62,7 @@ def test_first_paint_and_head_click_take_less_than_a_second(browser, made):
     })"""
     paints, clicks = [], []
     for _ in range(3):
-        with opening(browser, made.path) as page:
+        with opening(browser, made.path, new_tab=True) as page:
             paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
             page.locator("#map").scroll_into_view_if_needed()
             page.wait_for_selector("#map svg.main-svg")
@@ -144,14 +144,6 @@ def until(page, condition):
     raise AssertionError(condition)
 
 
-def reopened(browser, path, fragment):
-    """The same page at a fragment of its address; the caller closes it."""
-    page = browser.new_page()
-    page.goto(f"{path.as_uri()}#{fragment}")
-    page.wait_for_selector("html[data-ready=true]", state="attached")
-    return page
-
-
 def test_a_link_opens_the_same_view(opened, browser, made):
     opened.select_option("#metric", label="symbolic score")
     opened.select_option("#weights", "random")
@@ -163,26 +155,25 @@ def test_a_link_opens_the_same_view(opened, browser, made):
     opened.click("#chips button:has-text('mixed')")
     opened.click("#theme")
     until(opened, "location.hash.includes('theme=dark')")
-    same = reopened(browser, made.path, opened.url.split("#", 1)[1])
-    for control in ("#metric", "#weights", "#layer", "#head", "#view", "#document", "#search"):
-        assert same.input_value(control) == opened.input_value(control), control
-    for place in ("#h-panel", "#shown", "#view-note"):
-        assert same.text_content(place) == opened.text_content(place), place
-    assert same.get_attribute("#theme", "aria-pressed") == "true"
-    assert same.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
-    same.close()
+    with opening(browser, made.path, opened.url.split("#", 1)[1]) as same:
+        for control in ("#metric", "#weights", "#layer", "#head", "#view", "#document", "#search"):
+            assert same.input_value(control) == opened.input_value(control), control
+        for place in ("#h-panel", "#shown", "#view-note"):
+            assert same.text_content(place) == opened.text_content(place), place
+        assert same.get_attribute("#theme", "aria-pressed") == "true"
+        assert same.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
 
 
 def test_a_link_names_the_model_too(browser, beside):
     report, path = beside
     name = report.data["models"][2]["model"]["name"]
-    page = reopened(browser, path, f"heads?{urlencode({'model': name, 'head': 'L2H1', 'metric': 'r'})}")
-    assert page.input_value("#model") == "2"
-    assert page.text_content("#h-panel") == "Layer 2, head 1"
-    assert "is a gpt2 model" in page.text_content("#about")
-    page.select_option("#model", "0")
-    until(page, "decodeURIComponent(location.hash).includes('model=<b')")
-    page.close()
+    link = f"heads?{urlencode({'model': name, 'head': 'L2H1', 'metric': 'r'})}"
+    with opening(browser, path, link) as page:
+        assert page.input_value("#model") == "2"
+        assert page.text_content("#h-panel") == "Layer 2, head 1"
+        assert "is a gpt2 model" in page.text_content("#about")
+        page.select_option("#model", "0")
+        until(page, "decodeURIComponent(location.hash).includes('model=<b')")
 
 
 def test_findings_link_by_the_fragment_and_back_undoes_it(opened):
@@ -218,9 +209,8 @@ def test_hostile_fragments_are_ignored(browser, made, fragment):
         assert page.text_content("#h-panel") == heading
         assert page.locator("main img, main b, main script").count() == 0
         assert len(page.input_value("#search")) <= 100
-    page = reopened(browser, made.path, fragment)
-    assert page.text_content("#h-panel") == heading
-    page.close()
+    with opening(browser, made.path, fragment) as page:
+        assert page.text_content("#h-panel") == heading
 
 
 def test_heads_are_found_by_search_label_and_order(opened):
@@ -559,7 +549,7 @@ def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_
         assert len(page.evaluate(panels)) == 2
         assert page.text_content("#learning-note") == learned[1]["note"]
         assert page.text_content("#learning-table tbody tr:last-child th") == "1"
-        page.locator("#learning").screenshot(path=shots / "learning.png")
+        photograph(page, "#learning", shots / "learning.png")
         spans = page.evaluate("[0, 1, 2].map((i) => document.getElementById(`map-${i}`)._fullData[0].zmax)")
         assert len(set(spans)) == 1
         page.select_option("#model", "2")

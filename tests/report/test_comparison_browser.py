@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.report import opening
+from helpers.report import opening, photograph
 from helpers.runs import finished
 
 pytest.importorskip("polars")
@@ -79,12 +79,12 @@ def test_a_model_and_the_one_trained_from_it(browser, shots, tuned):
         assert page.evaluate("document.getElementById('pair-0').data[0].x.length") == 8
         assert page.locator("#pairs table").count() == 2
         assert page.locator("main b, main i, svg a").count() == 0
-        page.locator("#comparison").screenshot(path=shots / "pair-light.png")
+        photograph(page, "#comparison", shots / "pair-light.png")
         page.set_viewport_size({"width": 390, "height": 740})
         page.click("#theme")
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        page.locator("#comparison").screenshot(path=shots / "pair-dark.png")
+        photograph(page, "#comparison", shots / "pair-dark.png")
 
 
 def test_heads_of_unrelated_models_are_not_matched(browser, beside):
@@ -133,4 +133,4 @@ def test_other_measurements_have_their_place(browser, shots, made, tmp_path):
         assert "0.500 (0.400 to 0.600)" in text
         assert "one random control" in text
         assert page.locator("#others pre").first.text_content() == "wherewhat residual '<b>tiny'"
-        page.locator("#others").screenshot(path=shots / "others.png")
+        photograph(page, "#others", shots / "others.png")
