@@ -40,13 +40,13 @@ _idle: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @contextmanager
-def opening(browser, path, fragment="", *, new_tab=False):
+def opening(browser, path, fragment="", *, width=1280, new_tab=False):
     """A page, ready, with everything it said or asked for; nothing may be left of it at the end."""
     page = None if new_tab else _idle.pop(browser, None)
     if page is None:
         page = browser.new_context(offline=True).new_page()
         page.set_default_timeout(20_000)
-    page.set_viewport_size({"width": 1280, "height": 900})
+    page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme="light")
     page.mouse.move(0, 0)
     said: list[str] = []

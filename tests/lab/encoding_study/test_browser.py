@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.report import opening
 from wherewhat.lab.encoding_study.page import write_page
 from wherewhat.lab.encoding_study.study import open_runs
 from wherewhat.lab.encoding_study.summary import summarise_run
@@ -11,25 +12,18 @@ from wherewhat.lab.encoding_study.summary import summarise_run
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(params=[1280, 390])
-def opened(request, browser, encoding_study, tmp_path):
-    """The page, ready; nothing may have gone wrong in the end, and it must fit the window."""
+@pytest.fixture(scope="module")
+def written(encoding_study, tmp_path_factory):
     runs = open_runs(encoding_study[0])
-    path = write_page(tmp_path, runs, [summarise_run(run) for run in runs])
-    context = browser.new_context(viewport={"width": request.param, "height": 900}, offline=True)
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    said, asked = [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda asking: asked.append(asking.url))
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready=true]", state="attached")
-    yield page
-    assert page.evaluate("document.documentElement.scrollWidth") <= request.param
-    context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+    return write_page(tmp_path_factory.mktemp("page"), runs, [summarise_run(run) for run in runs])
+
+
+@pytest.fixture(params=[1280, 390])
+def opened(request, browser, written):
+    """The page, ready; nothing may have gone wrong in the end, and it must fit the window."""
+    with opening(browser, written, width=request.param) as page:
+        yield page
+        assert page.evaluate("document.documentElement.scrollWidth") <= request.param
 
 
 def test_everything_is_drawn(opened):
