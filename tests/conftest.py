@@ -34,6 +34,7 @@ _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language", 
 _LONG = {
     ("conformance/",): 125,
     ("report/",): 110,
+    ("fuzz/",): 100,
     ("real/test_real_models.py", "captures/test_chunks.py"): 100,
     ("docs/",): 80,
     ("sweep/test_engines.py", "cli/test_sweep.py"): 60,
