@@ -63,11 +63,12 @@ def band_width(attention: LayerAttention) -> int | None:
 
 def bias_options(attention: LayerAttention) -> dict[str, Any]:
     """Return the layer's additive bias as arguments of :func:`fit_axes`: by key, by distance, or as a matrix."""
+    if not attention.mask.added:  # before rows are copied to the device, which would wait for its other work
+        return {}
     n = attention.n
     rows = _sample(n, attention.mask.device)
     given = attention.bias(rows)
-    if given is None:
-        return {}
+    assert given is not None
     heads = attention.heads
     values = given[0].expand(heads, len(rows), attention.m).double()
     by_key = values[:, -1]
