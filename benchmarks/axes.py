@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from llama import random_llama
+from llama import passes, random_llama
 from wherewhat.measures.axes.fit import AxesFit, fit_axes, fit_margins
 from wherewhat.measures.axes.solver import Band, Margins
 
@@ -149,24 +149,11 @@ def gpu(options: argparse.Namespace) -> None:
 
 def large_model(options: argparse.Namespace) -> None:
     """Decomposition of the 1,024 heads of a random Llama of 8 billion weights on top of its own forward pass."""
-    from wherewhat.captures.proof import capture, prove
     from wherewhat.measures.axes.layer import fit_layer
 
     model = random_llama("8B", tokens=131_072, device=options.device, dtype="bfloat16")
-    proof = prove(model)
     for n, allowed in {1024: 2.5, 4096: 1.4, 8192: 1.2, 32_768: 1.08}.items():
-        ids = torch.randint(0, 128_000, (1, n), device=options.device)
-
-        def forward(ids: Tensor = ids) -> None:
-            with torch.no_grad():
-                model(ids, use_cache=False, logits_to_keep=1)
-            torch.cuda.synchronize()
-
-        def decomposed(ids: Tensor = ids) -> None:
-            with torch.no_grad(), capture(model, fit_layer, proof=proof):
-                model(ids, use_cache=False, logits_to_keep=1)
-            torch.cuda.synchronize()
-
+        forward, decomposed = passes(model, n, fit_layer)
         both, plain = alternate(decomposed, forward, options.repeat)
         ratio = f"with the fit {both / plain:.3f} of it (at most {allowed})"
         print(f"8B, {n:6,d} tokens: forward {plain * 1e3:7.1f} ms, {ratio}")

@@ -18,15 +18,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llama import random_llama
+from llama import passes, random_llama
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.proof import capture, prove
 
 RATIO_ALLOWED = 1.08
 SLACK_BYTES = 64 * 2**20
@@ -75,26 +73,15 @@ def _nothing(_: LayerAttention) -> None:
 
 def _passes(model: Any, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     """The plain and the captured pass over the same random tokens."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(0, vocabulary, (1, options.tokens), generator=generator).to(options.device)
-
-    def run(context: Callable[[], AbstractContextManager[object]]) -> None:
-        with torch.no_grad(), context():
-            model(input_ids=ids, use_cache=False, logits_to_keep=1)
-        if options.device.startswith("cuda"):
-            torch.cuda.synchronize()
-
-    return {"plain": lambda: run(nullcontext), "capture": lambda: run(lambda: capture(model, _nothing))}
+    return dict(zip(("plain", "capture"), passes(model, options.tokens, _nothing), strict=True))
 
 
 def _times(model: Any, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Wall and processor seconds of passes that take turns, after one warm-up of each."""
-    prove(model)
-    passes = _passes(model, options)
-    seconds: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in passes}
+    both = _passes(model, options)
+    seconds: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in both}
     for repeat in range(options.repeat + 1):
-        for name, run in passes.items():
+        for name, run in both.items():
             wall, cpu = time.perf_counter(), time.process_time()
             run()
             if repeat:
@@ -145,7 +132,6 @@ def _process_peaks(options: argparse.Namespace) -> dict[str, list[int]]:
 def _print_peak(options: argparse.Namespace) -> None:
     """Print how far resident memory rises over the idle model during one pass."""
     model = _model(options)
-    prove(model)
     run = _passes(model, options)[options.peak_of]
     run()  # buffers that live on are not the pass's
     _give_back_free_memory()

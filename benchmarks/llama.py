@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +41,23 @@ def random_llama(shape: str, *, tokens: int, device: str, dtype: str) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
+
+
+def passes(model: Any, n: int, reducer: Callable[[LayerAttention], object]) -> tuple[Callable[[], None], ...]:
+    """Return the plain pass over ``n`` random tokens, and the same with each layer passed to ``reducer``."""
+    from wherewhat.captures.proof import capture, prove
+
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (1, n), generator=generator).to(model.device)
+    proof = prove(model)
+
+    def run(context: AbstractContextManager[object]) -> None:
+        with torch.no_grad(), context:
+            model(input_ids=ids, use_cache=False, logits_to_keep=1)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return lambda: run(nullcontext()), lambda: run(capture(model, reducer, proof=proof))
 
 
 def random_layer(

@@ -94,21 +94,24 @@ class _Sample:
 
 
 class _Compared:
-    """A call of the rotary function that was compared with a layer's rotation.
-
-    Attributes:
-        rotations: Its rotation, once for each tensor that it rotated.
-        function: The rotary function.
-        count: Number of its arguments.
-        given: Index, value and version of the arguments that it did not rotate; -1 if a value has no version.
-    """
+    """A call of the rotary function that was compared with a layer's rotation."""
 
     def __init__(self, invocation: Invocation, found: IdentifiedRotation) -> None:
         self.rotations = [found] * invocation.rotated
-        self.function, self.count = invocation.function, invocation.count
-        self.given = [
+        self._invocation = invocation
+        self._given = [
             (index, value, version_of(value) if isinstance(value, Tensor) else -1) for index, value in invocation.given
         ]
+
+    def equals(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Return whether another call has the same arguments besides those that it rotates."""
+        if function is not self._invocation.function or len(arguments) != self._invocation.count:
+            return False
+        for index, value, version in self._given:
+            other = arguments[index]
+            if other is not value or (version >= 0 and other._version != version):
+                return False
+        return True
 
 
 class RotationGuard:
@@ -131,15 +134,10 @@ class RotationGuard:
 
     def knows(self, function: Any, arguments: Sequence[Any]) -> bool:
         """Record a call with the arguments of one that was compared; return False if there was none."""
-        for compared in self._compared:  # this runs for every layer
-            if function is compared.function and len(arguments) == compared.count:
-                for index, value, version in compared.given:
-                    other = arguments[index]
-                    if other is not value or (version >= 0 and other._version != version):
-                        break
-                else:
-                    self._pending += compared.rotations
-                    return True
+        for compared in self._compared:
+            if compared.equals(function, arguments):
+                self._pending += compared.rotations
+                return True
         return False
 
     def record(self, call: RotaryCall) -> None:

@@ -60,7 +60,7 @@ class Capture(Observer):
         return id(module) in self.names and self._watch.observer is self and not self.busy
 
     def knows_rotary(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-        """Return whether a rotation with the same arguments was compared in this pass."""
+        """Return whether a rotation with the same arguments was compared in this pass, or is one of the reducer."""
         return self.busy or self._guard.knows(function, arguments)
 
     def on_rotary(self, call: RotaryCall) -> None:

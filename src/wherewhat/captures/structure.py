@@ -121,8 +121,8 @@ def state_of(model: nn.Module) -> State:
     structure = structure_of(model)
     check_mode(model, structure)
     weights = [x for held in structure.weights for x in held.values() if x is not None]
-    own = [(index, id(x["forward"])) for index, x in enumerate(structure.attributes) if index and "forward" in x]
-    code = [*map(id, map(type, structure.parts)), own]
+    forwards = [(index, id(own["forward"])) for index, own in enumerate(structure.attributes[1:]) if "forward" in own]
+    code = [*map(id, map(type, structure.parts)), forwards]
     adapters = [
         (str(own["_active_adapter"]), own.get("_disable_adapters"), str(own.get("merged_adapters")))
         for own in structure.adapters

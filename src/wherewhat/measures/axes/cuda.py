@@ -78,9 +78,8 @@ def _product(a_high, a_low, b_high, b_low, total):
 
 
 @triton.jit
-def _centred(x, mean, row, token, n, D: tl.constexpr):
-    """Tokens of row ``row`` of ``x`` (rows, n, D) minus its mean, zero beyond the text."""
-    d = tl.arange(0, D)
+def _centred(x, mean, row, token, d, n, D: tl.constexpr):
+    """Tokens and dimensions ``d`` of row ``row`` of ``x`` (rows, n, D) minus its mean, zero beyond the text."""
     inside = (token < n)[:, None]
     place = (row.to(tl.int64) * n + token[:, None]) * D + d[None, :]
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -192,7 +191,7 @@ def _grams(
             gram_high, gram_low = _two(gram)
             tl.store(high + place, gram_high)
             tl.store(low + place, gram_low)
-        y_high, y_low = _two(_centred(k, mean, row, chunk * SIZE + tl.arange(0, SIZE), n, D))
+        y_high, y_low = _two(_centred(k, mean, row, chunk * SIZE + tl.arange(0, SIZE), d, n, D))
         gram = _product(tl.trans(y_high), tl.trans(y_low), y_high, y_low, gram)
     if TOTAL:
         tl.store(total + here + square, gram)
@@ -213,7 +212,7 @@ def _chunks(
     average_k = tl.load(mean_k + kv * D + d)
     here = row.to(tl.int64) * n + token
     # Queries first, keys after them: both at once need more registers than there are.
-    x = _centred(q, mean_q, row, token, n, D)
+    x = _centred(q, mean_q, row, token, d, n, D)
     tl.store(query_terms + here, tl.sum((x + average_q[None, :]) * average_k[None, :], 1), mask=inside)
     earlier = tl.load(before + (kv * D + d).to(tl.int64) * chunks + chunk)
     from_earlier = tl.sum(x * earlier[None, :], 1)
@@ -224,10 +223,8 @@ def _chunks(
         some = first + tl.arange(0, SOME)
         gram_high, gram_low = tl.load(high + gram + some[None, :]), tl.load(low + gram + some[None, :])
         z = _product(x_high, x_low, gram_high, gram_low, tl.zeros((SIZE, SOME), tl.float32))
-        place = (row.to(tl.int64) * n + token[:, None]) * D + some[None, :]
-        again = tl.load(q + place, mask=inside[:, None], other=0.0).to(tl.float32)
-        total += tl.sum(z * (again - tl.load(mean_q + row * D + some)[None, :]), 1)
-    y = _centred(k, mean_k, kv, token, n, D)
+        total += tl.sum(z * _centred(q, mean_q, row, token, some, n, D), 1)
+    y = _centred(k, mean_k, kv, token, d, n, D)
     tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
     later = tl.load(after + (row * D + d).to(tl.int64) * chunks + chunk)
     from_later = tl.sum(y * later[None, :], 1)
