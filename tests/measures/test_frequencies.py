@@ -18,7 +18,7 @@ from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.extend.retrieval import remembered_facts
 from wherewhat.measures.frequencies import measurement as frequencies_measurement

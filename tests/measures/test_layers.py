@@ -10,7 +10,7 @@ from helpers.capture import tiny, tokens
 from measures.axes.dense import dense_fit
 from wherewhat.captures.proof import capture
 from wherewhat.errors import WherewhatError
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.swaps.placement import choose_queries
 

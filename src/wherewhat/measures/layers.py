@@ -16,8 +16,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.measurement import AttentionConfig
-from wherewhat.measures.attention.weights import AttentionStats, attention_stats
+from wherewhat.measures.attention import AttentionStats, attention_stats
 from wherewhat.measures.axes.fit import AxesFit
 from wherewhat.measures.axes.layer import band_width, fit_layer
 from wherewhat.measures.axes.measurement import Method
@@ -27,6 +26,7 @@ from wherewhat.measures.frequencies.planes import (
     mean_frequency_softmax,
     plane_swaps,
 )
+from wherewhat.measures.heads.measurement import AttentionConfig
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.planes.layout import Planes
 from wherewhat.measures.planes.statistics import PlaneStats, plane_stats

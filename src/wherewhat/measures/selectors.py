@@ -15,7 +15,7 @@ from wherewhat.captures.proof import Proof, intervene
 from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
-from wherewhat.measures.attention.weights import weight_blocks
+from wherewhat.measures.attention import weight_blocks
 from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.head_costs import HeadStatistics, HeadSums
 from wherewhat.measures.heads.patterns import TARGETS, target_keys

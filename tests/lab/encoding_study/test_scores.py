@@ -16,7 +16,7 @@ from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, by_head, fold
 from wherewhat.lab.encoding_study.study import encoding_recorder
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
-from wherewhat.measures.attention.weights import effective_rank
+from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.measurement import PatternConfig

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.lab.encoding_study.corpus import Corpus
 from wherewhat.lab.encoding_study.recipe import RecordConfig
-from wherewhat.measures.attention.weights import effective_rank, weight_blocks
+from wherewhat.measures.attention import effective_rank, weight_blocks
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums

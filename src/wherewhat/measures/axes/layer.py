@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.weights import effective_rank
+from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.fit import AxesFit, fit_axes, shared_curve
 from wherewhat.measures.axes.measurement import AxesConfig, Method
 from wherewhat.measures.axes.solver import SUBSETS

@@ -13,7 +13,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.extend.method import LengthMethod
-from wherewhat.measures.attention.weights import SpreadSums, WeightBlock
+from wherewhat.measures.attention import SpreadSums, WeightBlock
 from wherewhat.measures.axes.fit import fit_margins
 from wherewhat.measures.axes.margins import blocked_margins
 from wherewhat.measures.tensors import centred_ranks, cosine

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.weights import (
+from wherewhat.measures.attention import (
     AttentionSpread,
     SpreadSums,
     WeightBlock,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.heads.measurement import AttentionConfig
 from wherewhat.measures.measurement import LayerScores
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.options import short_repr
