@@ -16,7 +16,7 @@ from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import blocks
 from wherewhat.captures.proof import Proof, prove
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Spans, Text, measure_text

@@ -17,8 +17,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import AttentionStats, attention_stats
-from wherewhat.measures.axes.fit import AxesFit
-from wherewhat.measures.axes.layer import band_width, fit_layer
+from wherewhat.measures.axes.fit import AxesFit, band_width, fit_layer
 from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.frequencies.planes import (
     frequency_use,

@@ -17,7 +17,7 @@ from wherewhat.lab.encoding_study.study import encoding_recorder
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.attention import effective_rank
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.measurement import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics

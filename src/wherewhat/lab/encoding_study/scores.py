@@ -13,7 +13,7 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.lab.encoding_study.corpus import Corpus
 from wherewhat.lab.encoding_study.recipe import RecordConfig
 from wherewhat.measures.attention import effective_rank, weight_blocks
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject

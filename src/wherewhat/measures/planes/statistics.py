@@ -10,8 +10,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.axes.layer import band_width
+from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Curve, LayerScores

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.layer import band_width
+from wherewhat.measures.axes.fit import band_width
 from wherewhat.measures.measurement import DocumentScores, LayerScores, Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.measures.split.logits import LogitSums, flattened
