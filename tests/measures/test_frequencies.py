@@ -48,7 +48,7 @@ from wherewhat.measures.frequencies.planes import (
 )
 from wherewhat.measures.frequencies.text import measure_frequencies
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import keys_before, query_logits
+from wherewhat.measures.swaps.logits import keys_before, query_logits
 from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request

@@ -12,7 +12,7 @@ from wherewhat.captures.proof import capture
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.attention import attention_output
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 
 MODELS = ["bloom", "mistral", "gemma2", "falcon:alibi", "gpt_oss", "gpt2"]
 FUNCTIONS = ["axes", "swaps", "planes", "frequencies", "attention_statistics"]

@@ -27,11 +27,10 @@ from wherewhat.measures.frequencies.planes import (
 )
 from wherewhat.measures.heads.measurement import AttentionConfig
 from wherewhat.measures.measurement import KEYS_MIX
-from wherewhat.measures.planes.layout import Planes
-from wherewhat.measures.planes.statistics import PlaneStats, plane_stats
+from wherewhat.measures.planes.statistics import Planes, PlaneStats, plane_stats
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import check_finite, check_single_text
 from wherewhat.options import checked, short_repr
 

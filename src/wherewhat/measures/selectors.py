@@ -21,7 +21,7 @@ from wherewhat.measures.head_costs import HeadStatistics, HeadSums
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import centred_ranks, per_query_head, rotates
 from wherewhat.measures.variants import DEPTHS, RUN
 

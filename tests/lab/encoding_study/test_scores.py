@@ -26,7 +26,7 @@ from wherewhat.measures.planes.statistics import layer_scores
 from wherewhat.measures.residual.measurement import ResidualConfig
 from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import next_token_loss
 
 CONTEXT = RECIPE.training.context

@@ -17,11 +17,10 @@ from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.planes.layout import Planes
-from wherewhat.measures.planes.statistics import plane_stats
+from wherewhat.measures.planes.statistics import Planes, plane_stats
 from wherewhat.measures.residual.replacement import mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 
 
 def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:

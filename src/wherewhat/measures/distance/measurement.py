@@ -120,6 +120,6 @@ class DistanceMeasurement(TextMeasurement):
 
     def measure(self, subject: Subject, text: Text, config: DistanceConfig) -> DocumentScores:
         """Return the scores."""
-        from wherewhat.measures.distance.layer import measure_distance
+        from wherewhat.measures.distance.controlled import measure_distance
 
         return measure_distance(subject, text.ids, config)

@@ -31,7 +31,7 @@ from wherewhat.measures.frequencies.planes import (
     slower_planes,
 )
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import (
     check_faithful,
     correlation,

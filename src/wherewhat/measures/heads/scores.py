@@ -16,8 +16,8 @@ from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
 from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.swaps import LABELS
-from wherewhat.measures.swaps.layer import Swaps, layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries, reference_scores
+from wherewhat.measures.swaps.layer import Swaps, layer_swaps, reference_scores
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.swaps.scores import label
 from wherewhat.measures.tensors import correlation, defined, over_documents
 

@@ -125,6 +125,6 @@ class SplitMeasurement(DocumentsMeasurement):
 
     def measure(self, subject: Subject, texts: Sequence[Text], config: SplitConfig) -> DocumentScores:
         """Return the scores."""
-        from wherewhat.measures.split.documents import split_documents
+        from wherewhat.measures.split.logits import split_documents
 
         return split_documents(subject, [text.ids[0] for text in texts], config)
