@@ -313,16 +313,6 @@ def _check(
     check_finite(q, k)
 
 
-_BY_DISTANCE = (
-    "curve",
-    "drift",
-    "shape_drift",
-    "rank_correlation",
-    "logit_drift",
-    "logit_rank_correlation",
-    "rank_correlation_reference",
-)
-
 FEWEST_TOKENS = 8
 """Queries are in the second half of the text, and a rank correlation needs at least four keys."""
 
@@ -393,7 +383,7 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScor
     )
     control = {f"{name}_scrambled": values for name, values in _heads(scrambled).items()}
     axes = ("head", "distance")
-    curves = {name: Curve(getattr(real, name), axes) for name in _BY_DISTANCE} | {
+    curves = {name: Curve(x, axes) for name, x in vars(real).items() if x.ndim == 2} | {
         "rank_correlation_scrambled": Curve(scrambled.rank_correlation, axes),
         "drift_scrambled": Curve(scrambled.drift, axes),
         "distances": Curve(real.distances, ("distance",)),

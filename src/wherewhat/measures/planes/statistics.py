@@ -85,7 +85,7 @@ def plane_stats(
         positions: Position of each token, ``(n,)``; 0, 1, … by default.
         window: Only distances below this are used.
     """
-    width = check(rot_q, rot_k, window)
+    width = _check(rot_q, rot_k, window)
     n = rot_q.shape[1]
     back = planes.rotor(torch.arange(n, device=rot_q.device) if positions is None else positions).conj()
     groups = rot_q.shape[0] // rot_k.shape[0]
@@ -174,7 +174,7 @@ def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int 
         planes: Dimensions and angles of the planes.
         window: Only distances below this are used.
     """
-    width = check(rot_q, rot_k, window)
+    width = _check(rot_q, rot_k, window)
     band = Band(rot_q.shape[1], width, rot_q.device)
     # The origin of positions only rotates the means: the deviations after rotation stay the same.
     rotor = planes.rotor(torch.arange(band.n, device=rot_q.device))
@@ -207,7 +207,8 @@ def _of_key_head(q: Tensor, k: Tensor, planes: Planes, rotor: Tensor, band: Band
     # Deviations times deviations: row means, then column means of the remainder.
     sums = band_sums(rest_q, rest_k, band.width)
     b_content = sums.rows / by_query
-    left = sums.columns - _column_sums(band, b_content)
+    explained = band.normal(band.pack(b.new_zeros(len(b), band.width), b_content, torch.zeros_like(b)))
+    left = sums.columns - band.unpack(explained)[2]
     c_content = left / by_key
     content = sums.squares - (sums.rows * b_content).sum(-1) - (left * c_content).sum(-1)
 
@@ -234,23 +235,14 @@ def _weighted_mean(z: Tensor, weight: Tensor) -> Tensor:
     return (z * (weight / weight.sum())[:, None]).sum(-2)
 
 
-def _column_sums(band: Band, b: Tensor) -> Tensor:
-    """Return sums over each key's queries of a query term ``(heads, n)``."""
-    nothing = b.new_zeros(b.shape[0], band.width)
-    return band.unpack(band.normal(band.pack(nothing, b, torch.zeros_like(b))))[2]
-
-
-_BY_PLANE = (
-    "q_size",
-    "k_size",
-    "q_concentration",
-    "k_concentration",
-    "q_alignment",
-    "k_alignment",
-    "q_direction",
-    "k_direction",
-    "share",
-)
+def layer_stats(attention: LayerAttention) -> PlaneStats:
+    """Return statistics of every plane of a captured layer that rotates, with its window and positions."""
+    positions = attention.positions.reshape(-1, attention.m)[0]
+    if bool((positions.diff() != 1).any()):
+        raise MeasureError(f"positions of layer {attention.layer} are not consecutive, as statistics of planes require")
+    rot_q, rot_k = attention.rot_q[0], attention.rot_k[0]
+    planes = Planes.of(attention.rotation, rot_q.shape[-1], device=rot_q.device)
+    return plane_stats(rot_q, rot_k, planes, positions=positions, window=band_width(attention))
 
 
 def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores:
@@ -260,9 +252,6 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
     """
     check_single_text(attention)
     rot_q, rot_k, window = attention.rot_q[0], attention.rot_k[0], band_width(attention)
-    positions = attention.positions.reshape(-1, attention.m)[0]
-    if attention.rotation is not None and bool((positions.diff() != 1).any()):
-        raise MeasureError(f"positions of layer {attention.layer} are not consecutive, as statistics of planes require")
     planes = Planes.of(attention.rotation, rot_q.shape[-1], device=rot_q.device)
     bound = residual_bound(rot_q, rot_k, planes, window=window)
     fit = fit_axes(rot_q.double(), rot_k.double(), window=window)
@@ -276,16 +265,15 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
     whole: dict[str, float] = {}
     curves: dict[str, Curve] = {}
     if attention.rotation is not None:
-        stats = plane_stats(rot_q, rot_k, planes, positions=positions, window=window)
+        stats = layer_stats(attention)
         heads["slow_dominance"] = stats.slow_dominance
         heads["q_concentration"] = stats.weighted(stats.q_concentration)
         heads["k_concentration"] = stats.weighted(stats.k_concentration)
         whole["slow_dimensions"] = float(planes.dimensions[stats.slow].sum() / planes.dimensions.sum())
         whole["random_concentration"] = math.sqrt(math.pi / attention.n) / 2
         if config.curves:
-            curves = {
-                f"plane_{name}": Curve(getattr(stats, name).float().cpu(), ("head", "plane")) for name in _BY_PLANE
-            }
+            by_plane = {name: x for name, x in vars(stats).items() if x.ndim == 2}
+            curves = {f"plane_{name}": Curve(x.float().cpu(), ("head", "plane")) for name, x in by_plane.items()}
             # The inverse of the period, which is infinite for planes that never turn.
             curves["plane_turns_per_token"] = Curve((1 / stats.period).cpu(), ("plane",))
     return LayerScores(attention.layer, {name: x.cpu() for name, x in heads.items()}, whole, curves)
@@ -456,7 +444,7 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
     )
 
 
-def check(q: Tensor, k: Tensor, window: int | None) -> int:
+def _check(q: Tensor, k: Tensor, window: int | None) -> int:
     """Check queries and keys, and return the number of distances.
 
     Args:

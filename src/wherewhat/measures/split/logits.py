@@ -22,8 +22,10 @@ No n × n matrix is computed: see :mod:`wherewhat.measures.axes.margins`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,6 +76,7 @@ class LogitSums:
     def __init__(self, *, window: int | None = None) -> None:
         """Start with no documents; only distances below ``window`` are used."""
         self._window = window
+        self._squares = partial(squares, window=window)
         self._terms: list[Tensor] = []  # per document: pc, cp, cc, and with means pp, pc, cp, (6, heads)
         self._whole: list[Tensor] = []  # per document: all logits, their three axes, their distance curve, (3, heads)
         self._position: list[Tensor] = []  # the same of position · position, without the document
@@ -128,9 +131,6 @@ class LogitSums:
             axes_pp=axes_pp,
             distance_pp=distance_pp,
         )
-
-    def _squares(self, q: Tensor, k: Tensor) -> Tensor:
-        return squares(q, k, window=self._window)
 
     def _explained(self, q: Tensor, k: Tensor) -> Tensor:
         """Return centred squares of the logits, of their three-axis fit and of their distance curve, ``(3, heads)``."""
@@ -287,18 +287,11 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
         raise MeasureError(
             f"skip is {config.skip}, but the texts have only {lengths[0]} tokens: at least {_LEAST_TOKENS} must be left"
         )
-    layers: dict[int, LayerSplit] = {}
-
-    def first(attention: LayerAttention) -> None:
-        layers.setdefault(attention.layer, LayerSplit(len(documents), skip=config.skip)).first(attention)
-
-    def second(attention: LayerAttention) -> None:
-        layers[attention.layer].second(attention)
-
-    passes: tuple[Callable[[LayerAttention], None], ...] = (first, second)
-    for reducer in passes:
-        for ids in documents:
-            subject.run(ids[None], reducer)
+    layers: dict[int, LayerSplit] = defaultdict(lambda: LayerSplit(len(documents), skip=config.skip))
+    for ids in documents:
+        subject.run(ids[None], lambda attention: layers[attention.layer].first(attention))
+    for ids in documents:
+        subject.run(ids[None], lambda attention: layers[attention.layer].second(attention))
     found = {index: layers[index].scores(index) for index in sorted(layers)}
     names = next(iter(found.values()))[1] if found else {}
     left_out = {name: torch.cat([of_layer[name] for _, of_layer in found.values()], -1) for name in names}
