@@ -137,14 +137,14 @@ def fit_axes(
                 grouped = q.to(dtype).contiguous().view(k.shape[0], -1, side, q.shape[-1])
                 q, k, rows, columns = centre(grouped, k.to(dtype))
                 logits = _logits(q.view(heads, side, -1), k, 1.0, None, None)
-                margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
+                margins = blocked_margins(logits, heads, band, block=block)
             by_query.add_(rows, alpha=scale)
             by_key.add_(columns, alpha=scale)
             margins = Margins(band, margins.sums.mul_(scale), scale**2 * margins.squares)
         else:
             known = None if bias is None else bias.expand(heads, n, n)[:, queries, keys]
             logits = _logits(q.to(dtype), k.to(dtype), scale, softcap, known)
-            margins = blocked_margins(logits, heads, side, width, device=q.device, block=block)
+            margins = blocked_margins(logits, heads, band, block=block)
         if distance_bias is not None:
             by_distance += distance_bias[..., min_distance : min_distance + width].to(offset)
         if key_bias is not None:

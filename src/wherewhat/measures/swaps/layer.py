@@ -92,14 +92,7 @@ def layer_swaps(
 ) -> Swaps:
     """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
-    Args:
-        attention: One layer of a pass over one text without cache.
-        queries: Positions of the queries.
-        tau: Temperature of the swap weights.
-        block: Tokens per swapped block.
-        skip: Number of first keys that are never swapped.
-        taus: Other temperatures, for the sensitivity.
-        blocks: Other block sizes, for the sensitivity.
+    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
@@ -297,15 +290,7 @@ def reference_scores(
     """Return positional and symbolic scores and the effective number of swaps, ``(heads, queries)``, by definition.
 
     Runs the layer once per swap. Used for layers whose keys depend on several tokens, and as reference in tests of
-    :func:`layer_swaps`.
-
-    Args:
-        attention: The layer without a swap.
-        swap: Runs the layer with two blocks swapped.
-        queries: Positions of the queries.
-        tau: Temperature of the swap weights.
-        block: Tokens per block.
-        skip: Number of first keys that are never swapped.
+    :func:`layer_swaps`, whose arguments it takes.
     """
     scores, weights = (_rows(f, queries) for f in (attention.attn_scores, attention.pattern))
     starts = {q: _starts(x, block) for q, x in zip(queries, keys_before(attention, queries, skip=skip), strict=True)}
