@@ -30,19 +30,12 @@ def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
 
 def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
     """Rotate plane f of ``x`` ``(..., d)`` by ``angles[..., f]``, broadcast over the leading dimensions; float64."""
-    left, right = _sides(rotation)
+    left, right = rotation.halves
     out = x.double() + torch.zeros_like(angles[..., :1])  # a copy of the broadcast shape
     u, v = out[..., left], out[..., right]
     cos, sin = angles.cos(), angles.sin()
     out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
     return out
-
-
-def _sides(rotation: Rotation) -> tuple[slice, slice]:
-    """Return the first and second dimensions of all planes as slices: several times faster than indices."""
-    step = 2 if rotation.pairing == "interleaved" else 1
-    left, right = (slice(start, start + step * rotation.planes, step) for start in rotation.pairs[0].tolist())
-    return left, right
 
 
 def scale_queries(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
@@ -51,8 +44,7 @@ def scale_queries(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
     The rotation scales queries and keys by ``scaling`` each, in the rotated dimensions only.
     """
     out = q.double() * scale
-    rotated = rotation.pairs.flatten().to(q.device)
-    out[..., rotated] *= rotation.scaling**2
+    out[..., rotation.offset : rotation.offset + 2 * rotation.planes] *= rotation.scaling**2
     return out
 
 
@@ -360,7 +352,7 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScor
     assert rotation is not None
     positions = attention.positions if attention.positions.ndim == 1 else attention.positions[0]
     queries = spaced_queries(attention.n, config.queries)
-    visible = _visible(attention, queries)
+    visible = attention.visible(torch.tensor(queries, device=attention.mask.device))[0].any(0)
     own = positions[attention.m - attention.n :].to(visible.device)[queries]
     apart = own[:, None] - positions.to(visible.device)[None, :]
     grid = distance_grid(float(positions.max() - positions.min()), per_octave=config.per_octave, beyond=config.beyond)
@@ -405,9 +397,3 @@ def _heads(found: ControlledDistance) -> dict[str, Tensor]:
         "shape_drift": found.shape_drift[:, found.within].mean(-1),
         "logit_rank_correlation": found.logit_rank_correlation[:, found.within].mean(-1),
     }
-
-
-def _visible(attention: LayerAttention, queries: list[int]) -> Tensor:
-    """Return True where a query sees a key in any head, ``(queries, m)``, computed one row at a time."""
-    rows = [attention.visible(slice(i, i + 1))[0].any(0)[0].expand(attention.m) for i in queries]
-    return torch.stack(rows)
