@@ -24,6 +24,95 @@ _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
+class Planes:
+    """Dimensions of a head grouped by their rotation angle.
+
+    Dimensions are ordered: first of every plane, unrotated ones, second of every plane. As complex numbers these are
+    the planes followed by the unrotated dimensions, whose imaginary part and angle are zero. In statistics *by plane*,
+    the unrotated dimensions together are one more plane, the last, that never turns.
+
+    Attributes:
+        order: Head dimensions in that order, ``(d,)``.
+        turning: Angle per position of each plane, ``(planes,)`` float64.
+        rest: Number of unrotated dimensions.
+        scaling: Factor of the rotation on the planes.
+    """
+
+    order: Tensor
+    turning: Tensor
+    rest: int
+    scaling: float = 1.0
+
+    __repr__ = short_repr
+
+    @classmethod
+    def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:
+        """Return the planes of heads with ``d`` dimensions; all are unrotated if ``rotation`` is None."""
+        if rotation is None:
+            return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
+        first, second = rotation.pairs.T
+        if rotation.planes and int(second.max()) >= d:
+            raise MeasureError(f"the rotation turns dimension {int(second.max())} of heads with {d} dimensions")
+        turned = set(rotation.pairs.flatten().tolist())
+        rest = torch.tensor([x for x in range(d) if x not in turned], dtype=first.dtype)
+        order = torch.cat([first, rest, second]).to(device)
+        return cls(order, rotation.inv_freq.double().to(device), len(rest), rotation.scaling)
+
+    @property
+    def count(self) -> int:
+        """Number of planes, with the unrotated dimensions as one."""
+        return len(self.turning) + (self.rest > 0)
+
+    @property
+    def dimensions(self) -> Tensor:
+        """Number of dimensions of each plane, ``(count,)`` float64."""
+        return self.by_plane(torch.ones(len(self.order), dtype=torch.float64, device=self.turning.device))
+
+    @property
+    def period(self) -> Tensor:
+        """Positions per full turn of each plane, ``(count,)`` float64; infinite if it never turns."""
+        never = torch.full((self.count - len(self.turning),), math.inf, dtype=torch.float64, device=self.turning.device)
+        return torch.cat([2 * math.pi / self.turning.abs(), never])
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """Return ``x`` ``(..., d)`` with its dimensions in order, float64."""
+        return x[..., self.order].double()
+
+    def to_complex(self, x: Tensor) -> Tensor:
+        """Return arranged ``(..., d)`` as planes and unrotated dimensions, ``(..., planes + rest)`` complex128."""
+        count = len(self.turning) + self.rest
+        return torch.complex(x[..., :count].contiguous(), torch.nn.functional.pad(x[..., count:], (0, self.rest)))
+
+    def to_real(self, z: Tensor) -> Tensor:
+        """Undo :meth:`to_complex`."""
+        return torch.cat([z.real, z.imag[..., : len(self.turning)]], -1)
+
+    def rotor(self, positions: Tensor) -> Tensor:
+        """Return the complex factors of the rotation, ``(n, planes + rest)`` complex128, without the scaling."""
+        angle = positions.to(self.turning)[:, None] * torch.nn.functional.pad(self.turning, (0, self.rest))
+        return torch.polar(torch.ones_like(angle), angle)
+
+    def by_plane(self, values: Tensor) -> Tensor:
+        """Return sums over each plane's dimensions of arranged values ``(..., d)``, ``(..., count)``."""
+        turned = len(self.turning)
+        planes = values[..., :turned] + values[..., turned + self.rest :]
+        rest = values[..., turned : turned + self.rest]
+        return torch.cat([planes, rest.sum(-1, keepdim=True)], -1) if self.rest else planes
+
+    def size(self, z: Tensor) -> Tensor:
+        """Return the length of ``z`` ``(..., planes + rest)`` in each plane, ``(..., count)``."""
+        size = z.abs()
+        turned, rest = size[..., : len(self.turning)], size[..., len(self.turning) :]
+        return torch.cat([turned, rest.square().sum(-1, keepdim=True).sqrt()], -1) if self.rest else size
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Repeat values by plane ``(..., count)`` for each complex dimension, ``(..., planes + rest)``."""
+        if not self.rest:
+            return values
+        return torch.cat([values[..., :-1], values[..., -1:].expand(*values.shape[:-1], self.rest)], -1)
+
+
+@dataclass(frozen=True)
 class PlaneStats:
     """Statistics by head and plane; unrotated dimensions together are the last plane.
 
@@ -277,95 +366,6 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
             # The inverse of the period, which is infinite for planes that never turn.
             curves["plane_turns_per_token"] = Curve((1 / stats.period).cpu(), ("plane",))
     return LayerScores(attention.layer, {name: x.cpu() for name, x in heads.items()}, whole, curves)
-
-
-@dataclass(frozen=True)
-class Planes:
-    """Dimensions of a head grouped by their rotation angle.
-
-    Dimensions are ordered: first of every plane, unrotated ones, second of every plane. As complex numbers these are
-    the planes followed by the unrotated dimensions, whose imaginary part and angle are zero. In statistics *by plane*,
-    the unrotated dimensions together are one more plane, the last, that never turns.
-
-    Attributes:
-        order: Head dimensions in that order, ``(d,)``.
-        turning: Angle per position of each plane, ``(planes,)`` float64.
-        rest: Number of unrotated dimensions.
-        scaling: Factor of the rotation on the planes.
-    """
-
-    order: Tensor
-    turning: Tensor
-    rest: int
-    scaling: float = 1.0
-
-    __repr__ = short_repr
-
-    @classmethod
-    def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:
-        """Return the planes of heads with ``d`` dimensions; all are unrotated if ``rotation`` is None."""
-        if rotation is None:
-            return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
-        first, second = rotation.pairs.T
-        if rotation.planes and int(second.max()) >= d:
-            raise MeasureError(f"the rotation turns dimension {int(second.max())} of heads with {d} dimensions")
-        turned = set(rotation.pairs.flatten().tolist())
-        rest = torch.tensor([x for x in range(d) if x not in turned], dtype=first.dtype)
-        order = torch.cat([first, rest, second]).to(device)
-        return cls(order, rotation.inv_freq.double().to(device), len(rest), rotation.scaling)
-
-    @property
-    def count(self) -> int:
-        """Number of planes, with the unrotated dimensions as one."""
-        return len(self.turning) + (self.rest > 0)
-
-    @property
-    def dimensions(self) -> Tensor:
-        """Number of dimensions of each plane, ``(count,)`` float64."""
-        return self.by_plane(torch.ones(len(self.order), dtype=torch.float64, device=self.turning.device))
-
-    @property
-    def period(self) -> Tensor:
-        """Positions per full turn of each plane, ``(count,)`` float64; infinite if it never turns."""
-        never = torch.full((self.count - len(self.turning),), math.inf, dtype=torch.float64, device=self.turning.device)
-        return torch.cat([2 * math.pi / self.turning.abs(), never])
-
-    def arrange(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``(..., d)`` with its dimensions in order, float64."""
-        return x[..., self.order].double()
-
-    def to_complex(self, x: Tensor) -> Tensor:
-        """Return arranged ``(..., d)`` as planes and unrotated dimensions, ``(..., planes + rest)`` complex128."""
-        count = len(self.turning) + self.rest
-        return torch.complex(x[..., :count].contiguous(), torch.nn.functional.pad(x[..., count:], (0, self.rest)))
-
-    def to_real(self, z: Tensor) -> Tensor:
-        """Undo :meth:`to_complex`."""
-        return torch.cat([z.real, z.imag[..., : len(self.turning)]], -1)
-
-    def rotor(self, positions: Tensor) -> Tensor:
-        """Return the complex factors of the rotation, ``(n, planes + rest)`` complex128, without the scaling."""
-        angle = positions.to(self.turning)[:, None] * torch.nn.functional.pad(self.turning, (0, self.rest))
-        return torch.polar(torch.ones_like(angle), angle)
-
-    def by_plane(self, values: Tensor) -> Tensor:
-        """Return sums over each plane's dimensions of arranged values ``(..., d)``, ``(..., count)``."""
-        turned = len(self.turning)
-        planes = values[..., :turned] + values[..., turned + self.rest :]
-        rest = values[..., turned : turned + self.rest]
-        return torch.cat([planes, rest.sum(-1, keepdim=True)], -1) if self.rest else planes
-
-    def size(self, z: Tensor) -> Tensor:
-        """Return the length of ``z`` ``(..., planes + rest)`` in each plane, ``(..., count)``."""
-        size = z.abs()
-        turned, rest = size[..., : len(self.turning)], size[..., len(self.turning) :]
-        return torch.cat([turned, rest.square().sum(-1, keepdim=True).sqrt()], -1) if self.rest else size
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Repeat values by plane ``(..., count)`` for each complex dimension, ``(..., planes + rest)``."""
-        if not self.rest:
-            return values
-        return torch.cat([values[..., :-1], values[..., -1:].expand(*values.shape[:-1], self.rest)], -1)
 
 
 @dataclass(frozen=True)
