@@ -130,12 +130,7 @@ class WeightBlock:
 
 
 def weight_blocks(attention: LayerAttention, block_mib: int) -> Iterator[WeightBlock]:
-    """Yield the attention weights of all queries, in order.
-
-    Args:
-        attention: One layer, batch 1.
-        block_mib: Memory for the weights of one block, in MiB.
-    """
+    """Yield the attention weights of all queries of one text, in order, in blocks of ``block_mib`` MiB."""
     if attention.rot_q.shape[0] != 1:
         raise MeasureError(
             f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts: measure one text at a time"

@@ -178,9 +178,11 @@ def _check_keys(layer: LayerAttention) -> None:
         )
 
 
-def _positions(layer: LayerAttention, queries: Any) -> list[int]:
-    if not isinstance(queries, str | int):
+def _positions(layer: LayerAttention, queries: Queries) -> list[int]:
+    if isinstance(queries, str):
+        return choose_queries(layer.n, count=1 if queries == "last" else 0)
+    if not isinstance(queries, int):
         return choose_queries(layer.n, count=1, positions=list(queries))
-    if isinstance(queries, int) and queries < 1:
-        raise MeasureError(f"queries is {queries!r}: give 'last', 'all', a number from 1, or positions")
-    return choose_queries(layer.n, count={"last": 1, "all": 0}.get(queries, queries))
+    if queries < 1:
+        raise MeasureError(f"queries is {queries}: give 'last', 'all', a number from 1, or positions")
+    return choose_queries(layer.n, count=queries)

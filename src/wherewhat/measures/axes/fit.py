@@ -332,11 +332,7 @@ def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, mean: Tensor, *, n: int) -
 def fit_layer(attention: LayerAttention, *, skip: int = 0, min_distance: int = 0, method: Method = "auto") -> AxesFit:
     """Fit the logits of a captured layer by three axes, exactly as they enter softmax.
 
-    Args:
-        attention: One layer of a pass over one text without cache.
-        skip: Number of first keys to leave out.
-        min_distance: Leave out smaller distances.
-        method: As for :func:`fit_axes`.
+    The layer is one of a pass over one text without cache; the options are those of :func:`fit_axes`.
     """
     check_single_text(attention)
     return fit_axes(

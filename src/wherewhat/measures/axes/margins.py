@@ -137,9 +137,7 @@ def centre(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return row sums, column sums ``(kv, groups, n)`` and sum of squares ``(kv, groups)`` of the causal triangle.
 
-    Args:
-        q: ``(kv, groups, n, d)``.
-        k: ``(kv, n, d)``.
+    For ``q`` ``(kv, groups, n, d)`` and ``k`` ``(kv, n, d)``.
     """
     kv, groups, n, d = q.shape
     size = min(n, max(64, d))
@@ -177,12 +175,8 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     """Return ``Σ_j q[j + d] · k[j]`` for every distance d below ``width``, ``(kv, groups, width)`` float64.
 
-    Two real dimensions form one complex one with ``Re(z_q z̄_k)`` as dot product: half the transforms.
-
-    Args:
-        q: ``(kv, groups, n, d)``.
-        k: ``(kv, n, d)``.
-        width: Number of distances.
+    For ``q`` ``(kv, groups, n, d)`` and ``k`` ``(kv, n, d)``. Two real dimensions form one complex one with
+    ``Re(z_q z̄_k)`` as dot product: half the transforms.
     """
     kv, groups, n, d = q.shape
     length = fft_length(n + width - 1)

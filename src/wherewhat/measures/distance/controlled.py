@@ -325,13 +325,7 @@ def spaced_queries(n: int, count: int) -> list[int]:
 
 
 def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> DocumentScores:
-    """Return controlled distance of every layer that rotates on one document.
-
-    Args:
-        subject: The model.
-        ids: Tokens, ``(1, n)``.
-        config: Options.
-    """
+    """Return controlled distance of every layer that rotates on one document ``(1, n)``."""
     if ids.shape[-1] < FEWEST_TOKENS:
         raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")
     found: list[LayerScores] = []

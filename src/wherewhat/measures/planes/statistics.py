@@ -445,13 +445,7 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
 
 
 def _check(q: Tensor, k: Tensor, window: int | None) -> int:
-    """Check queries and keys, and return the number of distances.
-
-    Args:
-        q: ``(heads, n, d)``.
-        k: ``(kv_heads, n, d)``.
-        window: Sliding window, if any.
-    """
+    """Check queries ``(heads, n, d)`` and keys ``(kv_heads, n, d)``, and return the number of distances."""
     check_heads(q, k)
     if q.shape[1:] != k.shape[1:]:
         raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must have the same n and d")

@@ -165,10 +165,7 @@ def flattened(x: Tensor) -> Tensor:
 def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
     """Return the sum over causal pairs of the squares of ``q_i · k_j`` around its mean, ``(heads,)`` float64.
 
-    Args:
-        q: ``(heads, n, d)``.
-        k: ``(kv_heads, n, d)``.
-        window: Only distances below this.
+    For ``q`` ``(heads, n, d)`` and ``k`` ``(kv_heads, n, d)``, and only distances below ``window``.
     """
     n = q.shape[1]
     margins, by_query, by_key = bilinear_margins(q, k, min(n, window or n), dtype=torch.float64)
@@ -268,13 +265,8 @@ def errors_of_means(left_out: dict[str, Tensor]) -> dict[str, float]:
 def split_documents(subject: Subject, documents: Sequence[Tensor], config: SplitConfig) -> DocumentScores:
     """Split queries, keys and logits of a model into position and content over documents of one length.
 
-    The model runs on every document twice. Memory is 2 · (heads + kv_heads) · n · d float64 numbers per layer,
+    The model runs on every document ``(n,)`` twice. Memory is 2 · (heads + kv_heads) · n · d float64 numbers per layer,
     independent of the number of documents.
-
-    Args:
-        subject: The model.
-        documents: Token ids of each document, ``(n,)``.
-        config: Options.
     """
     if len(documents) < LEAST_DOCUMENTS:
         raise MeasureError(
