@@ -104,7 +104,8 @@ class PositionSums:
         # Weights of documents in the noise: they sum to 0, their squares to the number of documents. They vary slowly
         # in t, so that texts that alternate between two sources do not get opposite weights.
         self._weights = [math.sqrt(2) * math.cos(math.tau * t / documents + math.pi / 6) for t in range(documents)]
-        self._sums: Tensor | None = None  # over documents, plain and weighted, (2, heads, n, d)
+        self._total: Tensor | None = None
+        self._noise: Tensor | None = None
         self._means: list[Tensor] = []  # per document, (heads, d)
         self._squares: list[Tensor] = []  # per document, around its mean, (heads,)
         self._with_all: list[Tensor] = []  # per document, products with the sum over documents, (heads,)
@@ -120,15 +121,14 @@ class PositionSums:
             raise MeasureError("vectors hold NaN or Inf: the model's activations overflow")
         x = x.double()
         mean = x.mean(1)
-        if self._sums is None:
-            self._sums = x.new_zeros(2, *x.shape)
-        total, noise = self._sums
-        if total.shape != x.shape:
+        if self._total is None or self._noise is None:
+            self._total, self._noise = torch.zeros_like(x), torch.zeros_like(x)
+        if self._total.shape != x.shape:
             raise MeasureError(
-                f"a document's vectors are {tuple(x.shape)} after {tuple(total.shape)}: cut all to one length"
+                f"a document's vectors are {tuple(x.shape)} after {tuple(self._total.shape)}: cut all to one length"
             )
-        total += x
-        noise.add_(x, alpha=self._weights[self.documents])
+        self._total += x
+        self._noise.add_(x, alpha=self._weights[self.documents])
         self._means.append(mean)
         self._squares.append((x - mean[:, None]).square().sum((1, 2)))
 
@@ -137,9 +137,8 @@ class PositionSums:
 
         With two documents the noise of the only other one is unknown, and NaN.
         """
-        assert self._sums is not None, "the first pass comes first"
         index = len(self._with_all)
-        total, noise = self._sums
+        total, noise = self._sums()
         x = x.double()
         centred = total - torch.stack(self._means).sum(0)[:, None]
         self._with_all.append(((x - self._means[index][:, None]) * centred).sum((1, 2)))
@@ -152,8 +151,7 @@ class PositionSums:
 
     def share(self) -> PositionShare:
         """Return the share of position in the variance, after both passes over all documents."""
-        assert self._sums is not None, "the first pass comes first"
-        count, n = self.documents, self._sums.shape[2]
+        count, n = self.documents, self._sums()[0].shape[1]
         means, squares, with_all = (torch.stack(x) for x in (self._means, self._squares, self._with_all))
         offsets = (means - means.mean(0)).square().sum(-1) * n  # (documents, heads)
         total = squares.sum(0)
@@ -174,6 +172,11 @@ class PositionSums:
             raw=torch.where(varies, common / count / everything, nothing),
             shuffled=torch.where(varies, total / count / everything, nothing),
         )
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        assert self._total is not None, "the first pass comes first"
+        assert self._noise is not None
+        return self._total, self._noise
 
 
 def position_share(x: Tensor) -> PositionShare:
