@@ -97,7 +97,7 @@ def blocked_float32(q: Tensor, k: Tensor, block: int = 512) -> tuple[Tensor, ...
 def whole_model(repeat: int, tokens: int = 2048) -> None:
     """Decomposition of all heads of SmolLM2 on top of its own forward pass."""
     from wherewhat.captures.proof import capture, prove
-    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.measures.axes.fit import fit_layer
     from wherewhat.models.loader import load
 
     model = load("smollm2").model
@@ -149,7 +149,7 @@ def gpu(options: argparse.Namespace) -> None:
 
 def large_model(options: argparse.Namespace) -> None:
     """Decomposition of the 1,024 heads of a random Llama of 8 billion weights on top of its own forward pass."""
-    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.measures.axes.fit import fit_layer
 
     model = random_llama("8B", tokens=131_072, device=options.device, dtype="bfloat16")
     for n, allowed in {1024: 2.5, 4096: 1.4, 8192: 1.2, 32_768: 1.08}.items():

@@ -127,7 +127,7 @@ def by_lsqr(loaded: Any, ids: Tensor, count: int) -> dict[str, Any]:
 def by_wherewhat(loaded: Any, ids: Tensor, _: int) -> dict[str, Any]:
     """Every head of every layer while the model runs."""
     from wherewhat.captures.proof import capture, prove
-    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.measures.axes.fit import fit_layer
 
     fits = {}
     costs = Costs()

@@ -26,8 +26,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
-from wherewhat.measures.swaps.layer import Swaps, layer_swaps, swap_scores
-from wherewhat.measures.swaps.placement import choose_queries, reference_scores
+from wherewhat.measures.swaps.layer import Swaps, layer_swaps, reference_scores, swap_scores
+from wherewhat.measures.swaps.logits import choose_queries
 
 ALL = (1e3,)
 """A temperature at which all swaps have the same weight, so that all are computed."""

@@ -18,7 +18,7 @@ from wherewhat.errors import ConfigError, LoadError, MeasureError
 from wherewhat.extend.limited_cache import LimitedLayer
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.extend.planned import planned
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 
 # MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.
 FAMILIES = ("gpt_neox", "llama", "gemma2", "gpt_oss", "gemma3_text", "bloom", "gptj")

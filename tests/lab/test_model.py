@@ -14,7 +14,7 @@ from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import ENCODINGS, allowed_planes
 from wherewhat.lab.hugging_face import from_gptj, to_gptj
 from wherewhat.lab.model import LabModel
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.options import build_config
 

@@ -18,8 +18,7 @@ from wherewhat.measures.perturb.losses import measure_perturb
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.residual.measurement import ResidualConfig
 from wherewhat.measures.residual.replacement import measure_residual
-from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import reference_scores
+from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 
 ENCODINGS = typing.get_args(EncodingName)
 N = 24

@@ -9,8 +9,8 @@ import torch
 
 from helpers.layers import random_causal_layer
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention.measurement import AttentionConfig
-from wherewhat.measures.attention.weights import attention_stats, effective_rank, gaussian_rank
+from wherewhat.measures.attention import attention_stats, effective_rank, gaussian_rank
+from wherewhat.measures.heads.measurement import AttentionConfig
 
 
 @pytest.mark.parametrize("window", [None, 5])

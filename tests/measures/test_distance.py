@@ -19,8 +19,14 @@ from helpers.capture import run, shared, tokens
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.distance.controlled import controlled_distance, scramble_phases
-from wherewhat.measures.distance.layer import distance_grid, layer_scores, measure_distance, spaced_queries
+from wherewhat.measures.distance.controlled import (
+    controlled_distance,
+    distance_grid,
+    layer_scores,
+    measure_distance,
+    scramble_phases,
+    spaced_queries,
+)
 from wherewhat.measures.distance.measurement import DistanceConfig, DistanceMeasurement
 from wherewhat.measures.tensors import centred_ranks, cosine
 

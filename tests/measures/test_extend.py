@@ -14,7 +14,7 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.near_far import NearFar
 from wherewhat.extend.plan import Plan, fingerprint, plannable
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.extend import probes
 from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement
 from wherewhat.measures.extend.probes import (

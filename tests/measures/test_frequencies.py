@@ -18,7 +18,7 @@ from helpers.models import save_model
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.extend.retrieval import remembered_facts
 from wherewhat.measures.frequencies import measurement as frequencies_measurement
@@ -48,7 +48,7 @@ from wherewhat.measures.frequencies.planes import (
 )
 from wherewhat.measures.frequencies.text import measure_frequencies
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import keys_before, query_logits
+from wherewhat.measures.swaps.logits import keys_before, query_logits
 from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request

@@ -16,14 +16,13 @@ from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import blocks
 from wherewhat.captures.proof import Proof, prove
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Spans, Text, measure_text
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.registry import find_measurement, measurements
-from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import reference_scores
+from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 from wherewhat.numerics import new_process_settings
 from wherewhat.runs.subject import ModelSubject
 

@@ -10,9 +10,9 @@ from helpers.capture import tiny, tokens
 from measures.axes.dense import dense_fit
 from wherewhat.captures.proof import capture
 from wherewhat.errors import WherewhatError
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 
 MODELS = ["bloom", "mistral", "gemma2", "falcon:alibi", "gpt_oss", "gpt2"]
 FUNCTIONS = ["axes", "swaps", "planes", "frequencies", "attention_statistics"]

@@ -14,9 +14,8 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import Text, measure_text
-from wherewhat.measures.planes.layout import Planes, band_sums
 from wherewhat.measures.planes.measurement import PlanesConfig, PlanesMeasurement
-from wherewhat.measures.planes.statistics import layer_scores, plane_stats, residual_bound
+from wherewhat.measures.planes.statistics import Planes, band_sums, layer_scores, plane_stats, residual_bound
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.
 SHAPES = [(4, 2, 150, 12, None), (3, 3, 131, 12, 70), (2, 1, 33, 12, 3), (2, 2, 4, 12, None)]

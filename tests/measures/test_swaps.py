@@ -17,11 +17,10 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures import graphs
 from wherewhat.measures.measurement import KEYS_MIX
-from wherewhat.measures.swaps import LABELS, deviations, placement, scores
+from wherewhat.measures.swaps import LABELS, deviations, logits, scores
 from wherewhat.measures.swaps.deviations import logit_deviations
-from wherewhat.measures.swaps.layer import layer_swaps, swap_scores
-from wherewhat.measures.swaps.logits import QueryLogits
-from wherewhat.measures.swaps.placement import choose_queries, query_logits, reference_scores
+from wherewhat.measures.swaps.layer import layer_swaps, reference_scores, swap_scores
+from wherewhat.measures.swaps.logits import QueryLogits, choose_queries, query_logits
 from wherewhat.measures.swaps.scores import Pivots, label, score_swaps
 
 DOUBLE = (
@@ -368,7 +367,7 @@ def test_tiles_and_groups_of_queries_do_not_matter(block, monkeypatch):
     options = {"queries": [20, 45, N - 1], "taus": (1e-3, 1e-1), "block": block, **ENCODINGS["rotary"]}
     whole = swap_scores(q, k, **options)
     monkeypatch.setattr(scores, "_TILE", {"cpu": 7})
-    for module in (scores, deviations, placement):
+    for module in (scores, deviations, logits):
         monkeypatch.setattr(module, "_ENTRIES", {"cpu": 1})
     cut = swap_scores(q, k, **options)
     assert_alike(cut, whole)

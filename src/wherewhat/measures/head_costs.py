@@ -16,8 +16,8 @@ from wherewhat.captures.session import Editor
 from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import full_attention, limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit, plannable
-from wherewhat.measures.attention.weights import attention_output
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.attention import attention_output
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.statistics import Interval, interval

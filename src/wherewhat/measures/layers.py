@@ -16,10 +16,8 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.measurement import AttentionConfig
-from wherewhat.measures.attention.weights import AttentionStats, attention_stats
-from wherewhat.measures.axes.fit import AxesFit
-from wherewhat.measures.axes.layer import band_width, fit_layer
+from wherewhat.measures.attention import AttentionStats, attention_stats
+from wherewhat.measures.axes.fit import AxesFit, fit_layer
 from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.frequencies.planes import (
     frequency_use,
@@ -27,12 +25,12 @@ from wherewhat.measures.frequencies.planes import (
     mean_frequency_softmax,
     plane_swaps,
 )
+from wherewhat.measures.heads.measurement import AttentionConfig
 from wherewhat.measures.measurement import KEYS_MIX
-from wherewhat.measures.planes.layout import Planes
-from wherewhat.measures.planes.statistics import PlaneStats, plane_stats
+from wherewhat.measures.planes.statistics import PlaneStats, layer_stats
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import check_finite, check_single_text
 from wherewhat.options import checked, short_repr
 
@@ -102,12 +100,7 @@ def planes(layer: LayerAttention) -> PlaneStats:
         layer: One layer of one text, with rotation.
     """
     _check_rotation(layer)
-    positions = layer.positions.reshape(-1, layer.m)[0]
-    if bool((positions.diff() != 1).any()):
-        raise MeasureError(f"positions of layer {layer.layer} are not consecutive, as statistics of planes require")
-    rot_q, rot_k = layer.rot_q[0], layer.rot_k[0]
-    layout = Planes.of(layer.rotation, rot_q.shape[-1], device=rot_q.device)
-    return plane_stats(rot_q, rot_k, layout, positions=positions, window=band_width(layer))
+    return layer_stats(layer)
 
 
 @dataclass(frozen=True)
@@ -185,13 +178,11 @@ def _check_keys(layer: LayerAttention) -> None:
         )
 
 
-def _positions(layer: LayerAttention, queries: Any) -> list[int]:
-    if queries == "last":
-        return choose_queries(layer.n, count=1)
-    if queries == "all":
-        return choose_queries(layer.n, count=0)
-    if isinstance(queries, int) and queries > 0:
-        return choose_queries(layer.n, count=queries)
-    if isinstance(queries, str | int):
-        raise MeasureError(f"queries is {queries!r}: give 'last', 'all', a number from 1, or positions")
-    return choose_queries(layer.n, count=1, positions=list(queries))
+def _positions(layer: LayerAttention, queries: Queries) -> list[int]:
+    if isinstance(queries, str):
+        return choose_queries(layer.n, count=1 if queries == "last" else 0)
+    if not isinstance(queries, int):
+        return choose_queries(layer.n, count=1, positions=list(queries))
+    if queries < 1:
+        raise MeasureError(f"queries is {queries}: give 'last', 'all', a number from 1, or positions")
+    return choose_queries(layer.n, count=queries)

@@ -29,7 +29,7 @@ BUILT_IN = (
     "perturb.measurement.PerturbMeasurement",
     "choices.measurement.ItemChoices",
     "extend.measurement.ExtendMeasurement",
-    "attention.measurement.AttentionMeasurement",
+    "heads.measurement.AttentionMeasurement",
 )
 
 GROUP = "wherewhat.measurements"

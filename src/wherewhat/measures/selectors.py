@@ -15,13 +15,13 @@ from wherewhat.captures.proof import Proof, intervene
 from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
-from wherewhat.measures.attention.weights import weight_blocks
+from wherewhat.measures.attention import weight_blocks
 from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.head_costs import HeadStatistics, HeadSums
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import centred_ranks, per_query_head, rotates
 from wherewhat.measures.variants import DEPTHS, RUN
 

@@ -14,7 +14,7 @@ from wherewhat.lab.constructions.fourier import (
     random_function,
 )
 from wherewhat.lab.subject import LabSubject
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.swaps.layer import layer_swaps

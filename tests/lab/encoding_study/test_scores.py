@@ -16,8 +16,8 @@ from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, by_head, fold
 from wherewhat.lab.encoding_study.study import encoding_recorder
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.subject import LabSubject
-from wherewhat.measures.attention.weights import effective_rank
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.attention import effective_rank
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.measurement import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics
@@ -26,7 +26,7 @@ from wherewhat.measures.planes.statistics import layer_scores
 from wherewhat.measures.residual.measurement import ResidualConfig
 from wherewhat.measures.residual.replacement import measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import next_token_loss
 
 CONTEXT = RECIPE.training.context

@@ -21,7 +21,7 @@ from wherewhat.lab.multihop.scores import hold_out, score_model
 from wherewhat.lab.multihop.study import train
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps

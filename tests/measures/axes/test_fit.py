@@ -8,7 +8,7 @@ import torch
 from measures.axes.dense import dense_fit, dense_logits, region
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.axes.solver import SUBSETS, Band, Triangle, conjugate_gradients
+from wherewhat.measures.axes.solver import SUBSETS, Band, Triangle, conjugate_gradients, first_residual
 
 N = 26
 REGIONS = [
@@ -272,7 +272,7 @@ def test_conjugate_gradients_agree_with_the_closed_form(subset):
     pairs = region(n)
     w = dense_logits(q, k) * pairs
     sums = band.pack(torch.stack([w.diagonal(-d, 1, 2).sum(-1) for d in range(n)], -1), w.sum(-1), w.sum(-2))
-    terms = conjugate_gradients(band, sums, subset)
+    terms = conjugate_gradients(band, *first_residual(band, sums, subset))
     for head in range(4):
         _, fitted = dense_fit(w[head], pairs, subset)
         a, b, c = (x[head] for x in band.unpack(terms))

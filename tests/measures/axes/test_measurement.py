@@ -12,7 +12,7 @@ from measures.axes.dense import dense_fit
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.layer import band_width, bias_options, fit_layer, gaussian_like
+from wherewhat.measures.axes.fit import band_width, bias_options, fit_layer, gaussian_like
 from wherewhat.measures.axes.measurement import AxesConfig, AxesMeasurement
 from wherewhat.measures.measurement import Text, measure_text
 

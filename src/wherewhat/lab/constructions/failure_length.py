@@ -21,7 +21,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.task import SequenceTask
-from wherewhat.measures.planes.layout import Planes
+from wherewhat.measures.planes.statistics import Planes
 
 _ENTRIES = 2**23
 

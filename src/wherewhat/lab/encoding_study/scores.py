@@ -12,16 +12,15 @@ from torch.nn.functional import cross_entropy
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.lab.encoding_study.corpus import Corpus
 from wherewhat.lab.encoding_study.recipe import RecordConfig
-from wherewhat.measures.attention.weights import effective_rank, weight_blocks
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.attention import effective_rank, weight_blocks
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.planes.layout import Planes
-from wherewhat.measures.planes.statistics import plane_stats
+from wherewhat.measures.planes.statistics import Planes, plane_stats
 from wherewhat.measures.residual.replacement import mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 
 
 def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:

@@ -238,7 +238,7 @@ def _fourier_table(n: int) -> Table:
         index_function,
         random_function,
     )
-    from wherewhat.measures.axes.layer import fit_layer
+    from wherewhat.measures.axes.fit import fit_layer
     from wherewhat.measures.swaps.layer import layer_swaps
 
     table = Table(

@@ -15,21 +15,19 @@ Logits = Callable[[int, int, int, int], Tensor]
 """``logits(i0, i1, j0, j1)`` returns rows i0…i1 and columns j0…j1 of the matrix, ``(heads, …, …)``, a new tensor."""
 
 
-def blocked_margins(logits: Logits, heads: int, n: int, width: int, *, device: torch.device, block: int) -> Margins:
+def blocked_margins(logits: Logits, heads: int, band: Band, *, block: int) -> Margins:
     """Return the margins of a matrix that is computed a block of rows at a time.
 
     Args:
         logits: Computes a block.
         heads: Number of matrices.
-        n: Side of the triangle.
-        width: Number of distances.
-        device: Device of the blocks.
+        band: Pairs to sum over.
         block: Rows of a block.
     """
-    band = Band(n, width, device)
-    sums = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=device)
+    n, width = band.n, band.width
+    sums = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=band.device)
     by_distance, by_query, by_key = band.unpack(sums)
-    squares = torch.zeros(heads, dtype=torch.float64, device=device)
+    squares = torch.zeros(heads, dtype=torch.float64, device=band.device)
     for i0 in range(0, n, block):
         i1 = min(n, i0 + block)
         j0 = max(0, i0 - width + 1)
@@ -139,9 +137,7 @@ def centre(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return row sums, column sums ``(kv, groups, n)`` and sum of squares ``(kv, groups)`` of the causal triangle.
 
-    Args:
-        q: ``(kv, groups, n, d)``.
-        k: ``(kv, n, d)``.
+    For ``q`` ``(kv, groups, n, d)`` and ``k`` ``(kv, n, d)``.
     """
     kv, groups, n, d = q.shape
     size = min(n, max(64, d))
@@ -179,12 +175,8 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def diagonal_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     """Return ``Σ_j q[j + d] · k[j]`` for every distance d below ``width``, ``(kv, groups, width)`` float64.
 
-    Two real dimensions form one complex one with ``Re(z_q z̄_k)`` as dot product: half the transforms.
-
-    Args:
-        q: ``(kv, groups, n, d)``.
-        k: ``(kv, n, d)``.
-        width: Number of distances.
+    For ``q`` ``(kv, groups, n, d)`` and ``k`` ``(kv, n, d)``. Two real dimensions form one complex one with
+    ``Re(z_q z̄_k)`` as dot product: half the transforms.
     """
     kv, groups, n, d = q.shape
     length = fft_length(n + width - 1)

@@ -97,18 +97,18 @@ class AxesMeasurement(LayerMeasurement):
 
     def measure(self, layer: LayerAttention, config: AxesConfig) -> LayerScores:
         """Return the scores."""
-        from wherewhat.measures.axes.layer import layer_scores
+        from wherewhat.measures.axes.fit import layer_scores
 
         return layer_scores(layer, config)
 
     def combine(self, documents: Sequence[DocumentScores], config: AxesConfig) -> DocumentScores:
         """Return scores with one distance curve for all documents."""
-        from wherewhat.measures.axes.layer import shared_scores
+        from wherewhat.measures.axes.fit import shared_scores
 
         return shared_scores(documents)
 
     def pooled(self, layers: Sequence[LayerScores]) -> Mapping[str, float]:
         """Return the correlation over the logits of all heads."""
-        from wherewhat.measures.axes.layer import pooled_scores
+        from wherewhat.measures.axes.fit import pooled_scores
 
         return pooled_scores(layers)

@@ -141,7 +141,7 @@ class Triangle:
         ``⟨y, y⟩ + ⟨h, f⟩``, and ``⟨h, h/L⟩`` is a sum over the flow of h: one cumulative sum, no terms.
         """
         h = x - self.expect(y)
-        through = self._sum(h, weighted=True)
+        through = (h * self.weight).cumsum(-1)
         excess = through[..., -1:] / self.pairs  # the mean of h, zero but for rounding of x and y
         through = through[..., :-1] - excess * self._before[1:]
         return self.dot(y, y) + self.dot(h, h - excess) + through.square() @ self._flow[1:].reciprocal()
@@ -161,10 +161,6 @@ class Triangle:
         """Return P f: the mean of ``f`` of one coordinate given each value of another."""
         return f.cumsum(-1).flip(-1) / self.weight
 
-    def _sum(self, f: Tensor, *, weighted: bool = False) -> Tensor:
-        """Return the cumulative sum of ``f``, or of ``weight · f``."""
-        return (f * self.weight if weighted else f).cumsum(-1)
-
     def dot(self, f: Tensor, g: Tensor) -> Tensor:
         """Return the sum of ``f · g`` over the triangle, ``(...)``."""
         return (f * g) @ self.weight
@@ -179,8 +175,8 @@ class Triangle:
     def _plus_inverse(self, h: Tensor) -> Tensor:
         """Return ``(1 + 1/L) h`` without constants: ``w L y (t) = flow(t) ∇y(t) - flow(t+1) ∇y(t+1)``."""
         h = self._centre(h)
-        step = -self._sum(h, weighted=True)[..., :-1] / self._flow[1:]
-        return self._centre(h + pad(self._sum(step), (1, 0)))
+        step = -(h * self.weight).cumsum(-1)[..., :-1] / self._flow[1:]
+        return self._centre(h + pad(step.cumsum(-1), (1, 0)))
 
     def _inverse_3(self, g: Tensor) -> Tensor:
         """Return ``(L - 3)⁻¹ g`` without constants and without the linear part, which L - 3 maps to zero.
@@ -188,45 +184,27 @@ class Triangle:
         Differences turn L - 3 into the operator of the same kind one degree lower, which cumulative sums invert.
         """
         slope = self._centre_1(g[..., 1:] - g[..., :-1])
-        bend = -self._sum(self._weight_1 * slope)[..., :-1] / self._flow_1[1:]
-        slope = self._centre_1(pad(self._sum(bend), (1, 0)))
-        return self._centre(pad(self._sum(slope), (1, 0)))
+        bend = -(self._weight_1 * slope).cumsum(-1)[..., :-1] / self._flow_1[1:]
+        slope = self._centre_1(pad(bend.cumsum(-1), (1, 0)))
+        return self._centre(pad(slope.cumsum(-1), (1, 0)))
 
     def _centre_1(self, u: Tensor) -> Tensor:
         return u - (u * self._weight_1).sum(-1, keepdim=True) / self._weight_1.sum()
 
 
-def conjugate_gradients(band: Band, sums: Tensor, subset: str, *, tolerance: float = 1e-12) -> Tensor:
-    """Return the terms of the best additive approximation.
+def conjugate_gradients(band: Band, mask: Tensor, residual: Tensor, *, tolerance: float = 1e-12) -> Tensor:
+    """Return the terms of the best additive approximation, packed, in the shape of ``residual``.
 
     Preconditioned with the counts, the normal matrix is the identity plus a smooth operator: the number of iterations
     is about seven times n / width, and otherwise hardly depends on n.
 
     Args:
         band: The pairs of the fit.
-        sums: Sums of the matrices along diagonals, rows and columns, packed, ``(heads, size)`` float64.
-        subset: Axes to use.
+        mask: 1 where a packed vector has terms of the axes to use, broadcastable to ``residual``.
+        residual: Sums of the matrices along diagonals, rows and columns, ``(..., size)`` float64, as
+            :func:`first_residual` returns them.
         tolerance: Relative residual of the normal equations to stop at.
-
-    Returns:
-        The terms, packed, ``(heads, size)``.
     """
-    mask, residual = _start(band, sums, subset)
-    return _iterate(band, mask, residual, tolerance)
-
-
-def _start(band: Band, sums: Tensor, subset: str) -> tuple[Tensor, Tensor]:
-    """Return 1 where a packed vector has terms of the subset, ``(size,)``, and the residual without any term."""
-    mask = torch.cat([torch.full((m,), float(x in subset)) for x, m in zip("abc", band.sizes, strict=True)]).to(sums)
-    # Row, column and diagonal sums share a total and a first moment. If rounding makes them differ, the singular normal
-    # equations have no solution, and the iteration diverges.
-    basis = _null_basis(band, subset)
-    residual = sums * mask
-    return mask, residual - (residual @ basis) @ basis.T
-
-
-def _iterate(band: Band, mask: Tensor, residual: Tensor, tolerance: float = 1e-12) -> Tensor:
-    """Return the terms that explain a residual ``(..., size)``, where the mask is 1."""
     inverse = mask / band.counts
     terms = torch.zeros_like(residual)
     direction = residual * inverse
@@ -247,6 +225,22 @@ def _iterate(band: Band, mask: Tensor, residual: Tensor, tolerance: float = 1e-1
         direction = torch.addcmul(z, direction, torch.where(active, fresh / energy, 0))
         energy = torch.where(active, fresh, energy)
     raise ArithmeticError(f"least squares on {band.n} tokens did not converge in {most} iterations")
+
+
+def first_residual(band: Band, sums: Tensor, subset: str) -> tuple[Tensor, Tensor]:
+    """Return 1 where a packed vector has terms of the subset, ``(size,)``, and the residual without any term."""
+    mask = _mask(band, subset)
+    # Row, column and diagonal sums share a total and a first moment. If rounding makes them differ, the singular normal
+    # equations have no solution, and the iteration diverges.
+    basis = _null_basis(band, subset)
+    residual = sums * mask
+    return mask, residual - (residual @ basis) @ basis.T
+
+
+def _mask(band: Band, subset: str) -> Tensor:
+    """Return 1 where a packed vector has terms of the subset, ``(size,)`` float64."""
+    parts = [torch.full((m,), float(x in subset)) for x, m in zip("abc", band.sizes, strict=True)]
+    return torch.cat(parts).to(band.device, torch.float64)
 
 
 def _null_basis(band: Band, subset: str) -> Tensor:
@@ -374,19 +368,11 @@ def _chosen(x: Tensor, indices: Iterable[int]) -> Tensor:
 
 def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
-    a, b, c = band.unpack(offset)
     reach = margins.squares + offset.square() @ band.counts
-    nothing_a, nothing = torch.zeros_like(a), torch.zeros_like(b)
     mean = band.unpack(margins.sums + band.normal(offset))[1].sum(-1) / band.pairs
-    parts = {
-        "a": band.pack(a, nothing, nothing),
-        "b": band.pack(nothing_a, b - mean[:, None], nothing),
-        "c": band.pack(nothing_a, nothing, c),
-    }
-    left = [
-        sum((part for axis, part in parts.items() if axis not in subset), torch.zeros_like(offset))
-        for subset in ("", *SUBSETS)
-    ]
+    offset = offset.clone()
+    band.unpack(offset)[1].sub_(mean[:, None])
+    left = [offset * (1 - _mask(band, subset)) for subset in ("", *SUBSETS)]  # what a subset does not absorb
     sums = [margins.sums + band.normal(x) for x in left]
     squares = [margins.squares + (x * (margins.sums + y)).sum(-1) for x, y in zip(left, sums, strict=True)]
     found = _solve(band, sums[1:])
@@ -395,7 +381,7 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
         (square - (terms * (2 * known - band.normal(terms))).sum(-1)).clamp_min(0)
         for square, terms, known in zip(squares[1:], found, sums[1:], strict=True)
     ]
-    a, b, c = band.unpack(found[-1] + sum(parts.values(), torch.zeros_like(offset)))
+    a, b, c = band.unpack(found[-1] + offset)
     return SubsetFits(
         sse=torch.stack(sse), tss=squares[0].clamp_min(0), mean=mean, reach=reach, terms=(a, b + mean[:, None], c)
     )
@@ -403,8 +389,8 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
 
 def _solve(band: Band, sums: Sequence[Tensor]) -> list[Tensor]:
     """Return the terms of every subset, in the order of :data:`SUBSETS`, from its sums, ``(heads, size)`` each."""
-    started = (_start(band, known, subset) for known, subset in zip(sums, SUBSETS, strict=True))
+    started = (first_residual(band, known, subset) for known, subset in zip(sums, SUBSETS, strict=True))
     if sums[0].device.type != "cpu" or sums[0].numel() > _TOGETHER:
-        return [_iterate(band, mask, residual) for mask, residual in started]
+        return [conjugate_gradients(band, mask, residual) for mask, residual in started]
     masks, residuals = (torch.stack(x) for x in zip(*started, strict=True))
-    return list(_iterate(band, masks[:, None], residuals))
+    return list(conjugate_gradients(band, masks[:, None], residuals))

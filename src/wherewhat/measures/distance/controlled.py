@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine
+from wherewhat.measures.distance.measurement import DistanceConfig
+from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine, rotates
 from wherewhat.options import short_repr
 
 
@@ -27,19 +30,12 @@ def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
 
 def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
     """Rotate plane f of ``x`` ``(..., d)`` by ``angles[..., f]``, broadcast over the leading dimensions; float64."""
-    left, right = _sides(rotation)
+    left, right = rotation.halves
     out = x.double() + torch.zeros_like(angles[..., :1])  # a copy of the broadcast shape
     u, v = out[..., left], out[..., right]
     cos, sin = angles.cos(), angles.sin()
     out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
     return out
-
-
-def _sides(rotation: Rotation) -> tuple[slice, slice]:
-    """Return the first and second dimensions of all planes as slices: several times faster than indices."""
-    step = 2 if rotation.pairing == "interleaved" else 1
-    left, right = (slice(start, start + step * rotation.planes, step) for start in rotation.pairs[0].tolist())
-    return left, right
 
 
 def scale_queries(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
@@ -48,8 +44,7 @@ def scale_queries(q: Tensor, rotation: Rotation, scale: float) -> Tensor:
     The rotation scales queries and keys by ``scaling`` each, in the rotated dimensions only.
     """
     out = q.double() * scale
-    rotated = rotation.pairs.flatten().to(q.device)
-    out[..., rotated] *= rotation.scaling**2
+    out[..., rotation.offset : rotation.offset + 2 * rotation.planes] *= rotation.scaling**2
     return out
 
 
@@ -308,3 +303,91 @@ def _check(
     if visible is not None and visible.shape != (chosen.numel(), m):
         raise MeasureError(f"visible {tuple(visible.shape)} must be (queries, keys): ({chosen.numel()}, {m})")
     check_finite(q, k)
+
+
+FEWEST_TOKENS = 8
+"""Queries are in the second half of the text, and a rank correlation needs at least four keys."""
+
+
+def distance_grid(reach: float, *, per_octave: int = 1, beyond: tuple[int, ...] = ()) -> list[int]:
+    """Return integer distances 0, 1, 2, 4, … up to ``reach``, finer with ``per_octave``, and multiples beyond."""
+    last = int(reach)
+    steps = math.floor(math.log2(max(1, last)) * per_octave) + 1
+    inside = {0, last, *(min(last, round(2 ** (step / per_octave))) for step in range(steps))}
+    return sorted(inside | {times * (last + 1) for times in beyond})
+
+
+def spaced_queries(n: int, count: int) -> list[int]:
+    """Return up to ``count`` different queries, evenly spaced from the middle of the text to its end."""
+    return sorted(
+        {round(x) for x in torch.linspace(n // 2, n - 1, min(count, n - n // 2), dtype=torch.float64).tolist()}
+    )
+
+
+def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> DocumentScores:
+    """Return controlled distance of every layer that rotates on one document ``(1, n)``."""
+    if ids.shape[-1] < FEWEST_TOKENS:
+        raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")
+    found: list[LayerScores] = []
+
+    def measure(attention: LayerAttention) -> None:
+        if rotates(attention):
+            found.append(layer_scores(attention, config))
+
+    subject.run(ids, measure)
+    if not found:
+        raise MeasureError("no layer of this model rotates queries and keys: controlled distance needs rotation")
+    return DocumentScores(sorted(found, key=lambda scores: scores.layer))
+
+
+def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScores:
+    """Return scores and curves of one layer that rotates."""
+    rotation = attention.rotation
+    assert rotation is not None
+    positions = attention.positions if attention.positions.ndim == 1 else attention.positions[0]
+    queries = spaced_queries(attention.n, config.queries)
+    visible = attention.visible(torch.tensor(queries, device=attention.mask.device))[0].any(0)
+    own = positions[attention.m - attention.n :].to(visible.device)[queries]
+    apart = own[:, None] - positions.to(visible.device)[None, :]
+    grid = distance_grid(float(positions.max() - positions.min()), per_octave=config.per_octave, beyond=config.beyond)
+    q, k = attention.q[0], attention.k[0]
+    real, scrambled = (
+        controlled_distance(
+            q,
+            keys,
+            rotation,
+            distances=grid,
+            queries=queries,
+            scale=attention.scale,
+            positions=positions,
+            visible=visible,
+            within=float(apart[visible].max()),
+            reference=config.reference,
+            block_mib=config.block_mib,
+        )
+        for keys in (k, scramble_phases(k, rotation, keep_mean=config.keep_mean, seed=config.seed))
+    )
+    control = {f"{name}_scrambled": values for name, values in _heads(scrambled).items()}
+    axes = ("head", "distance")
+    curves = {name: Curve(x, axes) for name, x in vars(real).items() if x.ndim == 2} | {
+        "rank_correlation_scrambled": Curve(scrambled.rank_correlation, axes),
+        "drift_scrambled": Curve(scrambled.drift, axes),
+        "distances": Curve(real.distances, ("distance",)),
+        "within": Curve(real.within, ("distance",)),
+    }
+    heads = _heads(real) | {"additive_share_spread": real.additive_share_spread} | control
+    return LayerScores(layer=attention.layer, heads=heads, curves=curves)
+
+
+def _heads(found: ControlledDistance) -> dict[str, Tensor]:
+    """Return one value per head: shares, and means of the curves over the visible distances."""
+    return {
+        "additive_share": found.additive_share,
+        "distance_share": found.distance_share,
+        "key_share": found.key_share,
+        "key_constancy": found.key_constancy,
+        "key_rank_correlation": found.rank_correlation[:, found.within].mean(-1),
+        "drift": found.drift[:, found.within].mean(-1),
+        "shape_drift": found.shape_drift[:, found.within].mean(-1),
+        "logit_rank_correlation": found.logit_rank_correlation[:, found.within].mean(-1),
+    }

@@ -47,7 +47,7 @@ class DistanceConfig:
         check_seed(self.seed)
 
 
-def _metric(name: str, title: str, reading: str, *, range: tuple[float, float]) -> Metric:
+def _metric(name: str, title: str, reading: str, *, range: tuple[float, float] = SHARE) -> Metric:
     """Return a metric with its value for keys with random phases as control."""
     return Metric(name, title, reading, control=f"{name}_scrambled", control_title="random phases", range=range)
 
@@ -67,23 +67,18 @@ class DistanceMeasurement(TextMeasurement):
             "additive share",
             "Share of the logits' variance over keys and dummy distances explained by distance plus key; 1 is a pure "
             "sum. The control keeps every magnitude: its value comes from slow planes, not from phases.",
-            range=SHARE,
         ),
         _metric(
             "distance_share",
             "distance share",
             "Part of the additive share explained by a distance curve common to all keys.",
-            range=SHARE,
         ),
-        _metric(
-            "key_share", "key share", "Part of the additive share explained by the keys, at any distance.", range=SHARE
-        ),
+        _metric("key_share", "key share", "Part of the additive share explained by the keys, at any distance."),
         _metric(
             "key_constancy",
             "key constancy",
             "Share of the variance between keys that does not depend on the distance: the additive share without the "
             "distance curve.",
-            range=SHARE,
         ),
         _metric(
             "key_rank_correlation",
@@ -103,7 +98,6 @@ class DistanceMeasurement(TextMeasurement):
             "shape_drift",
             "drift of its shape",
             "The same after rescaling the profile: 1 − cos², from 0 to 1.",
-            range=SHARE,
         ),
         _metric(
             "logit_rank_correlation",
@@ -120,6 +114,6 @@ class DistanceMeasurement(TextMeasurement):
 
     def measure(self, subject: Subject, text: Text, config: DistanceConfig) -> DocumentScores:
         """Return the scores."""
-        from wherewhat.measures.distance.layer import measure_distance
+        from wherewhat.measures.distance.controlled import measure_distance
 
         return measure_distance(subject, text.ids, config)

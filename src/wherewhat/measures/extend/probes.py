@@ -13,9 +13,10 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.extend.method import LengthMethod
-from wherewhat.measures.attention.weights import SpreadSums, WeightBlock
+from wherewhat.measures.attention import SpreadSums, WeightBlock
 from wherewhat.measures.axes.fit import fit_margins
 from wherewhat.measures.axes.margins import blocked_margins
+from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.tensors import centred_ranks, cosine
 
 SINKS = 4
@@ -81,14 +82,8 @@ def axes_probe(attention: LayerAttention, method: LengthMethod, queries: slice) 
         nothing = torch.full((attention.heads,), torch.nan, dtype=torch.float64)
         return {"axes_r": nothing, "axes_distance": nothing}
     logits = logits.masked_fill(~logits.isfinite(), 0.0)
-    margins = blocked_margins(
-        lambda i0, i1, j0, j1: logits[:, i0:i1, j0:j1].clone(),
-        attention.heads,
-        side,
-        width,
-        device=logits.device,
-        block=side,
-    )
+    band = Band(side, width, logits.device)
+    margins = blocked_margins(lambda i0, i1, j0, j1: logits[:, i0:i1, j0:j1].clone(), attention.heads, band, block=side)
     fit = fit_margins(margins, torch.zeros_like(margins.sums), method="blocked")
     return {"axes_r": fit.r.cpu(), "axes_distance": fit.unique["a"].cpu()}
 

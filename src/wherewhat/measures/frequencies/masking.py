@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import check_faithful, next_token_loss

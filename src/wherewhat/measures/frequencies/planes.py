@@ -13,8 +13,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Curve, LayerScores
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.logits import QueryLogits
-from wherewhat.measures.swaps.placement import keys_before, query_logits
+from wherewhat.measures.swaps.logits import QueryLogits, keys_before, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import per_query_head
 
@@ -129,7 +128,7 @@ def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> It
     """Yield one query's planes as heads, some planes at a time, then the unrotated dimensions.
 
     Groups are ``kv_heads · planes``, grouped by key head. Summed over planes, ``logits`` are those of
-    :func:`~wherewhat.measures.swaps.placement.query_logits` before soft-cap and bias.
+    :func:`~wherewhat.measures.swaps.logits.query_logits` before soft-cap and bias.
     """
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.weights import attention_output
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.extend.probes import Planting, plant
 from wherewhat.measures.extend.retrieval import Encode, RememberedFacts, remembered_facts
 from wherewhat.measures.frequencies.masking import (
@@ -31,7 +31,7 @@ from wherewhat.measures.frequencies.planes import (
     slower_planes,
 )
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
-from wherewhat.measures.swaps.placement import choose_queries
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import (
     check_faithful,
     correlation,

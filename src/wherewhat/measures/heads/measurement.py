@@ -1,19 +1,20 @@
-"""Declaration of ``wherewhat heads``: positional and symbolic scores of every head, with attention patterns."""
+"""Declarations of ``wherewhat heads`` and ``wherewhat attention``: swap scores, patterns and entropy of every head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
-from wherewhat.measures.attention.measurement import SPREAD_METRICS, AttentionConfig
 from wherewhat.measures.measurement import (
     CORRELATION,
     NON_NEGATIVE,
     SHARE,
     DocumentScores,
+    LayerMeasurement,
+    LayerScores,
     Metric,
     ReportRun,
     Subject,
@@ -23,6 +24,21 @@ from wherewhat.measures.measurement import (
 )
 from wherewhat.measures.swaps import LABELS, TAU
 from wherewhat.options import option
+
+if TYPE_CHECKING:
+    from wherewhat.captures.attention import LayerAttention
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Options of the attention measurement."""
+
+    sink_tokens: int = option(1, "number of first tokens that count as attention sink")
+    block_mib: int = option(32, "memory for one block of attention weights, in MiB")
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_minimum(self, 1, "sink_tokens", "block_mib")
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,14 @@ class PatternConfig(AttentionConfig):
         check_minimum(self, 1, "max_lag")
 
 
+def _share(name: str, title: str, reading: str) -> Metric:
+    return Metric(name, title, reading, range=SHARE)
+
+
+def _correlation(name: str, title: str, reading: str) -> Metric:
+    return Metric(name, title, reading, range=CORRELATION)
+
+
 def _pattern(name: str, title: str, reading: str) -> Metric:
     """Return a metric with its value for uniform attention as control."""
     return Metric(name, title, reading, control=f"{name}_uniform", control_title="even spread", range=SHARE)
@@ -46,6 +70,22 @@ def _rank_one(name: str, title: str, reading: str) -> Metric:
     """Return a metric with the rank-one share of Gaussian noise as control."""
     return Metric(name, title, reading, control="rank_one_gaussian", control_title="noise", range=SHARE)
 
+
+SPREAD_METRICS = (
+    Metric(
+        "entropy",
+        "entropy",
+        "Entropy of the attention weights; its exponential is the effective number of keys. The control is uniform "
+        "attention.",
+        unit="nats",
+        control="entropy_uniform",
+        control_title="even spread",
+        range=NON_NEGATIVE,
+    ),
+    _pattern("sink_mass", "sink mass", "Share of attention on the first tokens; the control is uniform attention."),
+)
+
+_VECTORS = (("q", "queries"), ("k", "keys"))
 
 PATTERN_METRICS = (
     _pattern(
@@ -86,25 +126,21 @@ PATTERN_METRICS = (
         control_title="random key",
         range=SHARE,
     ),
-    _rank_one(
-        "rank_one_q",
-        "rank one of q",
-        "Share of the queries, before rotation, in one direction; 1 if all queries are parallel.",
+    *(
+        _rank_one(
+            f"rank_one_{x}",
+            f"rank one of {x}",
+            f"Share of the {vectors}, before rotation, in one direction; 1 if all {vectors} are parallel.",
+        )
+        for x, vectors in _VECTORS
     ),
-    _rank_one(
-        "rank_one_k",
-        "rank one of k",
-        "Share of the keys, before rotation, in one direction; 1 if all keys are parallel.",
-    ),
-    _rank_one(
-        "rank_one_q_centred",
-        "rank one of q - mean",
-        "Share of the deviations of queries from their mean in one direction.",
-    ),
-    _rank_one(
-        "rank_one_k_centred",
-        "rank one of k - mean",
-        "Share of the deviations of keys from their mean in one direction.",
+    *(
+        _rank_one(
+            f"rank_one_{x}_centred",
+            f"rank one of {x} - mean",
+            f"Share of the deviations of {vectors} from their mean in one direction.",
+        )
+        for x, vectors in _VECTORS
     ),
     *SPREAD_METRICS,
 )
@@ -163,35 +199,21 @@ class HeadsMeasurement(TextMeasurement):
     report = ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})
     recorded: ClassVar[Mapping[str, Any]] = {"queries": 4, "taus": (), "blocks": ()}
     metrics = (
-        Metric(
+        _share(
             "s_pos",
             "positional score",
             "1 if attention stays at its positions when two tokens are swapped: the head attends by position (where).",
-            range=SHARE,
         ),
-        Metric(
+        _share(
             "s_sym",
             "symbolic score",
             "1 if attention follows the tokens when two are swapped: the head attends by content (what). Uniform "
             "attention has both scores.",
-            range=SHARE,
         ),
-        Metric(
-            "heads_positional",
-            "pure positional heads",
-            "Share of heads with a high positional score alone.",
-            range=SHARE,
-        ),
-        Metric(
-            "heads_symbolic", "pure symbolic heads", "Share of heads with a high symbolic score alone.", range=SHARE
-        ),
-        Metric(
-            "heads_uniform",
-            "uniform heads",
-            "Share of heads with two high scores: their attention is uniform.",
-            range=SHARE,
-        ),
-        Metric("heads_mixed", "mixed heads", "Share of all other heads.", range=SHARE),
+        _share("heads_positional", "pure positional heads", "Share of heads with a high positional score alone."),
+        _share("heads_symbolic", "pure symbolic heads", "Share of heads with a high symbolic score alone."),
+        _share("heads_uniform", "uniform heads", "Share of heads with two high scores: their attention is uniform."),
+        _share("heads_mixed", "mixed heads", "Share of all other heads."),
         Metric(
             "s_pos_logits",
             "positional, of logits",
@@ -205,7 +227,7 @@ class HeadsMeasurement(TextMeasurement):
             "exclusion",
             "Squared positional and symbolic deviations over the variance of logits, minimum over queries: at least 1.",
         ),
-        Metric("corr_pos_sym", "positional ~ symbolic", "Correlation of the two scores over heads.", range=CORRELATION),
+        _correlation("corr_pos_sym", "positional ~ symbolic", "Correlation of the two scores over heads."),
         Metric(
             "mean_frequency_softmax",
             "mean frequency ID",
@@ -220,72 +242,51 @@ class HeadsMeasurement(TextMeasurement):
             control="mean_frequency_even",
             control_title="even use",
         ),
-        Metric(
-            "corr_pos_frequency_softmax",
-            "positional ~ frequency",
-            "Correlation over heads with the mean frequency ID.",
-            range=CORRELATION,
+        _correlation(
+            "corr_pos_frequency_softmax", "positional ~ frequency", "Correlation over heads with the mean frequency ID."
         ),
-        Metric(
-            "corr_sym_frequency_softmax",
-            "symbolic ~ frequency",
-            "Correlation over heads with the mean frequency ID.",
-            range=CORRELATION,
+        _correlation(
+            "corr_sym_frequency_softmax", "symbolic ~ frequency", "Correlation over heads with the mean frequency ID."
         ),
-        Metric(
+        _correlation(
             "corr_pos_frequency",
             "positional ~ frequency, linear",
             "Correlation over heads with the linear mean frequency ID.",
-            range=CORRELATION,
         ),
-        Metric(
+        _correlation(
             "corr_sym_frequency",
             "symbolic ~ frequency, linear",
             "Correlation over heads with the linear mean frequency ID.",
-            range=CORRELATION,
         ),
-        Metric(
-            "r",
-            "r of three axes",
-            "Correlation of logits with a[i-j] + b[i] + c[j]; see the axes measurement.",
-            range=SHARE,
-        ),
-        Metric("r_a", "distance alone", "Correlation of logits with a distance curve alone.", range=SHARE),
-        Metric("r_c", "key alone", "Correlation of logits with a key term alone.", range=SHARE),
-        Metric(
+        _share("r", "r of three axes", "Correlation of logits with a[i-j] + b[i] + c[j]; see the axes measurement."),
+        _share("r_a", "distance alone", "Correlation of logits with a distance curve alone."),
+        _share("r_c", "key alone", "Correlation of logits with a key term alone."),
+        _correlation(
             "corr_pos_distance",
             "positional ~ distance",
             "Correlation over heads of the positional score with r of the distance term.",
-            range=CORRELATION,
         ),
-        Metric(
-            "corr_sym_key",
-            "symbolic ~ key",
-            "Correlation over heads of the symbolic score with r of the key term.",
-            range=CORRELATION,
+        _correlation(
+            "corr_sym_key", "symbolic ~ key", "Correlation over heads of the symbolic score with r of the key term."
         ),
-        Metric(
-            "corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r.", range=CORRELATION
-        ),
+        _correlation("corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r."),
         Metric(
             "effective_swaps",
             "effective number of swaps",
             "Exponential of the entropy of the swap weights, mean over queries: 1 if one swap determines both scores.",
             range=NON_NEGATIVE,
         ),
-        Metric(
+        _share(
             "swap_bound",
             "weight left out",
             "Total weight of the swaps that were not computed, maximum over queries: both scores are exact up to it.",
-            range=SHARE,
         ),
-        Metric(
+        _share(
             "swaps_kept",
             "swaps computed",
             "Share of the swaps that were computed, mean over queries: small unless attention is nearly uniform.",
-            range=SHARE,
         ),
-        Metric("rerun", "layers run again", "Share of layers whose keys depend on several tokens.", range=SHARE),
+        _share("rerun", "layers run again", "Share of layers whose keys depend on several tokens."),
         *PATTERN_METRICS,
     )
     limits = (
@@ -308,3 +309,37 @@ class HeadsMeasurement(TextMeasurement):
         from wherewhat.measures.heads.scores import combine_documents
 
         return combine_documents(documents, config)
+
+
+class AttentionMeasurement(LayerMeasurement):
+    """``wherewhat attention``."""
+
+    name = "attention"
+    group = "Heads"
+    report = None  # heads holds the same numbers
+    revision = 2
+    summary = "Attention entropy, sink mass, and effective rank of queries and keys, per head."
+    config = AttentionConfig
+    metrics = (
+        *SPREAD_METRICS,
+        *(
+            Metric(
+                f"{x}_rank",
+                f"rank of {x}",
+                f"Effective rank of the {vectors}: 1 if all {vectors} are parallel. The control is Gaussian noise.",
+                control="rank_gaussian",
+                control_title="noise",
+            )
+            for x, vectors in _VECTORS
+        ),
+    )
+    limits = (
+        "Entropy and sink mass describe the attention weights, not their effect on the output; both depend on the text "
+        "and its length. Effective rank counts directions, not their importance for the logits."
+    )
+
+    def measure(self, layer: LayerAttention, config: AttentionConfig) -> LayerScores:
+        """Return the scores."""
+        from wherewhat.measures.attention import layer_scores
+
+        return layer_scores(layer, config)

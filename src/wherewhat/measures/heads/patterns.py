@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.weights import (
+from wherewhat.measures.attention import (
     AttentionSpread,
     SpreadSums,
     WeightBlock,
@@ -261,25 +261,17 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
     Undefined values, such as induction in a text without repeated tokens, are NaN; undefined controls are left out.
     """
     slashes = stats.slashes
-    heads = {
-        "slash_max": slashes.largest,
-        "slash_lag": slashes.lag,
-        "previous_token": slashes.by_lag[:, 1],
-        "duplicate_token": stats.duplicate_token.mass,
-        "induction": stats.induction.mass,
-        "retrieval": stats.retrieval.mass,
-        "retrieval_argmax": stats.retrieval.hits,
-    }
-    heads |= stats.rank_one
+    targets: dict[str, TargetMass] = {name: getattr(stats, name) for name in TARGETS}
+    heads = {"slash_max": slashes.largest, "slash_lag": slashes.lag, "previous_token": slashes.by_lag[:, 1]}
+    heads |= {name: target.mass for name, target in targets.items()}
+    heads |= {"retrieval_argmax": stats.retrieval.hits} | stats.rank_one
     controls = {
         "slash_max_uniform": slashes.largest_uniform,
         "previous_token_uniform": float(slashes.uniform[1]),
-        "duplicate_token_uniform": stats.duplicate_token.uniform,
-        "induction_uniform": stats.induction.uniform,
-        "retrieval_uniform": stats.retrieval.uniform,
+        **{f"{name}_uniform": target.uniform for name, target in targets.items()},
         "rank_one_gaussian": stats.rank_one_gaussian,
+        **stats.spread.controls(),
     }
-    controls |= stats.spread.controls()
     curves = {
         "slash": Curve(slashes.by_lag.float(), ("head", "lag")),
         "slash_uniform": Curve(slashes.uniform.float(), ("lag",)),

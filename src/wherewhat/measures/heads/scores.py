@@ -10,14 +10,14 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
 from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.swaps import LABELS
-from wherewhat.measures.swaps.layer import Swaps, layer_swaps
-from wherewhat.measures.swaps.placement import choose_queries, reference_scores
+from wherewhat.measures.swaps.layer import Swaps, layer_swaps, reference_scores
+from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.swaps.scores import label
 from wherewhat.measures.tensors import correlation, defined, over_documents
 
@@ -101,14 +101,10 @@ def _layer(
         heads["mean_frequency"] = mean_frequency(use, attention.rotation.inv_freq)
         whole["mean_frequency_even"] = (attention.rotation.planes + 1) / 2
         curves["frequency_use"] = Curve(use.float(), ("head", "plane"))
-    scores = LayerScores(
-        layer=attention.layer,
-        heads={name: values.cpu() for name, values in heads.items()},
-        whole=whole | {"rerun": float(swaps is None)},
-        curves=curves,
-    )
+    heads = {name: values.cpu() for name, values in heads.items()}
+    whole["rerun"] = float(swaps is None)
     if swaps is None:
-        return scores
+        return LayerScores(attention.layer, heads, whole, curves)
     sensitivity = {
         f"{name}_by_{what}": Curve(values[index].float(), ("head", what))
         for what, values in (("tau", swaps.by_tau), ("block", swaps.by_block))
@@ -121,7 +117,7 @@ def _layer(
         "swap_bound": swaps.bound.amax(1),
         "swaps_kept": swaps.kept.mean(1),
     }
-    scores = LayerScores(scores.layer, {**from_logits, **scores.heads}, scores.whole, {**sensitivity, **scores.curves})
+    scores = LayerScores(attention.layer, from_logits | heads, whole, sensitivity | curves)
     return _with_scores(scores, swaps.s_pos, swaps.s_sym, swaps.effective, config)
 
 

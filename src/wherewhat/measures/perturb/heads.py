@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.measurement import Subject, Text
 from wherewhat.measures.perturb.changes import Change, adjacent_pairs, random_pairs, swapped_order, units
 from wherewhat.measures.tensors import correlation, token_losses

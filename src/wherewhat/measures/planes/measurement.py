@@ -38,21 +38,17 @@ class PlanesMeasurement(LayerMeasurement):
             control="slow_dimensions",
             control_title="of dimensions",
         ),
-        Metric(
-            "q_concentration",
-            "phase concentration of q",
-            "Concentration of the phases of queries, planes weighted by their logits; 1 if all phases are equal.",
-            control="random_concentration",
-            control_title="random phases",
-            range=SHARE,
-        ),
-        Metric(
-            "k_concentration",
-            "phase concentration of k",
-            "Concentration of the phases of keys, planes weighted by their logits; 1 if all phases are equal.",
-            control="random_concentration",
-            control_title="random phases",
-            range=SHARE,
+        *(
+            Metric(
+                f"{x}_concentration",
+                f"phase concentration of {x}",
+                f"Concentration of the phases of {vectors}, planes weighted by their logits; 1 if all phases are "
+                "equal.",
+                control="random_concentration",
+                control_title="random phases",
+                range=SHARE,
+            )
+            for x, vectors in (("q", "queries"), ("k", "keys"))
         ),
         Metric(
             "residual_bound",
@@ -63,15 +59,13 @@ class PlanesMeasurement(LayerMeasurement):
             control_title="actual residual",
             range=NON_NEGATIVE,
         ),
-        Metric(
-            "turning_q",
-            "turning of q",
-            "Share of the variance from query content in planes that turn: neither a distance nor a query term.",
-        ),
-        Metric(
-            "turning_k",
-            "turning of k",
-            "Share of the variance from key content in planes that turn: neither a distance nor a key term.",
+        *(
+            Metric(
+                f"turning_{x}",
+                f"turning of {x}",
+                f"Share of the variance from {of} content in planes that turn: neither a distance nor a {of} term.",
+            )
+            for x, of in (("q", "query"), ("k", "key"))
         ),
         Metric("content", "content × content", "Share of the variance from the product of query and key content."),
     )

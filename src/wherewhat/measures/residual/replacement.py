@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.measures.attention.weights import attention_output
-from wherewhat.measures.axes.fit import AxesFit
-from wherewhat.measures.axes.layer import fit_layer
+from wherewhat.measures.attention import attention_output
+from wherewhat.measures.axes.fit import AxesFit, fit_layer
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
 from wherewhat.measures.residual.measurement import ResidualConfig
 from wherewhat.measures.tensors import check_faithful, next_token_loss

@@ -29,6 +29,13 @@ class SplitConfig:
         check_minimum(self, 0, "skip")
 
 
+def _estimate(name: str, title: str, reading: str, *, mean: str = "") -> Metric:
+    """Return a metric with a standard error, and with the share of what ``mean`` says as control, if given."""
+    return Metric(
+        name, title, reading, control=f"{name}_mean" if mean else None, control_title=mean, error=f"{name}_se"
+    )
+
+
 class SplitMeasurement(DocumentsMeasurement):
     """``wherewhat split``."""
 
@@ -38,81 +45,60 @@ class SplitMeasurement(DocumentsMeasurement):
     config = SplitConfig
     least_documents = LEAST_DOCUMENTS
     metrics = (
-        Metric(
-            "q_position",
-            "position in q",
-            "Share of the queries' variance that documents have in common at a position; 0 if positions are shuffled.",
-            error="q_position_se",
+        *(
+            _estimate(
+                f"{x}_position",
+                f"position in {x}",
+                f"Share of the {vectors}' variance that documents have in common at a position; 0 if positions are "
+                "shuffled.",
+            )
+            for x, vectors in (("q", "queries"), ("k", "keys"))
         ),
-        Metric(
-            "k_position",
-            "position in k",
-            "Share of the keys' variance that documents have in common at a position; 0 if positions are shuffled.",
-            error="k_position_se",
-        ),
-        Metric(
+        _estimate(
             "logit_pp",
             "position · position",
             "Share of the logits' variance that is the same in every document; the control is the share of mean query "
             "and mean key, by rotation alone.",
-            control="logit_pp_mean",
-            control_title="mean vectors",
-            error="logit_pp_se",
+            mean="mean vectors",
         ),
-        Metric(
+        _estimate(
             "logit_pc",
             "position · content",
             "Share from the product of the query's position part and the key's content; the control is the mean query.",
-            control="logit_pc_mean",
-            control_title="mean query",
-            error="logit_pc_se",
+            mean="mean query",
         ),
-        Metric(
+        _estimate(
             "logit_cp",
             "content · position",
             "Share from the product of the query's content and the key's position part; the control is the mean key.",
-            control="logit_cp_mean",
-            control_title="mean key",
-            error="logit_cp_se",
+            mean="mean key",
         ),
-        Metric(
+        _estimate(
             "logit_cc",
             "content · content",
             "Share of the logits' variance from the product of the contents of query and key.",
-            error="logit_cc_se",
         ),
         Metric(
             "logit_covariance",
             "covariance of the four",
             "Share of the covariances of the four terms: the four and this sum to one.",
         ),
-        Metric(
+        _estimate(
             "axes_pp",
             "position in the axes",
             "Share of position · position in the three-axis part of the logits (see axes).",
-            error="axes_pp_se",
         ),
-        Metric(
-            "distance_pp",
-            "position in distance",
-            "Share of position · position in the logits' distance curve.",
-            error="distance_pp_se",
-        ),
-        Metric(
-            "q_position_raw",
-            "position in q, raw",
-            "Position in q without the correction for few documents; the control is shuffled positions.",
-            control="q_position_shuffled",
-            control_title="positions shuffled",
-            range=SHARE,
-        ),
-        Metric(
-            "k_position_raw",
-            "position in k, raw",
-            "Position in k without the correction for few documents; the control is shuffled positions.",
-            control="k_position_shuffled",
-            control_title="positions shuffled",
-            range=SHARE,
+        _estimate("distance_pp", "position in distance", "Share of position · position in the logits' distance curve."),
+        *(
+            Metric(
+                f"{x}_position_raw",
+                f"position in {x}, raw",
+                f"Position in {x} without the correction for few documents; the control is shuffled positions.",
+                control=f"{x}_position_shuffled",
+                control_title="positions shuffled",
+                range=SHARE,
+            )
+            for x in "qk"
         ),
     )
     limits = (
@@ -125,6 +111,6 @@ class SplitMeasurement(DocumentsMeasurement):
 
     def measure(self, subject: Subject, texts: Sequence[Text], config: SplitConfig) -> DocumentScores:
         """Return the scores."""
-        from wherewhat.measures.split.documents import split_documents
+        from wherewhat.measures.split.logits import split_documents
 
         return split_documents(subject, [text.ids[0] for text in texts], config)

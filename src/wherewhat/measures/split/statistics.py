@@ -180,11 +180,7 @@ class PositionSums:
 
 
 def position_share(x: Tensor) -> PositionShare:
-    """Return the share of position in the variance of vectors.
-
-    Args:
-        x: Vectors of every document, ``(documents, heads, n, d)``.
-    """
+    """Return the share of position in the variance of the vectors ``(documents, heads, n, d)`` of every document."""
     sums = PositionSums(len(x))
     for document in x:
         sums.add(document)

@@ -16,8 +16,14 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.deviations import Pieces, logit_deviations
-from wherewhat.measures.swaps.logits import QueryLogits, on_device
-from wherewhat.measures.swaps.placement import choose_queries, keys_before, queries_at_once, query_logits
+from wherewhat.measures.swaps.logits import (
+    QueryLogits,
+    choose_queries,
+    keys_before,
+    on_device,
+    queries_at_once,
+    query_logits,
+)
 from wherewhat.measures.swaps.scores import Pivots, SwapScores, score_swaps
 from wherewhat.measures.tensors import check_finite, check_heads, over_documents
 from wherewhat.options import short_repr
@@ -86,14 +92,7 @@ def layer_swaps(
 ) -> Swaps:
     """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
-    Args:
-        attention: One layer of a pass over one text without cache.
-        queries: Positions of the queries.
-        tau: Temperature of the swap weights.
-        block: Tokens per swapped block.
-        skip: Number of first keys that are never swapped.
-        taus: Other temperatures, for the sensitivity.
-        blocks: Other block sizes, for the sensitivity.
+    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
@@ -279,3 +278,51 @@ def swap_scores(
     else:
         chosen = choose_queries(n, count=1, positions=queries)
     return layer_swaps(attention, chosen, tau=tau, block=block, skip=skip, taus=taus, blocks=blocks)
+
+
+Swap = Callable[[int, int], LayerAttention]
+"""``swap(i, j)`` returns the layer's attention with two blocks of input tokens, starting at i and j, swapped."""
+
+
+def reference_scores(
+    attention: LayerAttention, swap: Swap, queries: Sequence[int], *, tau: float = TAU, block: int = 1, skip: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return positional and symbolic scores and the effective number of swaps, ``(heads, queries)``, by definition.
+
+    Runs the layer once per swap. Used for layers whose keys depend on several tokens, and as reference in tests of
+    :func:`layer_swaps`, whose arguments it takes.
+    """
+    scores, weights = (_rows(f, queries) for f in (attention.attn_scores, attention.pattern))
+    starts = {q: _starts(x, block) for q, x in zip(queries, keys_before(attention, queries, skip=skip), strict=True)}
+    pairs = sorted({(i, j) for found in starts.values() for a, i in enumerate(found) for j in found[a + 1 :]})
+    exponents = torch.full((len(pairs), *scores.shape[:2]), -torch.inf, dtype=torch.float64)
+    same, reverse = torch.zeros_like(exponents), torch.zeros_like(exponents)
+    for index, (i, j) in enumerate(pairs):
+        after = _rows(swap(i, j).attn_scores, queries)
+        v, w = (_direction(x, i, j, block) for x in (scores, after))
+        same[index] = (v * w).sum(0)
+        reverse[index] = (v.flip(0) * w).sum(0)
+        first, second = (weights[..., start : start + block].mean(-1) for start in (i, j))
+        exponents[index] = (first - second).abs() / tau
+        for column, q in enumerate(queries):
+            if i not in starts[q] or j not in starts[q]:
+                exponents[index, :, column] = -torch.inf
+    alpha = exponents.softmax(0)
+    return (alpha * same).sum(0), (alpha * reverse).sum(0), torch.special.entr(alpha).sum(0).exp()
+
+
+def _rows(compute: Callable[[slice], Tensor], queries: Sequence[int]) -> Tensor:
+    """Return the logits or attention weights of some queries, ``(heads, queries, m)`` float64."""
+    return torch.cat([compute(slice(q, q + 1))[0].double().cpu() for q in queries], 1)
+
+
+def _direction(scores: Tensor, i: int, j: int, block: int) -> Tensor:
+    """Return the direction of the weights of two blocks, ``(2, heads, queries)``, without underflow."""
+    both = torch.stack([scores[..., start : start + block].logsumexp(-1) for start in (i, j)])
+    return torch.nn.functional.normalize((both - both.amax(0)).exp(), dim=0)
+
+
+def _starts(keys: Tensor, block: int) -> list[int]:
+    """Return the first tokens of the complete blocks among consecutive keys."""
+    first, count = int(keys[0]), len(keys) // block
+    return [first + index * block for index in range(count)]

@@ -327,11 +327,10 @@ def _tiles(
     weights, order = blocks.weights[group, row, :count].sort()
     logits = blocks.logits[group, row].gather(-1, order)
     # Of two sorted blocks i < j, α is a product of one factor of each.
-    shape = (len(group), len(taus), count)
-    rise, fall = weights.new_empty(shape), weights.new_empty(shape)
-    for index, tau in enumerate(taus):
-        rise[:, index] = ((weights - weights[:, -1:]) / tau).clamp_(min=-80).exp_()
-        fall[:, index] = ((weights[:, :1] - weights) / tau).clamp_(min=-80).exp_()  # subnormal numbers are slow
+    rise, fall = (  # (m, taus, blocks)
+        torch.stack([(x / tau).clamp_(min=-80).exp_() for tau in taus], 1)  # subnormal numbers are slow
+        for x in (weights - weights[:, -1:], weights[:, :1] - weights)
+    )
     total = (rise[..., 1:] * fall.cumsum(-1)[..., :-1]).sum(-1)
     parts = [slice(start, min(count, start + side)) for start in range(0, count, side)]
     up, down = (torch.stack([x[..., part].sum(-1) for part in parts], -1) for x in (rise, fall))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention.measurement import AttentionConfig
+from wherewhat.measures.heads.measurement import AttentionConfig
 from wherewhat.measures.measurement import LayerScores
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.options import short_repr
@@ -130,12 +130,7 @@ class WeightBlock:
 
 
 def weight_blocks(attention: LayerAttention, block_mib: int) -> Iterator[WeightBlock]:
-    """Yield the attention weights of all queries, in order.
-
-    Args:
-        attention: One layer, batch 1.
-        block_mib: Memory for the weights of one block, in MiB.
-    """
+    """Yield the attention weights of all queries of one text, in order, in blocks of ``block_mib`` MiB."""
     if attention.rot_q.shape[0] != 1:
         raise MeasureError(
             f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts: measure one text at a time"

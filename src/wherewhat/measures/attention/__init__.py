@@ -1,1 +1,0 @@
-"""Attention entropy, sink mass and effective rank."""
