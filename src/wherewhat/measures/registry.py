@@ -25,7 +25,7 @@ BUILT_IN = (
     "split.measurement.SplitMeasurement",
     "heads.measurement.HeadsMeasurement",
     "frequencies.measurement.FrequenciesMeasurement",
-    "prompts.measurement.PromptsMeasurement",
+    "prompts.PromptsMeasurement",
     "perturb.measurement.PerturbMeasurement",
     "choices.measurement.ItemChoices",
     "extend.measurement.ExtendMeasurement",
