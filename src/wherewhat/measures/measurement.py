@@ -186,6 +186,11 @@ class Metric:
     range: tuple[float, float] = UNBOUNDED
 
 
+def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:
+    """Return a metric that is a loss."""
+    return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
+
+
 @dataclass(frozen=True)
 class DocumentScores:
     """Numbers of one model on one document.

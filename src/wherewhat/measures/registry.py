@@ -21,7 +21,7 @@ BUILT_IN = (
     "axes.measurement.AxesMeasurement",
     "distance.measurement.DistanceMeasurement",
     "planes.measurement.PlanesMeasurement",
-    "residual.measurement.ResidualMeasurement",
+    "residual.ResidualMeasurement",
     "split.measurement.SplitMeasurement",
     "heads.measurement.HeadsMeasurement",
     "frequencies.measurement.FrequenciesMeasurement",

@@ -19,7 +19,7 @@ from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.planes.layout import Planes
 from wherewhat.measures.planes.statistics import plane_stats
-from wherewhat.measures.residual.replacement import mixed_attention
+from wherewhat.measures.residual import mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.placement import choose_queries
 
