@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
     from wherewhat.extend.plan import Plan
-    from wherewhat.measures.choices.answers import Choices
+    from wherewhat.measures.choices import Choices
     from wherewhat.measures.statistics import Interval
     from wherewhat.measures.variants import VariantRuns
 

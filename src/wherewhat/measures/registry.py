@@ -27,7 +27,7 @@ BUILT_IN = (
     "frequencies.measurement.FrequenciesMeasurement",
     "prompts.PromptsMeasurement",
     "perturb.measurement.PerturbMeasurement",
-    "choices.measurement.ItemChoices",
+    "choices.ItemChoices",
     "extend.measurement.ExtendMeasurement",
     "attention.measurement.AttentionMeasurement",
 )

@@ -17,7 +17,7 @@ from wherewhat.measures.perturb.heads import (
     last_unmoved,
     sensitivity,
 )
-from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, labels, percent
+from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.tensors import check_faithful, correlation, defined
 
 _FAITHFUL = 1e-5
@@ -116,15 +116,14 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
     plain = runs.losses(no_change(text.ids[0].cpu()))
     whole: dict[str, float] = {"loss": float(plain.mean())}
     curves: dict[str, Curve] = {}
-    for kind in kinds:
-        for label, layer in labels(kind, config.layers).items():
-            found = rises_by_rate(runs, text, plain, kind, config, layer=layer)
-            for rate, rise in found.items():
-                whole[f"rise_{label}_at_{percent(rate)}"] = rise.rise
-                whole[f"rise_{label}_at_{percent(rate)}_untouched"] = rise.rise_untouched
-            rows = [[rate, x.loss, x.untouched, x.rise_untouched, x.moved] for rate, x in found.items()]
-            columns = "rate, loss, loss on untouched targets, its rise, share of tokens moved"
-            curves[f"loss_by_rate_{label}"] = Curve(torch.tensor(rows), ("rate", columns))
+    for kind, label, _, layer in perturbations(kinds, config.layers):
+        found = rises_by_rate(runs, text, plain, kind, config, layer=layer)
+        for rate, rise in found.items():
+            whole[f"rise_{label}_at_{percent(rate)}"] = rise.rise
+            whole[f"rise_{label}_at_{percent(rate)}_untouched"] = rise.rise_untouched
+        rows = [[rate, x.loss, x.untouched, x.rise_untouched, x.moved] for rate, x in found.items()]
+        columns = "rate, loss, loss on untouched targets, its rise, share of tokens moved"
+        curves[f"loss_by_rate_{label}"] = Curve(torch.tensor(rows), ("rate", columns))
     for p in ("5", "10"):
         for end in ("", "_untouched"):
             if (name := f"rise_words_at_{p}{end}") in whole:
@@ -162,22 +161,21 @@ def _heads(
         for layer, state in before.items()
     }
     predicted: dict[str, float] = {}
-    for kind in kinds:
-        for label, swapped_at in labels(kind, config.layers).items():
-            drawn: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in before}
-            for seed in _seeds(kind, config):
-                change = make_change(text, kind, config.at, seed, config, layer=swapped_at)
-                rows, origin = last_unmoved(change, n, len(last))
-                for layer, state in runs.states(change, rows).items():
-                    drawn[layer].append(_head_changes(label, before[layer], state, origin - last[0]))
-            for layer, draws in drawn.items():
-                heads[layer] |= {x: torch.stack([values[x] for values in draws]).nanmean(0) for x in draws[0]}
-            changes = torch.cat([heads[layer][f"sensitivity_{label}"] for layer in before])
-            if not float(changes.max()) > _LEAST_CHANGE:
-                continue
-            for axis, name in (("a", f"predicted_{label}"), ("c", f"predicted_by_key_{label}")):
-                shares = torch.cat([state.shares[axis] for state in before.values()])
-                predicted[name] = correlation(changes, shares)
+    for kind, label, _, swapped_at in perturbations(kinds, config.layers):
+        drawn: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in before}
+        for seed in _seeds(kind, config):
+            change = make_change(text, kind, config.at, seed, config, layer=swapped_at)
+            rows, origin = last_unmoved(change, n, len(last))
+            for layer, state in runs.states(change, rows).items():
+                drawn[layer].append(_head_changes(label, before[layer], state, origin - last[0]))
+        for layer, draws in drawn.items():
+            heads[layer] |= {x: torch.stack([values[x] for values in draws]).nanmean(0) for x in draws[0]}
+        changes = torch.cat([heads[layer][f"sensitivity_{label}"] for layer in before])
+        if not float(changes.max()) > _LEAST_CHANGE:
+            continue
+        for axis, name in (("a", f"predicted_{label}"), ("c", f"predicted_by_key_{label}")):
+            shares = torch.cat([state.shares[axis] for state in before.values()])
+            predicted[name] = correlation(changes, shares)
     return heads, predicted
 
 
