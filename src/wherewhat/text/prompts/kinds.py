@@ -10,8 +10,15 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.options import nearest
-from wherewhat.text.prompts.fit import SMALLEST, PromptTask, check_whole, generator
-from wherewhat.text.prompts.prompt import Prompt, PromptBuilder, PromptItem
+from wherewhat.text.prompts.prompt import (
+    SMALLEST,
+    Prompt,
+    PromptBuilder,
+    PromptItem,
+    PromptTask,
+    check_whole,
+    generator,
+)
 from wherewhat.text.prompts.vocabulary import BIGRAMS, DIGITS, LETTERS, NAMES, THINGS, PieceTokenizer, Pool, Word
 
 _ENOUGH_SYMBOLS = 10
