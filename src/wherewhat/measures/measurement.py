@@ -187,7 +187,7 @@ class Metric:
 
 
 def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:
-    """Return a metric that is a loss."""
+    """Return a metric that is a loss in nats."""
     return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
 
 
