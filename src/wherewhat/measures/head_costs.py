@@ -1,4 +1,4 @@
-"""Loss and retrieval when the attention of single heads, or of groups that share keys, is replaced."""
+"""Loss and retrieval when the attention of single heads is replaced, and with some heads limited to a window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.axes.layer import fit_layer
 from wherewhat.measures.extend.probes import plant
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.statistics import Interval, interval
+from wherewhat.measures.statistics import interval
 from wherewhat.measures.tensors import per_query_head, token_losses
 from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN, VariantRuns, recalled
 from wherewhat.options import short_repr
@@ -45,14 +45,12 @@ class HeadStatistics:
 
     Attributes:
         mean_query: Mean query before rotation, ``(heads, d)``.
-        mean_key: Mean key before rotation, without the first ones, ``(kv_heads, d)``.
         distance: Mean distance term a of the three-axis fits, ``(heads, n)``.
         key_weights: Weights w of the key term ``w · (k - mean of k)``, by ridge regression, ``(heads, d)``.
         key_offset: Mean of k, ``(kv_heads, d)``.
     """
 
     mean_query: Tensor
-    mean_key: Tensor
     distance: Tensor
     key_weights: Tensor
     key_offset: Tensor
@@ -60,56 +58,37 @@ class HeadStatistics:
     __repr__ = short_repr
 
 
-class HeadSums:
-    """Accumulate :class:`HeadStatistics` of all layers over documents of one length.
+def fit_head_statistics(subject: Subject, texts: Sequence[Tensor]) -> dict[int, HeadStatistics]:
+    """Return the statistics of all heads over texts ``(1, n)`` of one length, by layer."""
+    sums: dict[int, dict[str, Tensor]] = {}
 
-    Args:
-        sinks: Number of first keys that are left out of ``mean_key``.
-        axes: Whether to fit the three axes; without them distance term and key weights are empty.
-    """
-
-    def __init__(self, sinks: int, *, axes: bool = True) -> None:
-        self._sinks, self._axes = sinks, axes
-        self._sums: dict[int, dict[str, Tensor]] = {}
-        self._documents: dict[int, int] = {}
-
-    def add(self, attention: LayerAttention) -> None:
-        """Add a layer of a pass over one text."""
+    def add(attention: LayerAttention) -> None:
         q, k = attention.q[0].double(), attention.k[0].double()
-        found = {"query": q.mean(1), "key": k[:, self._sinks :].mean(1)}
-        if self._axes:
-            fit = fit_layer(attention)
-            centred = k - k.mean(1, keepdim=True)
-            c = fit.c.to(k) - fit.c.to(k).mean(1, keepdim=True)
-            found |= {
-                "a": fit.a.double(),
-                "offset": k.mean(1),
-                "squares": centred.mT @ centred / k.shape[1],
-                "products": (per_query_head(centred, attention) * c[..., None]).mean(1),
-            }
-        before = self._sums.setdefault(attention.layer, {})
+        fit = fit_layer(attention)
+        centred = k - k.mean(1, keepdim=True)
+        c = fit.c.to(k) - fit.c.to(k).mean(1, keepdim=True)
+        found = {
+            "query": q.mean(1),
+            "a": fit.a.double(),
+            "offset": k.mean(1),
+            "squares": centred.mT @ centred / k.shape[1],
+            "products": (per_query_head(centred, attention) * c[..., None]).mean(1),
+        }
+        before = sums.setdefault(attention.layer, {})
         for name, value in found.items():
             before[name] = before[name] + value if name in before else value
-        self._documents[attention.layer] = self._documents.get(attention.layer, 0) + 1
 
-    def result(self) -> dict[int, HeadStatistics]:
-        """Return the statistics of every layer."""
-        return {layer: self._layer(layer) for layer in self._sums}
-
-    def _layer(self, layer: int) -> HeadStatistics:
-        means = {name: value / self._documents[layer] for name, value in self._sums[layer].items()}
-        nothing = means["query"].new_zeros(0)
-        weights = nothing
-        if self._axes:
-            squares = means["squares"]
-            size = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-            eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
-            solved = torch.linalg.inv(squares + _RIDGE * size[:, None, None] * eye)
-            groups = len(means["query"]) // len(solved)
-            weights = (solved.repeat_interleave(groups, 0) @ means["products"][..., None])[..., 0]
-        return HeadStatistics(
-            means["query"], means["key"], means.get("a", nothing), weights, means.get("offset", nothing)
-        )
+    for ids in texts:
+        subject.run(ids, add)
+    found = {}
+    for layer, own in sums.items():
+        query, a, offset, squares, products = (total / len(texts) for total in own.values())
+        size = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+        eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
+        solved = torch.linalg.inv(squares + _RIDGE * size[:, None, None] * eye)
+        weights = (solved.repeat_interleave(len(query) // len(solved), 0) @ products[..., None])[..., 0]
+        found[layer] = HeadStatistics(query, a, weights, offset)
+    return found
 
 
 def replaced_output(
@@ -153,12 +132,12 @@ def replaced_output(
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """Rise of the loss and lost retrieval when the attention of single heads or groups is replaced.
+    """Rise of the loss and lost retrieval when the attention of single heads is replaced.
 
     Attributes:
         loss: Loss of the unchanged model, ``(documents,)``, nats.
         found: Its gain from planted runs, ``(documents,)``, nats.
-        rise: Rise of the loss by operation and layer, ``(documents, units)`` each.
+        rise: Rise of the loss by operation and layer, ``(documents, heads)`` each.
         lost: Decrease of the gain likewise.
     """
 
@@ -179,11 +158,10 @@ def measure_head_costs(
     window: int,
     sinks: int,
     operations: Sequence[Operation] = OPERATIONS,
-    unit: Unit = "head",
     memory_mib: int | None = None,
     progress: Progress | None = None,
 ) -> HeadCosts:
-    """Replace the attention of one head or group at a time and measure loss and retrieval of planted runs.
+    """Replace the attention of one head at a time and measure loss and retrieval of planted runs.
 
     Variants of a layer are run as one batch from that layer on; what is below is computed once.
 
@@ -195,7 +173,6 @@ def measure_head_costs(
         window: Number of last keys that a limited head sees.
         sinks: Number of first keys that it sees.
         operations: What replaces the attention.
-        unit: Whether single heads are replaced, or all heads that share keys together.
         memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
         progress: Progress callback; silent by default.
     """
@@ -213,7 +190,7 @@ def measure_head_costs(
         return replaced_output(attention, operation, statistics[attention.layer], window=window, sinks=sinks)
 
     for layer in (progress or Silent()).track(sorted(layers), "costs of heads"):
-        units = _unit_heads(layers[layer], unit)
+        units = _unit_heads(layers[layer], "head")
         loss, gain = runs.run(layer, [(operation, heads) for operation in operations for heads in units], output)
         for index, operation in enumerate(operations):
             part = slice(index * len(units), (index + 1) * len(units))
@@ -249,7 +226,6 @@ def measure_plan(
     *,
     window: int,
     sinks: int,
-    depths: tuple[int, ...] = DEPTHS,
 ) -> PlanOutcome:
     """Measure a text with some heads limited.
 
@@ -260,9 +236,8 @@ def measure_plan(
         full: For each query head whether it sees everything, by layer; other layers are not changed.
         window: Number of last keys that the other heads see.
         sinks: Number of first keys that they see.
-        depths: Depths of planted runs, in percent of the text.
     """
-    planting = plant(ids, depths, run=RUN)
+    planting = plant(ids, DEPTHS, run=RUN)
     control, planted = (one.to(input_device(model)) for one in (planting.control, planting.planted))
     edit = _limits(full, window=window, sinks=sinks)
     with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
@@ -294,7 +269,6 @@ def measure_additions(
     unit: Unit,
     window: int,
     sinks: int,
-    memory_mib: int | None = None,
 ) -> dict[int, Tensor]:
     """Let one more head or group at a time see the whole text and measure loss and retrieval.
 
@@ -306,15 +280,12 @@ def measure_additions(
         unit: Whether single heads are added, or all heads that share keys together.
         window: Number of last keys that the other heads see.
         sinks: Number of first keys that they see.
-        memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
 
     Returns:
         Decrease of the loss beyond the window and increase of the gain from planted runs, as in :func:`measure_plan`,
         ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see everything already.
     """
-    runs = VariantRuns(
-        model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window, memory_mib=memory_mib
-    )
+    runs = VariantRuns(model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window)
     found = {}
     for layer, count in plannable(proof).items():
         found[layer] = torch.zeros(2, count.heads, dtype=torch.float64)
@@ -328,7 +299,7 @@ def measure_additions(
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float | None]:
-    found: Interval = interval(values)
+    found = interval(values)
     return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
@@ -403,13 +374,3 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         rows.append(row)
     rows.sort(key=lambda row: (row["rise"]["mean"], row["selector"]))
     return {"shares": shares, "reference": reference, "rows": rows}
-
-
-def fit_head_statistics(
-    subject: Subject, texts: Sequence[Tensor], *, sinks: int, axes: bool = True
-) -> dict[int, HeadStatistics]:
-    """Return the statistics of all heads over texts ``(1, n)`` of one length, by layer."""
-    sums = HeadSums(sinks, axes=axes)
-    for ids in texts:
-        subject.run(ids, sums.add)
-    return sums.result()

@@ -17,7 +17,6 @@ from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
 from wherewhat.measures.attention.weights import weight_blocks
 from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.head_costs import HeadStatistics, HeadSums
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
@@ -86,16 +85,12 @@ def document_scores(
         sinks: Number of first keys that they see.
     """
     found: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
-    sums = HeadSums(sinks, axes=False)
-    first = ids[:, :_SWAP_TOKENS]
 
     def whole(attention: LayerAttention) -> None:
         if attention.layer not in layers:
             return
         if "distance" in found and rotates(attention):
-            sums.add(attention)
-            mean = sums.result()[attention.layer]
-            found["distance"][attention.layer] = distance_score(attention, mean, ids.shape[1])
+            found["distance"][attention.layer] = distance_score(attention, sinks=sinks)
         if "mass" in found:
             found["mass"][attention.layer] = distant_mass(attention, window=window, sinks=sinks)
 
@@ -115,7 +110,7 @@ def document_scores(
             if "distance" in found and layer not in found["distance"]:  # without rotation nothing depends on distance
                 found["distance"][layer] = torch.full((count.heads,), 0.5, dtype=torch.float64)
     if "symbolic" in found:
-        subject.run(first, swapped)
+        subject.run(ids[:, :_SWAP_TOKENS], swapped)
     if "induction" in found:
         found["induction"] = induction_scores(subject, ids, layers)
     if "output" in found:
@@ -124,21 +119,17 @@ def document_scores(
     return found
 
 
-def distance_score(attention: LayerAttention, statistics: HeadStatistics, length: int) -> Tensor:
+def distance_score(attention: LayerAttention, *, sinks: int) -> Tensor:
     """Return one minus the area under the cumulative sum of the distance curve of every head, ``(heads,)``.
 
-    The curve is the softmax over distances of the logit of mean query and mean key: the first term of the additive
-    decomposition with all contents replaced by their means. kvpress finds retrieval heads by the same number.
-
-    Args:
-        attention: The layer, for its rotation and scale.
-        statistics: Its mean query and key.
-        length: Number of distances.
+    The curve is the softmax over distances of the logit of mean query and mean key, without the first ``sinks`` keys:
+    the first term of the additive decomposition with all contents replaced by their means. kvpress finds retrieval
+    heads by the same number.
     """
     assert attention.rotation is not None
-    positions = torch.arange(length, device=statistics.mean_query.device)
-    q = statistics.mean_query[:, None].expand(-1, length, -1)
-    k = per_query_head(statistics.mean_key, attention)[:, None]
+    positions = torch.arange(attention.n, device=attention.q.device)
+    q = attention.q[0].double().mean(1)[:, None].expand(-1, attention.n, -1)
+    k = per_query_head(attention.k[0].double()[:, sinks:].mean(1), attention)[:, None]
     origin = torch.zeros(1, dtype=torch.long, device=positions.device)
     logits = (attention.rotation.rotate(q, positions) * attention.rotation.rotate(k, origin)).sum(-1) * attention.scale
     if attention.softcap is not None:
