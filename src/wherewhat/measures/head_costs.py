@@ -96,12 +96,8 @@ def replaced_output(
 ) -> Tensor:
     """Return the output ``(batch, n, heads, d_v)`` of a layer with the attention of all its heads replaced.
 
-    Args:
-        attention: One layer of a pass without cache.
-        operation: What replaces it.
-        statistics: Statistics of its heads on other documents.
-        window: Number of last keys for ``window``.
-        sinks: Number of first keys for ``window``.
+    Statistics are those of its heads on other documents; ``window`` and ``sinks`` are the numbers of last and first
+    keys for the operation ``window``.
     """
     device, dtype = attention.rot_q.device, torch.promote_types(attention.rot_q.dtype, torch.float32)
     if operation == "removed":
@@ -227,15 +223,9 @@ def measure_plan(
     window: int,
     sinks: int,
 ) -> PlanOutcome:
-    """Measure a text with some heads limited.
+    """Measure a text ``(1, n)`` with some heads limited to the last ``window`` and the first ``sinks`` keys.
 
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        full: For each query head whether it sees everything, by layer; other layers are not changed.
-        window: Number of last keys that the other heads see.
-        sinks: Number of first keys that they see.
+    ``full`` holds for each query head whether it sees everything, by layer; other layers are not changed.
     """
     planting = plant(ids, DEPTHS, run=RUN)
     control, planted = (one.to(input_device(model)) for one in (planting.control, planting.planted))
@@ -270,16 +260,10 @@ def measure_additions(
     window: int,
     sinks: int,
 ) -> dict[int, Tensor]:
-    """Let one more head or group at a time see the whole text and measure loss and retrieval.
+    """Let one more head or group at a time see the whole text ``(1, n)`` and measure loss and retrieval.
 
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        full: For each query head whether it sees everything already, for all layers that a plan can limit.
-        unit: Whether single heads are added, or all heads that share keys together.
-        window: Number of last keys that the other heads see.
-        sinks: Number of first keys that they see.
+    The others are limited as by :func:`measure_plan`; ``full`` holds for each query head whether it sees everything
+    already, for all layers that a plan can limit.
 
     Returns:
         Decrease of the loss beyond the window and increase of the gain from planted runs, as in :func:`measure_plan`,

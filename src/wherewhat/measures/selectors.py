@@ -72,17 +72,10 @@ def document_scores(
     window: int,
     sinks: int,
 ) -> dict[Selector, dict[int, Tensor]]:
-    """Return scores of all heads on one text, ``(heads,)`` by selector and layer.
+    """Return scores of all heads of ``layers`` on one text ``(1, n)``, ``(heads,)`` by selector and layer.
 
-    Args:
-        subject: The model as measurements run it.
-        model: The model.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        layers: Layers to score.
-        selectors: Selectors with a score of each document; others are ignored.
-        window: Number of last keys that limited heads see.
-        sinks: Number of first keys that they see.
+    Selectors without a score of each document are ignored. Limited heads see the last ``window`` and the first
+    ``sinks`` keys.
     """
     found: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
 
@@ -151,12 +144,9 @@ def distant_mass(attention: LayerAttention, *, window: int, sinks: int) -> Tenso
 
 
 def induction_scores(subject: Subject, ids: Tensor, layers: Mapping[int, LayerHeads]) -> dict[int, Tensor]:
-    """Return the attention of heads to the token after the earlier occurrence, in a repeated text, by layer.
+    """Return the attention of heads to the token after the earlier occurrence, by layer.
 
-    Args:
-        subject: The model.
-        ids: A text ``(1, n)``, whose first tokens are repeated once.
-        layers: Layers to score.
+    It is measured on the first tokens of a text ``(1, n)``, repeated once.
     """
     part = ids[:, : min(_REPEATED, ids.shape[1] // 2)]
     twice = torch.cat([part, part], 1)
@@ -184,16 +174,8 @@ def output_scores(
     """Return a first-order estimate of the cost of limiting each head, ``(heads,)`` by layer.
 
     On the text with planted runs, the loss is the mean over all tokens plus the mean over the planted runs' tokens. Its
-    gradient with respect to the outputs of a head, times their change when the head sees only its window, is the
-    effect of the head's distant attention on the loss: what it reads there times what that writes towards the answer.
-
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        layers: Layers to score.
-        window: Number of last keys that limited heads see.
-        sinks: Number of first keys that they see.
+    gradient with respect to the outputs of a head, times their change when the head sees only its window, is the effect
+    of the head's distant attention on the loss: what it reads there times what that writes towards the answer.
     """
     planting = plant(ids, DEPTHS, run=RUN)
     planted = planting.planted.to(next(model.get_input_embeddings().parameters()).device)
@@ -230,9 +212,7 @@ def rank_scores(scores: Sequence[HeadScores]) -> dict[int, Tensor]:
 def combined_scores(scores: Sequence[HeadScores], target: HeadScores) -> dict[int, Tensor]:
     """Return the ranks of scores, weighted by least squares to predict the ranks of ``target``, by layer.
 
-    Args:
-        scores: Scores of some selectors.
-        target: Costs of the heads on other documents than those to be evaluated.
+    The target is the cost of the heads on other documents than those to be evaluated.
     """
     features = torch.stack([_ranks(one) for one in scores], 1)
     weights = torch.linalg.lstsq(features, _ranks(target)[:, None], driver="gelsd").solution

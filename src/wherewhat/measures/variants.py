@@ -156,9 +156,7 @@ def batch_mib(device: torch.device) -> int:
 def recalled(logits: Tensor, planting: Planting) -> Tensor:
     """Return the mean log-probability of the runs at the end of a text after their cues, ``(variants,)`` float64.
 
-    Args:
-        logits: Logits of the text's last tokens at least, ``(variants, n, vocabulary)``.
-        planting: The text with and without planted runs.
+    Logits ``(variants, n, vocabulary)`` of the text's last tokens are sufficient.
     """
     targets = planting.control[0, planting.body :].to(logits.device).expand(len(logits), -1)
     losses = cross_entropy(logits[:, -planting.needed : -1].float().flatten(0, 1), targets.flatten(), reduction="none")

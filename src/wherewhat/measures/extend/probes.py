@@ -237,12 +237,9 @@ def _places(n: int, depths: tuple[int, ...], run: int) -> Tensor | None:
 
 
 def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
-    """Plant the last runs of a text, one per depth.
+    """Plant the last runs of a text ``(1, n)``, of ``run`` tokens each, one per depth.
 
-    Args:
-        ids: Token ids ``(1, n)``.
-        depths: Depth of each run in percent of the text: 0 is its beginning, 100 just before its last runs.
-        run: Tokens of a run.
+    Depths are in percent of the text: 0 is its beginning, 100 just before its last runs.
     """
     n, count = ids.shape[1], len(depths)
     places = _places(n, depths, run)

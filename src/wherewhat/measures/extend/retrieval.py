@@ -80,9 +80,7 @@ class SecondCopy:
     def difference(self, losses: Tensor, once: Tensor) -> float:
         """Return the mean loss of the copy's tokens minus that of the same tokens read once; negative if it is used.
 
-        Args:
-            losses: Losses of this text by the index they are predicted from, ``(n - 1,)``.
-            once: Losses of the original text, likewise.
+        Losses, of this text and of the original one, are by the index they are predicted from, ``(n - 1,)`` each.
         """
         return float((losses[-self.tokens :] - once[: self.tokens])[self.skipped :].mean())
 
@@ -129,17 +127,12 @@ class Questions:
 
 
 def ask(ids: Tensor, encode: Encode, *, trained: int, stated: bool = True) -> Questions:
-    """State facts in a text and ask for them at its end; each replaces tokens of the text.
+    """State facts in a text ``(1, n)`` and ask for them at its end; each replaces tokens of the text.
 
     Statements are spread evenly over the part of the text that is at least a trained length before the questions, or
     over the whole text if that part is too short. Values, names and the order of statements depend on the first trained
-    length of the text, and are the same in longer and shorter texts.
-
-    Args:
-        ids: Token ids ``(1, n)``.
-        encode: The tokenizer.
-        trained: The trained length.
-        stated: Whether to state the facts; without them, the answers can only be guessed.
+    length of the text, and are the same in longer and shorter texts. If facts are not ``stated``, the answers can only
+    be guessed.
     """
     n = ids.shape[1]
     chooser = random.Random(_seed(ids[:, :trained]))  # noqa: S311 - reproducible, not secret
@@ -201,8 +194,7 @@ class RememberedFacts:
     def gain(self, logits: Tensor) -> float:
         """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.
 
-        Args:
-            logits: Logits ``(prompts, n, vocabulary)``.
+        It is computed from logits ``(prompts, n, vocabulary)``.
         """
         rows = torch.arange(len(self.last), device=logits.device)
         found = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)

@@ -35,13 +35,8 @@ def read_in_pieces(
     """Return the loss of each token if the unmodified model reads at most the trained length at a time.
 
     Pieces of that length overlap by half, and the second half of each is used: every token has at least half a trained
-    length before it. Each piece begins with the text's first token, which is often an attention sink.
-
-    Args:
-        subject: The model.
-        ids: Token ids ``(1, n)``.
-        trained: The trained length.
-        reducer: Called with each layer of the pieces after the first, whose second half is the text beyond.
+    length before it. Each piece begins with the text's first token, which is often an attention sink. ``reducer`` is
+    called with each layer of the pieces after the first, whose second half is the text beyond.
 
     Returns:
         Loss by the index it is predicted from, ``(n - 1,)``; NaN in the first half of the first piece.
@@ -105,11 +100,7 @@ def measure_lengths(
 ) -> DocumentScores:
     """Return losses, gains from planted runs, attention and its outputs beyond the trained length, per method.
 
-    Args:
-        subject: The model.
-        ids: Tokens, ``(1, n)``, more of them than the trained length.
-        config: Options.
-        encode: The tokenizer, for the pass key and the codes of ``config.retrieval``; without it they are left out.
+    Tokens and tokenizer are those of :class:`LengthProbes`.
     """
     trained = config.trained or subject.trained_length()
     plan = config.loaded_plan()

@@ -103,8 +103,7 @@ MASSIVE = 5.0
 def relative_norms(x: Tensor) -> Tensor:
     """Return the norm over tokens of each dimension, relative to the mean over dimensions, ``(heads, d)`` float64.
 
-    Args:
-        x: Queries, keys or values of one text, ``(heads, n, d)``.
+    ``x`` ``(heads, n, d)`` are queries, keys or values of one text.
     """
     norms: Tensor = x.double().norm(dim=1)
     return norms / norms.mean(-1, keepdim=True).clamp_min(1e-300)

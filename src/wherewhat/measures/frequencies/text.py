@@ -49,12 +49,8 @@ def measure_frequencies(
 ) -> DocumentScores:
     """Return frequencies of every layer that rotates, and the loss with planes masked or un-rotated.
 
-    Args:
-        subject: The model.
-        ids: Tokens, ``(1, n)``.
-        config: Options.
-        encode: The tokenizer, for the remembered facts of ``config.massive``; without it they are left out.
-        prefix: Number of leading tokens that are not text, such as BOS.
+    The tokenizer is for the remembered facts of ``config.massive``, which are left out without it; ``prefix`` is the
+    number of leading tokens of ``ids`` ``(1, n)`` that are not text, such as BOS.
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()

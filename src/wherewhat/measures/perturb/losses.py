@@ -178,11 +178,7 @@ def perturbed_losses(
 ) -> Tensor:
     """Return the loss of each target of a perturbed text in nats, ``(m - 1,)`` float64.
 
-    Args:
-        subject: The model.
-        change: The perturbed text.
-        reducer: Called with each layer.
-        targets: Tokens ``(m,)`` to score in place of those of the text.
+    ``targets`` ``(m,)`` are tokens to score in place of those of the text.
     """
     with subject.reordered(change.orders) if change.orders else nullcontext():
         logits = subject.run(change.ids[None], reducer, logits=True, positions=change.positions)
@@ -275,12 +271,7 @@ def closed_prefixes(order: Tensor) -> Tensor:
 def equivalence(runs: PerturbedRuns, text: Text, plain: Tensor, *, rate: float, seeds: range) -> dict[str, float]:
     """Compare swapped positions with swapped hidden states, for the same swaps of a share of the tokens.
 
-    Args:
-        runs: Runs of the model, which have run the intact text.
-        text: The text.
-        plain: Loss of each target of the intact text, ``(n - 1,)``.
-        rate: Share of the tokens to swap.
-        seeds: Seeds of the draws.
+    The intact text must have been run; its losses are ``plain`` ``(n - 1,)``.
 
     Returns:
         Over untouched targets, which are the same after both: ``index_minus_feature`` (mean difference of losses),
