@@ -299,18 +299,27 @@ def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[st
         ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
     """
     retrieves = min(one["found"] for one in outcomes) > LEAST_GAIN
-    cells = {metric.partition("_")[2] for metric in outcomes[0] if metric.startswith("loss_")}
-    rows: list[dict[str, Any]] = [{"selector": "all", "share": 1.0, "": ""}]
-    for cell in cells:
-        selector, share = cell.rsplit("_", 1)
-        rows.append({"selector": selector, "share": float(share), "": f"_{cell}"})
-    for row in rows:
-        cell = row.pop("")
-        row["rise"] = _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes])
-        row["found"] = _bounds([one[f"found{cell}"] for one in outcomes])
-        row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
+    rows = [
+        {
+            "selector": selector,
+            "share": share,
+            "rise": _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes]),
+            "found": _bounds([one[f"found{cell}"] for one in outcomes]),
+            "part": _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None,
+        }
+        for (selector, share), cell in sorted(_cells(outcomes[0]).items())
+    ]
     base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
-    return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
+    return rows, base
+
+
+def _cells(outcome: Mapping[str, float]) -> dict[tuple[str, float], str]:
+    """Return the ending of the names of metrics by selector and share; it is empty for the unchanged model."""
+    found = {("all", 1.0): ""}
+    for cell in (metric.removeprefix("loss") for metric in outcome if metric.startswith("loss_")):
+        selector, share = cell.removeprefix("_").rsplit("_", 1)
+        found[selector, float(share)] = cell
+    return found
 
 
 def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -320,20 +329,16 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     the two ends, where all selectors agree: no unit and all units see the whole text. Since shares go from 0 to 1, an
     area is a mean over shares.
 
-    Args:
-        outcomes: As for :func:`outcome_curve`.
-
     Returns:
         ``shares`` between the ends, ``reference`` (``greedy``, else ``costs``, else None), and ``rows`` by area of the
         rise, with ``selector``, ``rise`` in nats, ``part`` (None if a document has hardly any gain), and ``more_rise``
         and ``more_part``: the area minus that of the reference on the same document.
     """
+    cells = _cells(outcomes[0])
     known: dict[str, set[float]] = {}
-    for metric in outcomes[0]:
-        if metric.startswith("loss_"):
-            selector, share = metric.removeprefix("loss_").rsplit("_", 1)
-            known.setdefault(selector, set()).add(float(share))
-    curves = {selector: shares for selector, shares in known.items() if len(shares) > 1}
+    for selector, share in cells:
+        known.setdefault(selector, set()).add(share)
+    curves = {selector: own for selector, own in known.items() if len(own) > 1}
     shares = sorted(set.intersection(*curves.values())) if curves else []
     reference = next((name for name in ("greedy", "costs") if name in curves), None)
     values: dict[str, Callable[[Mapping[str, float], str], float]] = {
@@ -344,12 +349,12 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     x = torch.tensor([0.0, *shares, 1.0], dtype=torch.float64)
     areas: dict[tuple[str, str], Tensor] = {}
     for selector in curves if shares else ():
-        cells = ["_none_0", *(f"_{selector}_{share!r}" for share in shares), ""]
+        points = ["_none_0", *(cells[selector, share] for share in shares), ""]
         for name, value in values.items():
-            y = torch.tensor([[value(one, cell) for cell in cells] for one in outcomes], dtype=torch.float64)
+            y = torch.tensor([[value(one, cell) for cell in points] for one in outcomes], dtype=torch.float64)
             areas[selector, name] = torch.trapezoid(y, x)
     rows = []
-    for selector in {selector for selector, _ in areas}:
+    for selector in curves if shares else ():
         row: dict[str, Any] = {"selector": selector} | dict.fromkeys(("rise", "part", "more_rise", "more_part"))
         for name in values:
             row[name] = _bounds(areas[selector, name].tolist())

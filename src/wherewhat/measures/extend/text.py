@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -78,21 +77,6 @@ def buckets(values: Tensor, trained: int, *, first: int = 0) -> Tensor:
 
 _Heads = dict[int, dict[str, Tensor]]
 """Values per head by layer and name."""
-
-
-@dataclass(frozen=True)
-class _Inside:
-    """Attention of the unmodified model in the second half of the trained length.
-
-    Attributes:
-        outputs: Distribution of attention outputs by layer.
-        heads: Attention statistics by layer.
-        losses: Losses ``(n - 1,)`` of the trained length by the index they are predicted from; empty if not measured.
-    """
-
-    outputs: dict[int, Reference]
-    heads: _Heads
-    losses: Tensor
 
 
 def measure_lengths(
@@ -177,8 +161,8 @@ class LengthProbes:
         if not config.retrieval:
             encode = None
         self._questions = None if encode is None else ask(ids, encode, trained=trained)
-        self._inside = _inside(subject, short, methods, logits=config.retrieval)
-        in_pieces = {layer: ShiftSums(reference) for layer, reference in self._inside.outputs.items()}
+        self._outputs, inside, losses = _inside(subject, short, methods, logits=config.retrieval)
+        in_pieces = {layer: ShiftSums(reference) for layer, reference in self._outputs.items()}
         self._pieces = read_in_pieces(
             subject, ids, trained, lambda attention: in_pieces[attention.layer].add(attention.output[0, trained // 2 :])
         )
@@ -190,13 +174,13 @@ class LengthProbes:
                 planted_gain(piece, *(self._untouched(x) for x in (piece.planted, piece.control))).gain.mean()
             ),
         } | {f"distance_{depth}": float(x) for depth, x in zip(config.depths, self._planting.distances, strict=True)}
-        if self._copy is not None:
+        if self._copy is not None and losses is not None:
             half = trained // 2
-            self._once = torch.cat([self._inside.losses[:half], self._pieces[half:]])
+            self._once = torch.cat([losses[:half], self._pieces[half:]])
             again = second_copy(short, trained=trained)
-            losses = token_losses(self._untouched(again.ids), again.ids)
+            losses_again = token_losses(self._untouched(again.ids), again.ids)
             self.whole |= {
-                "second_copy_pieces": again.difference(losses, self._once),
+                "second_copy_pieces": again.difference(losses_again, self._once),
                 "second_copy_distance": float(self._copy.distance),
             }
         if self._questions is not None and encode is not None:
@@ -208,7 +192,7 @@ class LengthProbes:
         self.heads: _Heads = {
             layer: {f"{name}_inside": x for name, x in statistics.items()}
             | {f"{name}_pieces": x for name, x in in_pieces[layer].result().items()}
-            for layer, statistics in self._inside.heads.items()
+            for layer, statistics in inside.items()
         }
 
     def _untouched(self, ids: Tensor) -> Tensor:
@@ -223,7 +207,7 @@ class LengthProbes:
 
         def observe(attention: LayerAttention) -> Tensor | None:
             output = method.attend(attention)
-            sums = ShiftSums(self._inside.outputs[attention.layer])
+            sums = ShiftSums(self._outputs[attention.layer])
             sums.add((attention.output if output is None else output)[0, beyond])
             heads = sums.result() | attention_probe(attention, method, beyond, limit=trained)
             layers.append(LayerScores(attention.layer, heads))
@@ -262,8 +246,15 @@ class LengthProbes:
         return DocumentScores(layers, {name: x for name, x in whole.items() if math.isfinite(x)}, curves)
 
 
-def _inside(subject: Subject, ids: Tensor, methods: Sequence[LengthMethod], *, logits: bool) -> _Inside:
-    """Return attention of the unmodified model within the trained length ``(1, n)``, and its losses if asked for."""
+def _inside(
+    subject: Subject, ids: Tensor, methods: Sequence[LengthMethod], *, logits: bool
+) -> tuple[dict[int, Reference], _Heads, Tensor | None]:
+    """Return attention of the unmodified model in the second half of the trained length ``(1, n)``.
+
+    Returns:
+        Distributions of attention outputs by layer, attention statistics, and losses ``(n - 1,)`` of the whole trained
+        length by the index they are predicted from, if asked for.
+    """
     n = ids.shape[1]
     queries = slice(n // 2, n)
     outputs: dict[int, Reference] = {}
@@ -282,4 +273,4 @@ def _inside(subject: Subject, ids: Tensor, methods: Sequence[LengthMethod], *, l
             f"{rotary[0]} changes distances, and no layer of this model rotates its queries and keys: choose from "
             + ", ".join(name for name in METHODS if not find_method(name).rotary)
         )
-    return _Inside(outputs, heads, torch.empty(0) if found is None else token_losses(found, ids))
+    return outputs, heads, None if found is None else token_losses(found, ids)

@@ -196,8 +196,6 @@ def _respelled(text: Text, rate: float, seed: int) -> Change:
         raise MeasureError("no word of the text can be respelled with this tokenizer: leave the kind letters out")
     can = [(span, other) for span, other in zip(spans.words, spans.respelled, strict=True) if other]
     chosen = [can[i] for i in sorted(random_units(len(can), rate, seed).tolist())]
-    if not chosen:
-        return no_change(text.ids[0].cpu())
     return replace_spans(text.ids[0].cpu(), [span for span, _ in chosen], [other for _, other in chosen])
 
 
