@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -54,15 +55,11 @@ def read_in_pieces(
 
 def by_multiple(rise: Tensor, trained: int) -> dict[float, float]:
     """Return the mean of ``rise`` ``(n - 1,)`` on each step of the ladder that the text reaches."""
-    found = {}
-    start = trained
-    for multiple in LADDER:
-        if start >= len(rise):
-            break
-        stop = round(multiple * trained)
-        found[multiple] = float(rise[start:stop].mean())
-        start = stop
-    return found
+    steps = {
+        multiple: slice(round(before * trained), round(multiple * trained))
+        for before, multiple in itertools.pairwise((1.0, *LADDER))
+    }
+    return {multiple: float(rise[step].mean()) for multiple, step in steps.items() if step.start < len(rise)}
 
 
 def buckets(values: Tensor, trained: int, *, first: int = 0) -> Tensor:

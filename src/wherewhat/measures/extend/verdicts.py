@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from wherewhat.measures.measurement import ComparisonRow, ComparisonTable
@@ -104,23 +105,26 @@ def explanation(found: Estimates, name: str) -> str:
     """Return, in brackets, how the attention of a method that is not flat differs from that inside."""
     if _level(found[f"loss_rise_{name}"]) in ("flat", "unclear"):
         return ""
+
+    def mean(metric: str) -> float:
+        return found[metric].mean if metric in found else math.nan
+
     words = []
-    far, far_inside = (found.get(x) for x in (f"far_mass_{name}", "far_mass_inside"))
-    if far is not None and far.mean > 0.1:
-        trained = found["trained_length"].mean
-        usual = "" if far_inside is None else f"; inside, the farther half takes {far_inside.mean:.0%}"
-        words.append(f"keys over {trained:,.0f} tokens back take {far.mean:.0%} of attention{usual}")
-    entropy, entropy_inside = (found.get(x) for x in (f"entropy_{name}", "entropy_inside"))
-    if entropy is not None and entropy_inside is not None and abs(entropy.mean - entropy_inside.mean) > 0.5:
-        wider = "wider" if entropy.mean > entropy_inside.mean else "less wide"
-        words.append(f"attention spreads {wider} ({entropy.mean:.1f} against {entropy_inside.mean:.1f} nats)")
-    sink, sink_inside = (found.get(x) for x in (f"sink_mass_{name}", "sink_mass_inside"))
-    if sink is not None and sink_inside is not None and sink_inside.mean > 0.1 and sink.mean < sink_inside.mean / 2:
-        words.append(f"the first keys lose their weight ({sink.mean:.0%} of {sink_inside.mean:.0%})")
-    shift, shift_pieces = (found.get(x) for x in (f"output_shift_{name}", "output_shift_pieces"))
-    if shift is not None and shift.mean > 0.5:
-        usual = "" if shift_pieces is None else f"; in pieces, {shift_pieces.mean:.1f}"
-        words.append(f"outputs lie {shift.mean:.1f} spreads off{usual}")
+    far, far_inside = mean(f"far_mass_{name}"), mean("far_mass_inside")
+    if far > 0.1:
+        usual = "" if math.isnan(far_inside) else f"; inside, the farther half takes {far_inside:.0%}"
+        words.append(f"keys over {mean('trained_length'):,.0f} tokens back take {far:.0%} of attention{usual}")
+    entropy, entropy_inside = mean(f"entropy_{name}"), mean("entropy_inside")
+    if abs(entropy - entropy_inside) > 0.5:
+        wider = "wider" if entropy > entropy_inside else "less wide"
+        words.append(f"attention spreads {wider} ({entropy:.1f} against {entropy_inside:.1f} nats)")
+    sink, sink_inside = mean(f"sink_mass_{name}"), mean("sink_mass_inside")
+    if sink_inside > 0.1 and sink < sink_inside / 2:
+        words.append(f"the first keys lose their weight ({sink:.0%} of {sink_inside:.0%})")
+    shift, shift_pieces = mean(f"output_shift_{name}"), mean("output_shift_pieces")
+    if shift > 0.5:
+        usual = "" if math.isnan(shift_pieces) else f"; in pieces, {shift_pieces:.1f}"
+        words.append(f"outputs lie {shift:.1f} spreads off{usual}")
     return f" [{'; '.join(words)}]" if words else ""
 
 
