@@ -12,6 +12,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.options import nearest
 from wherewhat.text.prompts.prompt import (
     SMALLEST,
+    UNLIMITED,
     Prompt,
     PromptBuilder,
     PromptItem,
@@ -186,7 +187,7 @@ class Numbers(PromptKind):
             builder.set_question(pool, candidates, correct=correct, answer_item=first + asked)
             return builder
 
-        largest = None if len(symbols.words) > 1 else len(symbols.words)
+        largest = UNLIMITED if len(symbols.words) > 1 else len(symbols.words)
         task = PromptTask("numbers", "length", self.length, 12, largest, self.index_answer, write)
         return task.fitted(tokenizer, tokens=tokens, count=count, seed=seed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -215,6 +216,9 @@ class PromptBuilder:
 SMALLEST = 2
 """Smallest number of pairs or symbols."""
 
+UNLIMITED = sys.maxsize
+"""Largest number of pairs or symbols where there is no limit."""
+
 
 @dataclass(frozen=True)
 class PromptTask:
@@ -225,7 +229,7 @@ class PromptTask:
         option: Name of the option that sets the size.
         size: Number of pairs or symbols; None for as many as fit.
         default: Size if neither ``size`` nor a number of tokens is given.
-        largest: Largest size that the tokenizer allows; None for no limit.
+        largest: Largest size that the tokenizer allows.
         index: Index of the pair or symbol asked for; None for all in turn.
         write: Builds a prompt of a given size that asks for a given index.
     """
@@ -234,7 +238,7 @@ class PromptTask:
     option: str
     size: int | None
     default: int
-    largest: int | None
+    largest: int
     index: int | None
     write: Callable[[int, int, random.Random], PromptBuilder]
 
@@ -243,8 +247,7 @@ class PromptTask:
         self._check_size()
         smallest = max(SMALLEST, 0 if self.index is None else self.index + 1)
         if self.size is not None or tokens is None:
-            default = self.default if self.largest is None else min(self.default, self.largest)
-            size = max(smallest, default) if self.size is None else self.size
+            size = max(smallest, min(self.default, self.largest)) if self.size is None else self.size
             built = self._build(size, count, seed)
             self._check_tokens(built, size, tokenizer, tokens)
             return built
@@ -273,30 +276,27 @@ class PromptTask:
             return len(self._build(size, 1, seed)[0].ids) <= space
 
         high = low + 1
-        while (self.largest is None or high <= self.largest) and fits(high):
+        while high <= self.largest and fits(high):
             low, high = high, 2 * high
-        if self.largest is not None:
-            high = min(high, self.largest + 1)
+        high = min(high, self.largest + 1)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
     def _check_size(self) -> None:
-        name, size = self.option, self.size
-        if self.largest is not None and self.largest < SMALLEST:
+        if self.largest < SMALLEST:
             raise ConfigError(
                 f"this tokenizer distinguishes only {self.largest} words that {self.kind} prompts could use, "
                 f"of at least {SMALLEST}: use a model whose tokenizer knows English"
             )
-        if size is not None and size < SMALLEST:
-            raise ConfigError(f"{name} is {size}: {self.kind} prompts need at least {SMALLEST}")
-        if self.largest is not None and size is not None and size > self.largest:
-            raise ConfigError(f"{name} is {size}: with this tokenizer, {self.kind} prompts have at most {self.largest}")
-        limit = self.largest if size is None else size
-        if self.index is not None and (self.index < 0 or (limit is not None and self.index >= limit)):
-            last = "" if limit is None else f" to {limit - 1}"
-            raise ConfigError(f"index_answer is {self.index}: choose from 0{last}")
+        if self.size is not None and self.size > self.largest:
+            raise ConfigError(
+                f"{self.option} is {self.size}: with this tokenizer, {self.kind} prompts have at most {self.largest}"
+            )
+        limit = self.largest if self.size is None else self.size
+        if self.index is not None and self.index >= limit:
+            raise ConfigError(f"index_answer is {self.index}: choose from 0 to {limit - 1}")
 
     def _check_tokens(
         self, built: list[PromptBuilder], size: int, tokenizer: PieceTokenizer, tokens: int | None
