@@ -10,7 +10,7 @@ from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
 from wherewhat.extend.plan import plannable
 from wherewhat.measures import variants
-from wherewhat.measures.extend.probes import plant, planted_gain
+from wherewhat.measures.extend.retrieval import plant, planted_gain
 from wherewhat.measures.head_costs import (
     OPERATIONS,
     fit_head_statistics,

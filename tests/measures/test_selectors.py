@@ -8,7 +8,7 @@ import torch
 from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
 from wherewhat.extend.plan import LayerHeads, plannable
-from wherewhat.measures.extend.probes import plant
+from wherewhat.measures.extend.retrieval import plant
 from wherewhat.measures.head_costs import replaced_output
 from wherewhat.measures.selectors import (
     SCORED,

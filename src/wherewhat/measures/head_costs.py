@@ -18,7 +18,7 @@ from wherewhat.extend.limits import full_attention, limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit, plannable
 from wherewhat.measures.attention.weights import attention_output
 from wherewhat.measures.axes.layer import fit_layer
-from wherewhat.measures.extend.probes import plant
+from wherewhat.measures.extend.retrieval import plant
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.statistics import interval
 from wherewhat.measures.tensors import per_query_head, token_losses

@@ -16,7 +16,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
 from wherewhat.measures.attention.weights import weight_blocks
-from wherewhat.measures.extend.probes import plant
+from wherewhat.measures.extend.retrieval import plant
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps

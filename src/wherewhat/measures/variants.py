@@ -16,7 +16,7 @@ from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
 from wherewhat.extend.edits import SharedPrefix
 from wherewhat.extend.limits import full_attention
-from wherewhat.measures.extend.probes import Planting, plant
+from wherewhat.measures.extend.retrieval import Planting, plant
 from wherewhat.measures.tensors import token_losses
 
 Kind = TypeVar("Kind", bound=Hashable)

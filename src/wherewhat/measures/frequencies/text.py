@@ -11,8 +11,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention.weights import attention_output
-from wherewhat.measures.extend.probes import Planting, plant
-from wherewhat.measures.extend.retrieval import Encode, RememberedFacts, remembered_facts
+from wherewhat.measures.extend.retrieval import Encode, Planting, RememberedFacts, plant, remembered_facts
 from wherewhat.measures.frequencies.masking import (
     FAITHFUL,
     MASSIVE,
