@@ -78,11 +78,13 @@ def document_scores(
     ``sinks`` keys.
     """
     found: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
+    rotating: list[bool] = []
 
     def whole(attention: LayerAttention) -> None:
         if attention.layer not in layers:
             return
-        if "distance" in found and rotates(attention):
+        if "distance" in found:
+            rotating.append(rotates(attention))
             found["distance"][attention.layer] = distance_score(attention, sinks=sinks)
         if "mass" in found:
             found["mass"][attention.layer] = distant_mass(attention, window=window, sinks=sinks)
@@ -95,13 +97,10 @@ def document_scores(
 
     if {"distance", "mass"} & set(found):
         subject.run(ids, whole)
-        if "distance" in found and not found["distance"]:
+        if "distance" in found and not any(rotating):
             raise MeasureError(
                 "no layer rotates its queries and keys, so there is no distance curve: leave the selector distance out"
             )
-        for layer, count in layers.items():
-            if "distance" in found and layer not in found["distance"]:  # without rotation nothing depends on distance
-                found["distance"][layer] = torch.full((count.heads,), 0.5, dtype=torch.float64)
     if "symbolic" in found:
         subject.run(ids[:, :_SWAP_TOKENS], swapped)
     if "induction" in found:
@@ -117,9 +116,10 @@ def distance_score(attention: LayerAttention, *, sinks: int) -> Tensor:
 
     The curve is the softmax over distances of the logit of mean query and mean key, without the first ``sinks`` keys:
     the first term of the additive decomposition with all contents replaced by their means. kvpress finds retrieval
-    heads by the same number.
+    heads by the same number. Without rotation nothing depends on distance, and the score is 0.5.
     """
-    assert attention.rotation is not None
+    if attention.rotation is None or not rotates(attention):
+        return torch.full((attention.heads,), 0.5, dtype=torch.float64)
     positions = torch.arange(attention.n, device=attention.q.device)
     q = attention.q[0].double().mean(1)[:, None].expand(-1, attention.n, -1)
     k = per_query_head(attention.k[0].double()[:, sinks:].mean(1), attention)[:, None]
