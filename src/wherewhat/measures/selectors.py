@@ -196,7 +196,7 @@ def output_scores(
     with torch.enable_grad(), intervene(model, edit, proof=proof):
         logits = model(input_ids=planted, use_cache=False).logits[0, :-1]
         losses = cross_entropy(logits.float(), planted[0, 1:], reduction="none")
-        runs = losses[planting.body - 1 :].view(-1, planting.run)[:, max(1, planting.run // 4) :]
+        runs = losses[planting.body - 1 :].view(-1, planting.run)[:, planting.cue :]
         gradients = torch.autograd.grad(losses.mean() + runs.mean(), [outputs[layer] for layer in layers])
     return {
         layer: (gradient.double() * changes[layer].double()).sum((0, 1, 3)).cpu()

@@ -161,7 +161,7 @@ def recalled(logits: Tensor, planting: Planting) -> Tensor:
     targets = planting.control[0, planting.body :].to(logits.device).expand(len(logits), -1)
     losses = cross_entropy(logits[:, -planting.needed : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
     runs = losses.view(len(logits), -1, planting.run)
-    return -runs[..., max(1, planting.run // 4) :].double().mean((1, 2)).cpu()
+    return -runs[..., planting.cue :].double().mean((1, 2)).cpu()
 
 
 def _chunks(count: int, most: int) -> list[slice]:

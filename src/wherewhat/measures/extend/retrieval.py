@@ -75,6 +75,11 @@ class Planting:
     run: int
 
     @property
+    def cue(self) -> int:
+        """Number of first tokens of a run that only announce the others and are not scored."""
+        return max(1, self.run // 4)
+
+    @property
     def body(self) -> int:
         """Number of tokens before the runs at the end."""
         return self.control.shape[1] - len(self.places) * self.run
@@ -152,8 +157,7 @@ def _run_scores(planting: Planting, logits: Tensor) -> tuple[Tensor, Tensor]:
     targets = planting.control[0, planting.body :].to(logits.device)
     logprob = predicting.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
     best = (predicting.argmax(-1) == targets).double()
-    cue = max(1, planting.run // 4)
-    by_run = torch.stack([logprob, best]).cpu().view(2, -1, planting.run)[..., cue:].mean(-1)
+    by_run = torch.stack([logprob, best]).cpu().view(2, -1, planting.run)[..., planting.cue :].mean(-1)
     return by_run[0], by_run[1]
 
 

@@ -19,6 +19,7 @@ from wherewhat.measures.measurement import (
     Text,
     TextMeasurement,
     check_minimum,
+    loss_metric,
 )
 from wherewhat.options import check_seed, nearest, option
 
@@ -135,7 +136,7 @@ class PerturbMeasurement(TextMeasurement):
         },
     )
     metrics = (
-        Metric("loss", "loss", "Mean next-token loss of the intact text.", unit="nats", range=NON_NEGATIVE),
+        loss_metric("loss", "loss", "Mean next-token loss of the intact text."),
         Metric("rise_at_5", "rise, 5 % of words", "Rise of the loss with 5 % of the words transposed.", unit="nats"),
         Metric("rise_at_10", "rise, 10 % of words", "Rise of the loss with 10 % of the words transposed.", unit="nats"),
         Metric(
