@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -58,24 +59,22 @@ def loss_verdict(found: Estimates, name: str) -> str:
     """Return up to which length a method is flat, and from where it is worse or broken."""
     end = found["text_length"].mean / found["trained_length"].mean
     inside = found[f"rise_inside_{name}"]
-    words = (
-        [f"costs {inside.mean:.2f} nats within the trained length already"]
-        if _level(inside) in ("worse", "broken")
-        else []
-    )
+    words = []
+    if _level(inside) in ("worse", "broken"):
+        words.append(f"costs {inside.mean:.2f} nats within the trained length already")
     steps = {
         min(multiple, end): found[metric] for multiple in LADDER if (metric := f"rise_to_{multiple:g}x_{name}") in found
     }
-    worst, flat_to = "flat", None
+    flat = list(itertools.takewhile(lambda multiple: _level(steps[multiple]) == "flat", steps))
+    if flat:
+        words.append(f"flat to {flat[-1]:.3g}×")
+    worst = "flat"
     for multiple, rise in steps.items():
         level = _level(rise)
-        if worst == level == "flat":
-            flat_to = multiple
-        elif _LEVELS.index(level) > _LEVELS.index(worst):
-            words += [f"flat to {flat_to:.3g}×"] if worst == "flat" and flat_to is not None else []
+        if _LEVELS.index(level) > _LEVELS.index(worst):
             words.append(f"{level} by {multiple:.3g}× (+{rise.mean:.2f} nats)")
             worst = level
-    return ", ".join([*words, *([f"flat to {flat_to:.3g}×"] if worst == "flat" and flat_to is not None else [])])
+    return ", ".join(words)
 
 
 def retrieval_verdict(found: Estimates, name: str) -> str:
