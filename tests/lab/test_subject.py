@@ -16,8 +16,7 @@ from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.measurement import Subject, Text
 from wherewhat.measures.perturb.losses import measure_perturb
 from wherewhat.measures.perturb.measurement import PerturbConfig
-from wherewhat.measures.residual.measurement import ResidualConfig
-from wherewhat.measures.residual.replacement import measure_residual
+from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 
 ENCODINGS = typing.get_args(EncodingName)

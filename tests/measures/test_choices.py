@@ -19,17 +19,16 @@ from helpers.capture import tiny, tokens
 from helpers.models import save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.choices.answers import (
+from wherewhat.measures.choices import (
     Choices,
-    combine_items,
+    ChoicesConfig,
+    ItemChoices,
     continued_positions,
     mcnemar,
-    measure_choices,
     paired_change,
     perturb_context,
     score_choices,
 )
-from wherewhat.measures.choices.measurement import ChoicesConfig
 from wherewhat.measures.measurement import DocumentScores, Spans, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
@@ -103,7 +102,7 @@ def test_a_context_without_units_stays_as_it_is():
 
 def test_rate_zero_is_the_untouched_answer_in_every_kind(subject):
     config = ChoicesConfig(kinds=tuple(KINDS), rates=(0.0,), layers=(0, 1))
-    whole = measure_choices(subject, ITEM, config).whole
+    whole = ItemChoices().measure(subject, ITEM, config).whole
     changed = [name for name in whole if name.startswith("probability_change")]
     assert len(changed) == len(KINDS) + 1
     for name in changed:
@@ -114,7 +113,7 @@ def test_rate_zero_is_the_untouched_answer_in_every_kind(subject):
 
 def test_a_constant_shift_changes_nothing_and_other_kinds_do(subject):
     config = ChoicesConfig(kinds=tuple(KINDS), rates=(0.5,))
-    whole = measure_choices(subject, ITEM, config).whole
+    whole = ItemChoices().measure(subject, ITEM, config).whole
     assert whole["probability_change_position_shift_at_50"] == pytest.approx(0, abs=1e-5)
     for kind in set(KINDS) - {"position_shift", "features"}:
         assert abs(whole[f"probability_change_{kind}_at_50"]) > 1e-5, kind
@@ -130,7 +129,7 @@ def test_answers_are_never_disturbed_and_equal_a_pass_by_hand(subject, monkeypat
         return real(ids, continuations, **changes)
 
     monkeypatch.setattr(subject, "continued", spy)
-    whole = measure_choices(subject, ITEM, ChoicesConfig(rates=(0.0, 0.5))).whole
+    whole = ItemChoices().measure(subject, ITEM, ChoicesConfig(rates=(0.0, 0.5))).whole
     assert len(asked) == 3  # untouched, without context, disturbed; rate 0 asks nothing new of words
     assert all(continuations == ITEM.continuations for _, continuations in asked)
     change = perturb_context(ITEM.context, "words", 0.5, 5, PerturbConfig(), layer=None)
@@ -157,7 +156,7 @@ def test_items_draw_by_their_own_seeds():
 def test_models_that_cannot_be_told_positions_are_refused():
     model = tiny("bloom")
     with pytest.raises(Exception, match="position"):
-        measure_choices(
+        ItemChoices().measure(
             ModelSubject(SimpleNamespace(model=model), prove(model)), ITEM, ChoicesConfig(kinds=("position_swap",))
         )
 
@@ -228,7 +227,7 @@ def test_together_by_hand():
         )
         for before, after, place in rows
     ]
-    found = combine_items(documents, config)
+    found = ItemChoices().combine(documents, config)
     assert found.whole["accuracy_one_place"] == 0.75
     assert found.whole["change_words_at_10"] == -0.5
     assert found.whole["change_words_at_10_p"] == 0.5

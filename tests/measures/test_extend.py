@@ -15,20 +15,20 @@ from wherewhat.extend.near_far import NearFar
 from wherewhat.extend.plan import Plan, fingerprint, plannable
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.extend import probes
+from wherewhat.measures.extend import retrieval
 from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement
-from wherewhat.measures.extend.probes import (
+from wherewhat.measures.extend.retrieval import ask, plant, planted_gain, second_copy
+from wherewhat.measures.extend.text import (
     Reference,
     ShiftSums,
     attention_probe,
     axes_probe,
-    plant,
-    planted_gain,
+    by_multiple,
+    measure_lengths,
     rank_correlation,
+    read_in_pieces,
     sample_queries,
 )
-from wherewhat.measures.extend.retrieval import ask, second_copy
-from wherewhat.measures.extend.text import by_multiple, measure_lengths, read_in_pieces
 from wherewhat.measures.extend.verdicts import compare_methods, explanation, loss_verdict, retrieval_verdict
 from wherewhat.options import build_config, config_values
 
@@ -137,8 +137,8 @@ def test_least_length_for_planted_runs(depths, run):
     with pytest.raises(MeasureError, match="too few") as error:
         plant(torch.zeros(1, 10, dtype=torch.long), depths, run=run)
     least = int(re.search(r": (\d+) are needed", str(error.value))[1])
-    assert probes._places(least, depths, run) is not None
-    assert probes._places(least - 1, depths, run) is None
+    assert retrieval._places(least, depths, run) is not None
+    assert retrieval._places(least - 1, depths, run) is None
 
 
 def test_found_is_the_gain_over_the_text_without_planting():

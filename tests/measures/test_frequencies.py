@@ -19,8 +19,7 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.attention import attention_output
-from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.extend.retrieval import remembered_facts
+from wherewhat.measures.extend.retrieval import plant, remembered_facts
 from wherewhat.measures.frequencies import measurement as frequencies_measurement
 from wherewhat.measures.frequencies import planes
 from wherewhat.measures.frequencies import text as frequencies_text

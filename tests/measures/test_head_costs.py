@@ -9,7 +9,8 @@ import torch
 from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
 from wherewhat.extend.plan import plannable
-from wherewhat.measures.extend.probes import plant, planted_gain
+from wherewhat.measures import variants
+from wherewhat.measures.extend.retrieval import plant, planted_gain
 from wherewhat.measures.head_costs import (
     OPERATIONS,
     fit_head_statistics,
@@ -31,20 +32,16 @@ def texts():
 
 
 def statistics_of(subject):
-    return fit_head_statistics(subject, [tokens(N, seed=seed) for seed in (3, 4)], sinks=SINKS)
+    return fit_head_statistics(subject, [tokens(N, seed=seed) for seed in (3, 4)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "unit", "memory_mib"), [("llama", "head", 1024), ("llama", "group", 1), ("gpt_oss", "head", 1)]
-)
-def test_costs_equal_those_of_one_head_at_a_time(family, unit, memory_mib, texts):
+@pytest.mark.parametrize(("family", "memory_mib"), [("llama", 1024), ("llama", 1), ("gpt_oss", 1)])
+def test_costs_equal_those_of_one_head_at_a_time(family, memory_mib, texts):
     model, proof = proved(family)
     subject = TinySubject(family)
     statistics = statistics_of(subject)
-    found = measure_head_costs(
-        model, proof, texts, statistics, window=WINDOW, sinks=SINKS, unit=unit, memory_mib=memory_mib
-    )
+    found = measure_head_costs(model, proof, texts, statistics, window=WINDOW, sinks=SINKS, memory_mib=memory_mib)
     layers = sorted(found.rise["window"])
     assert layers == ([0, 1, 2, 3] if family == "llama" else [1, 3])
     layer, text = layers[1], 1
@@ -58,18 +55,17 @@ def test_costs_equal_those_of_one_head_at_a_time(family, unit, memory_mib, texts
     assert found.loss[text] == pytest.approx(intact[0], abs=1e-5)
     assert found.found[text] == pytest.approx(intact[1], abs=1e-5)
     for operation in OPERATIONS:
-        changed = slice(2, 4) if unit == "group" else slice(1, 2)
 
-        def edit(attention, operation=operation, changed=changed):
+        def edit(attention, operation=operation):
             if attention.layer != layer:
                 return None
             output = attention.output.clone()
             other = replaced_output(attention, operation, statistics[layer], window=WINDOW, sinks=SINKS)
-            output[:, :, changed] = other[:, :, changed]
+            output[:, :, 1] = other[:, :, 1]
             return output
 
         loss, gain = scores(edit)
-        assert found.rise[operation][layer].shape == (2, 2 if unit == "group" else 4)
+        assert found.rise[operation][layer].shape == (2, 4)
         assert float(found.rise[operation][layer][text, 1]) == pytest.approx(loss - intact[0], abs=1e-5)
         assert float(found.lost[operation][layer][text, 1]) == pytest.approx(intact[1] - gain, abs=1e-5)
 
@@ -106,7 +102,7 @@ def test_replaced_outputs_equal_the_dense_formulas(family, texts):
 def test_mean_query_of_equal_queries_is_the_layer_itself():
     subject = TinySubject("llama")
     ids = torch.full((1, 40), 50)
-    statistics = fit_head_statistics(subject, [ids], sinks=0, axes=False)
+    statistics = fit_head_statistics(subject, [ids])
 
     def check(attention):
         if attention.layer == 0:  # where queries depend on their token only
@@ -122,7 +118,7 @@ def test_key_weights_recover_a_linear_key_term():
     for own in statistics.values():
         assert own.key_weights.isfinite().all()
         assert own.distance.shape == (4, N)
-        assert own.mean_key.shape == (2, own.mean_query.shape[1])
+        assert own.key_offset.shape == (2, own.mean_query.shape[1])
 
 
 def test_a_text_within_the_window_is_refused(texts):
@@ -133,16 +129,17 @@ def test_a_text_within_the_window_is_refused(texts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "unit", "memory_mib"), [("llama", "group", None), ("llama", "head", 1), ("gpt_oss", "group", None)]
+    ("family", "unit", "memory_mib"), [("llama", "group", 1024), ("llama", "head", 1), ("gpt_oss", "group", 1024)]
 )
-def test_additions_to_a_plan_equal_whole_passes(family, unit, memory_mib, texts):
+def test_additions_to_a_plan_equal_whole_passes(family, unit, memory_mib, texts, monkeypatch):
+    monkeypatch.setattr(variants, "batch_mib", lambda _: memory_mib)
     model, proof = proved(family)
     options = {"window": WINDOW, "sinks": SINKS}
     layers = plannable(proof)
     size = 2 if unit == "group" else 1
     # Some layers have a unit that sees everything, others none.
     full = {layer: tuple(layer % 3 == 0 and head < size for head in range(x.heads)) for layer, x in layers.items()}
-    found = measure_additions(model, proof, texts[:1], full, unit=unit, memory_mib=memory_mib, **options)
+    found = measure_additions(model, proof, texts[:1], full, unit=unit, **options)
     before = measure_plan(model, proof, texts[:1], full, **options)
     for layer, x in layers.items():
         for start in range(0, x.heads, size):

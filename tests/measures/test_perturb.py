@@ -28,17 +28,17 @@ from wherewhat.measures.perturb.changes import (
     replace_spans,
     swapped_order,
 )
-from wherewhat.measures.perturb.heads import (
+from wherewhat.measures.perturb.losses import (
     PerturbedRuns,
     closed_prefixes,
     first_layer_identity,
-    ignore,
     last_unmoved,
+    loss_rise,
+    measure_perturb,
     perturbed_losses,
     same_swaps,
     sensitivity,
 )
-from wherewhat.measures.perturb.losses import loss_rise, measure_perturb
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, PerturbMeasurement
 from wherewhat.report.result import run
 from wherewhat.runs.placement import computing, placed
@@ -62,6 +62,10 @@ def subject_of(model, proof=None) -> ModelSubject:
 @pytest.fixture(scope="module")
 def llama() -> ModelSubject:
     return subject_of(*proved("llama"))
+
+
+def ignore(_):
+    """Reduce a layer to nothing."""
 
 
 def change_of(kind, rate, seed=0, **options) -> Change:

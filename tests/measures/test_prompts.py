@@ -9,8 +9,7 @@ import torch
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import DocumentScores, Question
-from wherewhat.measures.prompts.answers import _third, answer_prompt, combine_prompts, measure_question
-from wherewhat.measures.prompts.measurement import PromptsConfig, PromptsMeasurement
+from wherewhat.measures.prompts import PromptsConfig, PromptsMeasurement, _third, answer_prompt
 from wherewhat.measures.statistics import wilson
 
 
@@ -50,11 +49,11 @@ def test_candidates_of_several_tokens_are_scored_to_their_end(seed):
 def test_accuracy_by_size_and_place():
     logits = torch.zeros(10, 10)
     logits[3, 4] = 9
-    right = measure_question(Bigrams(logits), ask(((4,), (5,)), 0))
-    wrong = measure_question(Bigrams(logits), ask(((4,), (5,)), 1))
+    right = PromptsMeasurement().measure(Bigrams(logits), ask(((4,), (5,)), 0), PromptsConfig())
+    wrong = PromptsMeasurement().measure(Bigrams(logits), ask(((4,), (5,)), 1), PromptsConfig())
     assert right.whole["accuracy_binding_2"] == 1
     assert right.whole["chance"] == 0.5
-    together = combine_prompts([right, wrong], PromptsConfig(kinds=("binding",), sizes=(2, 4)))
+    together = PromptsMeasurement().combine([right, wrong], PromptsConfig(kinds=("binding",), sizes=(2, 4)))
     values = together.curves["accuracy_binding"].values
     assert values[0, 1] == 0.5
     assert bool(values[1].isnan().all())
@@ -71,7 +70,7 @@ def test_thirds_do_not_differ_where_only_the_size_does():
     """Right at size 4 and never else; size 2 has no middle and must not count."""
     sizes = (2, 4, 8, 16, 32)
     documents = [asked(size, k % size, right=size == 4) for size in sizes for k in range(max(size, 12))]
-    found = combine_prompts(documents, PromptsConfig(kinds=("binding",), sizes=sizes))
+    found = PromptsMeasurement().combine(documents, PromptsConfig(kinds=("binding",), sizes=sizes))
     for third in ("first", "middle", "last"):
         name = f"binding_{third}"
         assert found.whole[f"accuracy_{name}"] == pytest.approx(1 / 4)
@@ -84,7 +83,7 @@ def test_thirds_do_not_differ_where_only_the_size_does():
 
 def test_thirds_of_one_size_have_wilsons_interval():
     documents = [asked(6, k % 6, right=k % 4 > 0) for k in range(24)]
-    found = combine_prompts(documents, PromptsConfig(kinds=("binding",), sizes=(6,))).whole
+    found = PromptsMeasurement().combine(documents, PromptsConfig(kinds=("binding",), sizes=(6,))).whole
     expected = wilson([float(bool(k % 4)) for k in range(24) if k % 6 < 2])
     assert found["accuracy_binding_first"] == pytest.approx(expected.mean)
     assert found["accuracy_binding_first_low"] == pytest.approx(expected.low)

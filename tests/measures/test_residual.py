@@ -10,8 +10,7 @@ import torch
 from helpers.capture import TinySubject, tiny, tokens
 from wherewhat.errors import ConfigError
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.residual.measurement import ResidualConfig
-from wherewhat.measures.residual.replacement import measure_residual, mixed_attention
+from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_attention
 from wherewhat.measures.tensors import next_token_loss
 
 FAMILIES = ["llama", "gptj", "bloom", "falcon:alibi", "mpt", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "cohere2"]

@@ -8,8 +8,8 @@ import torch
 from helpers.capture import TinySubject, proved, tokens
 from wherewhat.errors import MeasureError
 from wherewhat.extend.plan import LayerHeads, plannable
-from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.head_costs import HeadSums, replaced_output
+from wherewhat.measures.extend.retrieval import plant
+from wherewhat.measures.head_costs import replaced_output
 from wherewhat.measures.selectors import (
     SCORED,
     chosen,
@@ -60,15 +60,12 @@ def test_models_without_rotation_have_no_distance_curve():
 @pytest.mark.slow
 def test_distance_score_is_that_of_the_mean_logits():
     def check(attention):
-        sums = HeadSums(SINKS, axes=False)
-        sums.add(attention)
-        mean = sums.result()[attention.layer]
         for head in range(attention.heads):
-            q, k = mean.mean_query[head], mean.mean_key[head // 2]
+            q, k = attention.q[0, head].double().mean(0), attention.k[0, head // 2, SINKS:].double().mean(0)
             at = [attention.rotation.rotate(q[None], torch.tensor([d]))[0] for d in range(N)]
             logits = torch.stack([x @ k for x in at]) * attention.scale
             area = torch.softmax(logits, 0).cumsum(0).mean()
-            assert float(distance_score(attention, mean, N)[head]) == pytest.approx(1 - float(area), abs=1e-5)
+            assert float(distance_score(attention, sinks=SINKS)[head]) == pytest.approx(1 - float(area), abs=1e-5)
 
     TinySubject("llama").run(tokens(N), check)
 

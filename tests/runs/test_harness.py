@@ -21,7 +21,7 @@ from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import extended, generate
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import LMInfinite, SlidingWindow
-from wherewhat.measures.choices.answers import answer_choices, perturb_context
+from wherewhat.measures.choices import answer_choices, perturb_context
 from wherewhat.measures.perturb.changes import no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.runs.execution import load

@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 import wherewhat.text.prompts
 from wherewhat.errors import ConfigError, TextError, WherewhatError
-from wherewhat.text.prompts.fit import balanced, generator
 from wherewhat.text.prompts.kinds import KINDS, make_prompts
-from wherewhat.text.prompts.prompt import SENTENCES, Prompt, PromptItem
+from wherewhat.text.prompts.prompt import SENTENCES, Prompt, PromptItem, balanced, generator
 from wherewhat.text.prompts.vocabulary import NAMES, THINGS, PieceTokenizer, normalised
 
 LINES = [

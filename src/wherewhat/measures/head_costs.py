@@ -1,4 +1,4 @@
-"""Loss and retrieval when the attention of single heads, or of groups that share keys, is replaced."""
+"""Loss and retrieval when the attention of single heads is replaced, and with some heads limited to a window."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from wherewhat.extend.limits import full_attention, limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit, plannable
 from wherewhat.measures.attention import attention_output
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.extend.probes import plant
+from wherewhat.measures.extend.retrieval import plant
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.statistics import Interval, interval
+from wherewhat.measures.statistics import interval
 from wherewhat.measures.tensors import per_query_head, token_losses
 from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN, VariantRuns, recalled
 from wherewhat.options import short_repr
@@ -45,14 +45,12 @@ class HeadStatistics:
 
     Attributes:
         mean_query: Mean query before rotation, ``(heads, d)``.
-        mean_key: Mean key before rotation, without the first ones, ``(kv_heads, d)``.
         distance: Mean distance term a of the three-axis fits, ``(heads, n)``.
         key_weights: Weights w of the key term ``w · (k - mean of k)``, by ridge regression, ``(heads, d)``.
         key_offset: Mean of k, ``(kv_heads, d)``.
     """
 
     mean_query: Tensor
-    mean_key: Tensor
     distance: Tensor
     key_weights: Tensor
     key_offset: Tensor
@@ -60,56 +58,37 @@ class HeadStatistics:
     __repr__ = short_repr
 
 
-class HeadSums:
-    """Accumulate :class:`HeadStatistics` of all layers over documents of one length.
+def fit_head_statistics(subject: Subject, texts: Sequence[Tensor]) -> dict[int, HeadStatistics]:
+    """Return the statistics of all heads over texts ``(1, n)`` of one length, by layer."""
+    sums: dict[int, dict[str, Tensor]] = {}
 
-    Args:
-        sinks: Number of first keys that are left out of ``mean_key``.
-        axes: Whether to fit the three axes; without them distance term and key weights are empty.
-    """
-
-    def __init__(self, sinks: int, *, axes: bool = True) -> None:
-        self._sinks, self._axes = sinks, axes
-        self._sums: dict[int, dict[str, Tensor]] = {}
-        self._documents: dict[int, int] = {}
-
-    def add(self, attention: LayerAttention) -> None:
-        """Add a layer of a pass over one text."""
+    def add(attention: LayerAttention) -> None:
         q, k = attention.q[0].double(), attention.k[0].double()
-        found = {"query": q.mean(1), "key": k[:, self._sinks :].mean(1)}
-        if self._axes:
-            fit = fit_layer(attention)
-            centred = k - k.mean(1, keepdim=True)
-            c = fit.c.to(k) - fit.c.to(k).mean(1, keepdim=True)
-            found |= {
-                "a": fit.a.double(),
-                "offset": k.mean(1),
-                "squares": centred.mT @ centred / k.shape[1],
-                "products": (per_query_head(centred, attention) * c[..., None]).mean(1),
-            }
-        before = self._sums.setdefault(attention.layer, {})
+        fit = fit_layer(attention)
+        centred = k - k.mean(1, keepdim=True)
+        c = fit.c.to(k) - fit.c.to(k).mean(1, keepdim=True)
+        found = {
+            "query": q.mean(1),
+            "a": fit.a.double(),
+            "offset": k.mean(1),
+            "squares": centred.mT @ centred / k.shape[1],
+            "products": (per_query_head(centred, attention) * c[..., None]).mean(1),
+        }
+        before = sums.setdefault(attention.layer, {})
         for name, value in found.items():
             before[name] = before[name] + value if name in before else value
-        self._documents[attention.layer] = self._documents.get(attention.layer, 0) + 1
 
-    def result(self) -> dict[int, HeadStatistics]:
-        """Return the statistics of every layer."""
-        return {layer: self._layer(layer) for layer in self._sums}
-
-    def _layer(self, layer: int) -> HeadStatistics:
-        means = {name: value / self._documents[layer] for name, value in self._sums[layer].items()}
-        nothing = means["query"].new_zeros(0)
-        weights = nothing
-        if self._axes:
-            squares = means["squares"]
-            size = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-            eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
-            solved = torch.linalg.inv(squares + _RIDGE * size[:, None, None] * eye)
-            groups = len(means["query"]) // len(solved)
-            weights = (solved.repeat_interleave(groups, 0) @ means["products"][..., None])[..., 0]
-        return HeadStatistics(
-            means["query"], means["key"], means.get("a", nothing), weights, means.get("offset", nothing)
-        )
+    for ids in texts:
+        subject.run(ids, add)
+    found = {}
+    for layer, own in sums.items():
+        query, a, offset, squares, products = (total / len(texts) for total in own.values())
+        size = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+        eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
+        solved = torch.linalg.inv(squares + _RIDGE * size[:, None, None] * eye)
+        weights = (solved.repeat_interleave(len(query) // len(solved), 0) @ products[..., None])[..., 0]
+        found[layer] = HeadStatistics(query, a, weights, offset)
+    return found
 
 
 def replaced_output(
@@ -117,12 +96,8 @@ def replaced_output(
 ) -> Tensor:
     """Return the output ``(batch, n, heads, d_v)`` of a layer with the attention of all its heads replaced.
 
-    Args:
-        attention: One layer of a pass without cache.
-        operation: What replaces it.
-        statistics: Statistics of its heads on other documents.
-        window: Number of last keys for ``window``.
-        sinks: Number of first keys for ``window``.
+    Statistics are those of its heads on other documents; ``window`` and ``sinks`` are the numbers of last and first
+    keys for the operation ``window``.
     """
     device, dtype = attention.rot_q.device, torch.promote_types(attention.rot_q.dtype, torch.float32)
     if operation == "removed":
@@ -153,12 +128,12 @@ def replaced_output(
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """Rise of the loss and lost retrieval when the attention of single heads or groups is replaced.
+    """Rise of the loss and lost retrieval when the attention of single heads is replaced.
 
     Attributes:
         loss: Loss of the unchanged model, ``(documents,)``, nats.
         found: Its gain from planted runs, ``(documents,)``, nats.
-        rise: Rise of the loss by operation and layer, ``(documents, units)`` each.
+        rise: Rise of the loss by operation and layer, ``(documents, heads)`` each.
         lost: Decrease of the gain likewise.
     """
 
@@ -179,11 +154,10 @@ def measure_head_costs(
     window: int,
     sinks: int,
     operations: Sequence[Operation] = OPERATIONS,
-    unit: Unit = "head",
     memory_mib: int | None = None,
     progress: Progress | None = None,
 ) -> HeadCosts:
-    """Replace the attention of one head or group at a time and measure loss and retrieval of planted runs.
+    """Replace the attention of one head at a time and measure loss and retrieval of planted runs.
 
     Variants of a layer are run as one batch from that layer on; what is below is computed once.
 
@@ -195,7 +169,6 @@ def measure_head_costs(
         window: Number of last keys that a limited head sees.
         sinks: Number of first keys that it sees.
         operations: What replaces the attention.
-        unit: Whether single heads are replaced, or all heads that share keys together.
         memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
         progress: Progress callback; silent by default.
     """
@@ -213,7 +186,7 @@ def measure_head_costs(
         return replaced_output(attention, operation, statistics[attention.layer], window=window, sinks=sinks)
 
     for layer in (progress or Silent()).track(sorted(layers), "costs of heads"):
-        units = _unit_heads(layers[layer], unit)
+        units = _unit_heads(layers[layer], "head")
         loss, gain = runs.run(layer, [(operation, heads) for operation in operations for heads in units], output)
         for index, operation in enumerate(operations):
             part = slice(index * len(units), (index + 1) * len(units))
@@ -249,20 +222,12 @@ def measure_plan(
     *,
     window: int,
     sinks: int,
-    depths: tuple[int, ...] = DEPTHS,
 ) -> PlanOutcome:
-    """Measure a text with some heads limited.
+    """Measure a text ``(1, n)`` with some heads limited to the last ``window`` and the first ``sinks`` keys.
 
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        full: For each query head whether it sees everything, by layer; other layers are not changed.
-        window: Number of last keys that the other heads see.
-        sinks: Number of first keys that they see.
-        depths: Depths of planted runs, in percent of the text.
+    ``full`` holds for each query head whether it sees everything, by layer; other layers are not changed.
     """
-    planting = plant(ids, depths, run=RUN)
+    planting = plant(ids, DEPTHS, run=RUN)
     control, planted = (one.to(input_device(model)) for one in (planting.control, planting.planted))
     edit = _limits(full, window=window, sinks=sinks)
     with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
@@ -294,27 +259,17 @@ def measure_additions(
     unit: Unit,
     window: int,
     sinks: int,
-    memory_mib: int | None = None,
 ) -> dict[int, Tensor]:
-    """Let one more head or group at a time see the whole text and measure loss and retrieval.
+    """Let one more head or group at a time see the whole text ``(1, n)`` and measure loss and retrieval.
 
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        full: For each query head whether it sees everything already, for all layers that a plan can limit.
-        unit: Whether single heads are added, or all heads that share keys together.
-        window: Number of last keys that the other heads see.
-        sinks: Number of first keys that they see.
-        memory_mib: As for :class:`~wherewhat.measures.variants.VariantRuns`.
+    The others are limited as by :func:`measure_plan`; ``full`` holds for each query head whether it sees everything
+    already, for all layers that a plan can limit.
 
     Returns:
         Decrease of the loss beyond the window and increase of the gain from planted runs, as in :func:`measure_plan`,
         ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see everything already.
     """
-    runs = VariantRuns(
-        model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window, memory_mib=memory_mib
-    )
+    runs = VariantRuns(model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window)
     found = {}
     for layer, count in plannable(proof).items():
         found[layer] = torch.zeros(2, count.heads, dtype=torch.float64)
@@ -328,7 +283,7 @@ def measure_additions(
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float | None]:
-    found: Interval = interval(values)
+    found = interval(values)
     return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
@@ -344,18 +299,27 @@ def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[st
         ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
     """
     retrieves = min(one["found"] for one in outcomes) > LEAST_GAIN
-    cells = {metric.partition("_")[2] for metric in outcomes[0] if metric.startswith("loss_")}
-    rows: list[dict[str, Any]] = [{"selector": "all", "share": 1.0, "": ""}]
-    for cell in cells:
-        selector, share = cell.rsplit("_", 1)
-        rows.append({"selector": selector, "share": float(share), "": f"_{cell}"})
-    for row in rows:
-        cell = row.pop("")
-        row["rise"] = _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes])
-        row["found"] = _bounds([one[f"found{cell}"] for one in outcomes])
-        row["part"] = _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None
+    rows = [
+        {
+            "selector": selector,
+            "share": share,
+            "rise": _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes]),
+            "found": _bounds([one[f"found{cell}"] for one in outcomes]),
+            "part": _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None,
+        }
+        for (selector, share), cell in sorted(_cells(outcomes[0]).items())
+    ]
     base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
-    return sorted(rows, key=lambda row: (row["selector"], row["share"])), base
+    return rows, base
+
+
+def _cells(outcome: Mapping[str, float]) -> dict[tuple[str, float], str]:
+    """Return the ending of the names of metrics by selector and share; it is empty for the unchanged model."""
+    found = {("all", 1.0): ""}
+    for cell in (metric.removeprefix("loss") for metric in outcome if metric.startswith("loss_")):
+        selector, share = cell.removeprefix("_").rsplit("_", 1)
+        found[selector, float(share)] = cell
+    return found
 
 
 def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -365,20 +329,16 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     the two ends, where all selectors agree: no unit and all units see the whole text. Since shares go from 0 to 1, an
     area is a mean over shares.
 
-    Args:
-        outcomes: As for :func:`outcome_curve`.
-
     Returns:
         ``shares`` between the ends, ``reference`` (``greedy``, else ``costs``, else None), and ``rows`` by area of the
         rise, with ``selector``, ``rise`` in nats, ``part`` (None if a document has hardly any gain), and ``more_rise``
         and ``more_part``: the area minus that of the reference on the same document.
     """
+    cells = _cells(outcomes[0])
     known: dict[str, set[float]] = {}
-    for metric in outcomes[0]:
-        if metric.startswith("loss_"):
-            selector, share = metric.removeprefix("loss_").rsplit("_", 1)
-            known.setdefault(selector, set()).add(float(share))
-    curves = {selector: shares for selector, shares in known.items() if len(shares) > 1}
+    for selector, share in cells:
+        known.setdefault(selector, set()).add(share)
+    curves = {selector: own for selector, own in known.items() if len(own) > 1}
     shares = sorted(set.intersection(*curves.values())) if curves else []
     reference = next((name for name in ("greedy", "costs") if name in curves), None)
     values: dict[str, Callable[[Mapping[str, float], str], float]] = {
@@ -389,12 +349,12 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     x = torch.tensor([0.0, *shares, 1.0], dtype=torch.float64)
     areas: dict[tuple[str, str], Tensor] = {}
     for selector in curves if shares else ():
-        cells = ["_none_0", *(f"_{selector}_{share!r}" for share in shares), ""]
+        points = ["_none_0", *(cells[selector, share] for share in shares), ""]
         for name, value in values.items():
-            y = torch.tensor([[value(one, cell) for cell in cells] for one in outcomes], dtype=torch.float64)
+            y = torch.tensor([[value(one, cell) for cell in points] for one in outcomes], dtype=torch.float64)
             areas[selector, name] = torch.trapezoid(y, x)
     rows = []
-    for selector in {selector for selector, _ in areas}:
+    for selector in curves if shares else ():
         row: dict[str, Any] = {"selector": selector} | dict.fromkeys(("rise", "part", "more_rise", "more_part"))
         for name in values:
             row[name] = _bounds(areas[selector, name].tolist())
@@ -403,13 +363,3 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         rows.append(row)
     rows.sort(key=lambda row: (row["rise"]["mean"], row["selector"]))
     return {"shares": shares, "reference": reference, "rows": rows}
-
-
-def fit_head_statistics(
-    subject: Subject, texts: Sequence[Tensor], *, sinks: int, axes: bool = True
-) -> dict[int, HeadStatistics]:
-    """Return the statistics of all heads over texts ``(1, n)`` of one length, by layer."""
-    sums = HeadSums(sinks, axes=axes)
-    for ids in texts:
-        subject.run(ids, sums.add)
-    return sums.result()

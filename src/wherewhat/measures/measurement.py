@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
     from wherewhat.extend.plan import Plan
-    from wherewhat.measures.choices.answers import Choices
+    from wherewhat.measures.choices import Choices
     from wherewhat.measures.statistics import Interval
     from wherewhat.measures.variants import VariantRuns
 
@@ -184,6 +184,11 @@ class Metric:
     bounds: tuple[str, str] | None = None
     proportion: bool = False
     range: tuple[float, float] = UNBOUNDED
+
+
+def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:
+    """Return a metric that is a loss in nats."""
+    return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
 
 
 @dataclass(frozen=True)

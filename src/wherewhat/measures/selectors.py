@@ -16,8 +16,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
 from wherewhat.measures.attention import weight_blocks
-from wherewhat.measures.extend.probes import plant
-from wherewhat.measures.head_costs import HeadStatistics, HeadSums
+from wherewhat.measures.extend.retrieval import plant
 from wherewhat.measures.heads.patterns import TARGETS, target_keys
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.swaps.layer import layer_swaps
@@ -73,29 +72,20 @@ def document_scores(
     window: int,
     sinks: int,
 ) -> dict[Selector, dict[int, Tensor]]:
-    """Return scores of all heads on one text, ``(heads,)`` by selector and layer.
+    """Return scores of all heads of ``layers`` on one text ``(1, n)``, ``(heads,)`` by selector and layer.
 
-    Args:
-        subject: The model as measurements run it.
-        model: The model.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        layers: Layers to score.
-        selectors: Selectors with a score of each document; others are ignored.
-        window: Number of last keys that limited heads see.
-        sinks: Number of first keys that they see.
+    Selectors without a score of each document are ignored. Limited heads see the last ``window`` and the first
+    ``sinks`` keys.
     """
     found: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
-    sums = HeadSums(sinks, axes=False)
-    first = ids[:, :_SWAP_TOKENS]
+    rotating: list[bool] = []
 
     def whole(attention: LayerAttention) -> None:
         if attention.layer not in layers:
             return
-        if "distance" in found and rotates(attention):
-            sums.add(attention)
-            mean = sums.result()[attention.layer]
-            found["distance"][attention.layer] = distance_score(attention, mean, ids.shape[1])
+        if "distance" in found:
+            rotating.append(rotates(attention))
+            found["distance"][attention.layer] = distance_score(attention, sinks=sinks)
         if "mass" in found:
             found["mass"][attention.layer] = distant_mass(attention, window=window, sinks=sinks)
 
@@ -107,15 +97,12 @@ def document_scores(
 
     if {"distance", "mass"} & set(found):
         subject.run(ids, whole)
-        if "distance" in found and not found["distance"]:
+        if "distance" in found and not any(rotating):
             raise MeasureError(
                 "no layer rotates its queries and keys, so there is no distance curve: leave the selector distance out"
             )
-        for layer, count in layers.items():
-            if "distance" in found and layer not in found["distance"]:  # without rotation nothing depends on distance
-                found["distance"][layer] = torch.full((count.heads,), 0.5, dtype=torch.float64)
     if "symbolic" in found:
-        subject.run(first, swapped)
+        subject.run(ids[:, :_SWAP_TOKENS], swapped)
     if "induction" in found:
         found["induction"] = induction_scores(subject, ids, layers)
     if "output" in found:
@@ -124,21 +111,18 @@ def document_scores(
     return found
 
 
-def distance_score(attention: LayerAttention, statistics: HeadStatistics, length: int) -> Tensor:
+def distance_score(attention: LayerAttention, *, sinks: int) -> Tensor:
     """Return one minus the area under the cumulative sum of the distance curve of every head, ``(heads,)``.
 
-    The curve is the softmax over distances of the logit of mean query and mean key: the first term of the additive
-    decomposition with all contents replaced by their means. kvpress finds retrieval heads by the same number.
-
-    Args:
-        attention: The layer, for its rotation and scale.
-        statistics: Its mean query and key.
-        length: Number of distances.
+    The curve is the softmax over distances of the logit of mean query and mean key, without the first ``sinks`` keys:
+    the first term of the additive decomposition with all contents replaced by their means. kvpress finds retrieval
+    heads by the same number. Without rotation nothing depends on distance, and the score is 0.5.
     """
-    assert attention.rotation is not None
-    positions = torch.arange(length, device=statistics.mean_query.device)
-    q = statistics.mean_query[:, None].expand(-1, length, -1)
-    k = per_query_head(statistics.mean_key, attention)[:, None]
+    if attention.rotation is None or not rotates(attention):
+        return torch.full((attention.heads,), 0.5, dtype=torch.float64)
+    positions = torch.arange(attention.n, device=attention.q.device)
+    q = attention.q[0].double().mean(1)[:, None].expand(-1, attention.n, -1)
+    k = per_query_head(attention.k[0].double()[:, sinks:].mean(1), attention)[:, None]
     origin = torch.zeros(1, dtype=torch.long, device=positions.device)
     logits = (attention.rotation.rotate(q, positions) * attention.rotation.rotate(k, origin)).sum(-1) * attention.scale
     if attention.softcap is not None:
@@ -160,12 +144,9 @@ def distant_mass(attention: LayerAttention, *, window: int, sinks: int) -> Tenso
 
 
 def induction_scores(subject: Subject, ids: Tensor, layers: Mapping[int, LayerHeads]) -> dict[int, Tensor]:
-    """Return the attention of heads to the token after the earlier occurrence, in a repeated text, by layer.
+    """Return the attention of heads to the token after the earlier occurrence, by layer.
 
-    Args:
-        subject: The model.
-        ids: A text ``(1, n)``, whose first tokens are repeated once.
-        layers: Layers to score.
+    It is measured on the first tokens of a text ``(1, n)``, repeated once.
     """
     part = ids[:, : min(_REPEATED, ids.shape[1] // 2)]
     twice = torch.cat([part, part], 1)
@@ -193,16 +174,8 @@ def output_scores(
     """Return a first-order estimate of the cost of limiting each head, ``(heads,)`` by layer.
 
     On the text with planted runs, the loss is the mean over all tokens plus the mean over the planted runs' tokens. Its
-    gradient with respect to the outputs of a head, times their change when the head sees only its window, is the
-    effect of the head's distant attention on the loss: what it reads there times what that writes towards the answer.
-
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        ids: The text ``(1, n)``.
-        layers: Layers to score.
-        window: Number of last keys that limited heads see.
-        sinks: Number of first keys that they see.
+    gradient with respect to the outputs of a head, times their change when the head sees only its window, is the effect
+    of the head's distant attention on the loss: what it reads there times what that writes towards the answer.
     """
     planting = plant(ids, DEPTHS, run=RUN)
     planted = planting.planted.to(next(model.get_input_embeddings().parameters()).device)
@@ -223,7 +196,7 @@ def output_scores(
     with torch.enable_grad(), intervene(model, edit, proof=proof):
         logits = model(input_ids=planted, use_cache=False).logits[0, :-1]
         losses = cross_entropy(logits.float(), planted[0, 1:], reduction="none")
-        runs = losses[planting.body - 1 :].view(-1, planting.run)[:, max(1, planting.run // 4) :]
+        runs = losses[planting.body - 1 :].view(-1, planting.run)[:, planting.cue :]
         gradients = torch.autograd.grad(losses.mean() + runs.mean(), [outputs[layer] for layer in layers])
     return {
         layer: (gradient.double() * changes[layer].double()).sum((0, 1, 3)).cpu()
@@ -239,9 +212,7 @@ def rank_scores(scores: Sequence[HeadScores]) -> dict[int, Tensor]:
 def combined_scores(scores: Sequence[HeadScores], target: HeadScores) -> dict[int, Tensor]:
     """Return the ranks of scores, weighted by least squares to predict the ranks of ``target``, by layer.
 
-    Args:
-        scores: Scores of some selectors.
-        target: Costs of the heads on other documents than those to be evaluated.
+    The target is the cost of the heads on other documents than those to be evaluated.
     """
     features = torch.stack([_ranks(one) for one in scores], 1)
     weights = torch.linalg.lstsq(features, _ranks(target)[:, None], driver="gelsd").solution

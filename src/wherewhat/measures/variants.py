@@ -16,7 +16,7 @@ from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
 from wherewhat.extend.edits import SharedPrefix
 from wherewhat.extend.limits import full_attention
-from wherewhat.measures.extend.probes import Planting, plant
+from wherewhat.measures.extend.retrieval import Planting, plant
 from wherewhat.measures.tensors import token_losses
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -156,14 +156,12 @@ def batch_mib(device: torch.device) -> int:
 def recalled(logits: Tensor, planting: Planting) -> Tensor:
     """Return the mean log-probability of the runs at the end of a text after their cues, ``(variants,)`` float64.
 
-    Args:
-        logits: Logits of the text's last tokens at least, ``(variants, n, vocabulary)``.
-        planting: The text with and without planted runs.
+    Logits ``(variants, n, vocabulary)`` of the text's last tokens are sufficient.
     """
     targets = planting.control[0, planting.body :].to(logits.device).expand(len(logits), -1)
     losses = cross_entropy(logits[:, -planting.needed : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
     runs = losses.view(len(logits), -1, planting.run)
-    return -runs[..., max(1, planting.run // 4) :].double().mean((1, 2)).cpu()
+    return -runs[..., planting.cue :].double().mean((1, 2)).cpu()
 
 
 def _chunks(count: int, most: int) -> list[slice]:

@@ -15,7 +15,7 @@ from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError
 from wherewhat.extend.method import LengthMethod, extended, generate
 from wherewhat.extend.windows import Untouched
-from wherewhat.measures.choices.answers import continued_positions, perturb_context
+from wherewhat.measures.choices import continued_positions, perturb_context
 from wherewhat.measures.perturb.changes import Change, no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.models.loaded import LoadedModel

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from wherewhat.errors import ConfigError, TextError
-from wherewhat.measures.choices.answers import Choices
+from wherewhat.measures.choices import Choices
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Question, QuestionMeasurement, Text
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import max_positions

@@ -315,9 +315,7 @@ class _Planner:
 
             def compute(source: ScoreSource, name: str = name) -> list[Score]:
                 others = [other for other in self.choosing if other != name] or [name]
-                statistics = fit_head_statistics(
-                    self.subject, [self.ids[other] for other in others], sinks=request.sinks
-                )
+                statistics = fit_head_statistics(self.subject, [self.ids[other] for other in others])
                 costs = measure_head_costs(
                     self.model,
                     self.proof,

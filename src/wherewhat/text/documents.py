@@ -46,9 +46,7 @@ class Document:
 def clean(text: str, *, where: str) -> str:
     """Return the text with every line end a line feed; refuse blank texts, NUL and lone surrogates.
 
-    Args:
-        text: The text.
-        where: Its name in error messages.
+    ``where`` names the text in error messages.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     at = text.find("\0")

@@ -23,8 +23,7 @@ from wherewhat.measures.heads.measurement import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics
 from wherewhat.measures.planes.measurement import PlanesConfig
 from wherewhat.measures.planes.statistics import layer_scores
-from wherewhat.measures.residual.measurement import ResidualConfig
-from wherewhat.measures.residual.replacement import measure_residual
+from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import next_token_loss

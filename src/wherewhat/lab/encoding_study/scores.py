@@ -18,7 +18,7 @@ from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.planes.statistics import Planes, plane_stats
-from wherewhat.measures.residual.replacement import mixed_attention
+from wherewhat.measures.residual import mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -219,40 +220,87 @@ _RETRIEVAL = (
 )
 """Metrics by method with the option ``retrieval``."""
 
-_RETRIEVAL_CONTROLS = (
-    Metric(
-        "second_copy_pieces",
-        "second copy in a piece",
-        "The same of the unmodified model within the trained length, half a trained length apart.",
-        unit="nats",
+_CONTROLS = (
+    ("trained_length", "trained length", "tokens", "Trained length; later positions are beyond."),
+    ("text_length", "text length", "tokens", "Length of the texts."),
+    (
+        "loss_pieces",
+        "loss in pieces",
+        "nats",
+        "Loss of the tokens beyond if the unmodified model reads them in pieces of at most the trained length.",
     ),
-    Metric("second_copy_distance", "distance of copies", "Tokens from the first to the second copy.", unit="tokens"),
-    *(
-        metric
-        for suffix, title, where in (
-            ("pieces", "in a piece", "of the unmodified model within the trained length"),
-            ("chance", "by chance", "of the unmodified model within the trained length if nothing was stated"),
-        )
-        for metric in (
-            Metric(f"passkey_{suffix}", f"pass key {title}", f"Log-probability per token {where}.", unit="nats"),
-            Metric(f"keys_{suffix}", f"codes {title}", f"Log-probability per token {where}.", unit="nats"),
-            Metric(f"answered_{suffix}", f"answered {title}", f"Share of answers {where}.", range=SHARE),
-        )
+    (
+        "found_pieces",
+        "found in a piece",
+        "nats",
+        "Gain of the unmodified model from a planted run within the trained length: the most that a method can reach.",
     ),
-    Metric(
-        "answers_distance",
-        "distance of statements",
-        "Tokens from the last statement to the questions: less than the trained length if the text is too short.",
-        unit="tokens",
+    (
+        "output_shift_pieces",
+        "output shift in pieces",
+        "",
+        "Distance of the mean attention output of those tokens in pieces from that of the first piece, in units of "
+        "the spread there: the shift without a change of length.",
+    ),
+    ("output_covariance_pieces", "covariance in pieces", "", "Distance of the covariances of the same outputs."),
+    ("output_outliers_pieces", "outliers in pieces", "", "Share of them farther out than 99 % in the first piece."),
+    ("entropy_inside", "entropy inside", "nats", "Entropy of attention within the trained length."),
+    ("sink_mass_inside", "sink mass inside", "", "Its share of attention on the first 4 keys."),
+    ("far_mass_inside", "far mass inside", "", "Its share of attention in the farther half of the distances."),
+    ("far_logit_inside", "far logit inside", "", "Excess of its largest far logit over its near ones."),
+    ("axes_r_inside", "axes r inside", "", "Correlation of its logits with their three axes."),
+    ("axes_distance_inside", "distance axis inside", "", "Share of variance that only their distance explains."),
+    (
+        "rank_shift_loss",
+        "shift ~ loss, over methods",
+        "",
+        "Rank correlation over methods of output shift and loss beyond: 1 if a smaller shift always has a lower loss.",
     ),
 )
 
+_RETRIEVAL_CONTROLS = (
+    (
+        "second_copy_pieces",
+        "second copy in a piece",
+        "nats",
+        "The same of the unmodified model within the trained length, half a trained length apart.",
+    ),
+    ("second_copy_distance", "distance of copies", "tokens", "Tokens from the first to the second copy."),
+    *(
+        (f"{name}_{suffix}", f"{title} {how}", unit, f"{what} {where}.")
+        for suffix, how, where in (
+            ("pieces", "in a piece", "of the unmodified model within the trained length"),
+            ("chance", "by chance", "of the unmodified model within the trained length if nothing was stated"),
+        )
+        for name, title, unit, what in (
+            ("passkey", "pass key", "nats", "Log-probability per token"),
+            ("keys", "codes", "nats", "Log-probability per token"),
+            ("answered", "answered", "", "Share of answers"),
+        )
+    ),
+    (
+        "answers_distance",
+        "distance of statements",
+        "tokens",
+        "Tokens from the last statement to the questions: less than the trained length if the text is too short.",
+    ),
+)
+"""Controls with the option ``retrieval``."""
 
 _RANGES = {
-    **dict.fromkeys(("loss_beyond", "output_shift", "output_covariance", "entropy"), NON_NEGATIVE),
+    **dict.fromkeys(("loss", "loss_beyond", "output_shift", "output_covariance", "entropy"), NON_NEGATIVE),
     **dict.fromkeys(("output_outliers", "far_mass", "sink_mass", "axes_r", "axes_distance", "answered"), SHARE),
+    "rank_shift_loss": CORRELATION,
 }
-"""Ranges by prefix; the others are differences, which have none."""
+"""Ranges by name without that of a method or control; the others have none."""
+_CONTROL = re.compile("_(pieces|inside|chance)$")
+
+
+def _control_metrics(rows: Sequence[tuple[str, str, str, str]]) -> tuple[Metric, ...]:
+    return tuple(
+        Metric(name, title, reading, unit=unit, range=_RANGES.get(_CONTROL.sub("", name), UNBOUNDED))
+        for name, title, unit, reading in rows
+    )
 
 
 class ExtendMeasurement(TextMeasurement):
@@ -265,72 +313,7 @@ class ExtendMeasurement(TextMeasurement):
     config = ExtendConfig
     controls = ()
     figure = "positions"
-    metrics = (
-        Metric("trained_length", "trained length", "Trained length; later positions are beyond.", unit="tokens"),
-        Metric("text_length", "text length", "Length of the texts.", unit="tokens"),
-        Metric(
-            "loss_pieces",
-            "loss in pieces",
-            "Loss of the tokens beyond if the unmodified model reads them in pieces of at most the trained length.",
-            unit="nats",
-            range=NON_NEGATIVE,
-        ),
-        Metric(
-            "found_pieces",
-            "found in a piece",
-            "Gain of the unmodified model from a planted run within the trained length: the most that a method can "
-            "reach.",
-            unit="nats",
-        ),
-        Metric(
-            "output_shift_pieces",
-            "output shift in pieces",
-            "Distance of the mean attention output of those tokens in pieces from that of the first piece, in units of "
-            "the spread there: the shift without a change of length.",
-            range=NON_NEGATIVE,
-        ),
-        Metric(
-            "output_covariance_pieces",
-            "covariance in pieces",
-            "Distance of the covariances of the same outputs.",
-            range=NON_NEGATIVE,
-        ),
-        Metric(
-            "output_outliers_pieces",
-            "outliers in pieces",
-            "Share of them farther out than 99 % in the first piece.",
-            range=SHARE,
-        ),
-        Metric(
-            "entropy_inside",
-            "entropy inside",
-            "Entropy of attention within the trained length.",
-            unit="nats",
-            range=NON_NEGATIVE,
-        ),
-        Metric("sink_mass_inside", "sink mass inside", "Its share of attention on the first 4 keys.", range=SHARE),
-        Metric(
-            "far_mass_inside",
-            "far mass inside",
-            "Its share of attention in the farther half of the distances.",
-            range=SHARE,
-        ),
-        Metric("far_logit_inside", "far logit inside", "Excess of its largest far logit over its near ones."),
-        Metric("axes_r_inside", "axes r inside", "Correlation of its logits with their three axes.", range=SHARE),
-        Metric(
-            "axes_distance_inside",
-            "distance axis inside",
-            "Share of variance that only their distance explains.",
-            range=SHARE,
-        ),
-        Metric(
-            "rank_shift_loss",
-            "shift ~ loss, over methods",
-            "Rank correlation over methods of output shift and loss beyond: 1 if a smaller shift always has a lower "
-            "loss.",
-            range=CORRELATION,
-        ),
-    )
+    metrics = _control_metrics(_CONTROLS)
     limits = (
         "A low loss does not mean that distant tokens can be retrieved: a window excludes everything before it, which "
         "planted runs show and the loss hardly does. Planted runs test copying only. Attention is measured at 128 "
@@ -346,7 +329,7 @@ class ExtendMeasurement(TextMeasurement):
 
     def more_metrics(self, config: ExtendConfig) -> tuple[Metric, ...]:
         """Return the metrics of every method and depth."""
-        found = [*_RETRIEVAL_CONTROLS] if config.retrieval else []
+        found = [*_control_metrics(_RETRIEVAL_CONTROLS)] if config.retrieval else []
         for prefix, title, unit, reading, control in _BY_METHOD + (_RETRIEVAL if config.retrieval else ()):
             what = "" if control is None else "in pieces" if control.endswith("pieces") else "inside"
             found += [

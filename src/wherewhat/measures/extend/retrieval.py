@@ -1,8 +1,10 @@
-"""Probes of retrieval: a second copy of a text, facts that questions at its end ask for, and remembered facts."""
+"""Probes of retrieval: planted runs, a second copy of a text, facts asked for at its end, and remembered facts."""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,7 +55,110 @@ _RELATIONS = (
 _ASKED = 5
 """Number of subjects for each of these questions."""
 _FIRST = 16
-"""Smallest number of first tokens without facts: attention sinks, and keys that some methods always keep."""
+"""Number of first tokens without planted runs or facts: attention sinks, and keys that some methods always keep."""
+
+
+@dataclass(frozen=True)
+class Planting:
+    """A text whose last runs of tokens are also planted earlier in it.
+
+    Attributes:
+        control: Token ids ``(1, n)`` of the intact text.
+        planted: Token ids ``(1, n)`` with each run copied to its depth.
+        places: First token of each planted run, ``(depths,)``.
+        run: Tokens of a run.
+    """
+
+    control: Tensor
+    planted: Tensor
+    places: Tensor
+    run: int
+
+    @property
+    def cue(self) -> int:
+        """Number of first tokens of a run that only announce the others and are not scored."""
+        return max(1, self.run // 4)
+
+    @property
+    def body(self) -> int:
+        """Number of tokens before the runs at the end."""
+        return self.control.shape[1] - len(self.places) * self.run
+
+    @property
+    def needed(self) -> int:
+        """Number of last tokens whose logits are used."""
+        return len(self.places) * self.run + 1
+
+    @property
+    def distances(self) -> Tensor:
+        """Distance in tokens of each run at the end from the planted one, ``(depths,)``."""
+        return self.body + self.run * torch.arange(len(self.places)) - self.places
+
+
+@dataclass(frozen=True)
+class PlantedGain:
+    """Gain from planted runs, by depth.
+
+    Attributes:
+        gain: Mean log-probability of the runs' tokens after the cue, minus that without planting, nats, ``(depths,)``.
+        exact: Share of them that are the most likely token, minus that without planting, ``(depths,)``.
+    """
+
+    gain: Tensor
+    exact: Tensor
+
+
+def _places(n: int, depths: tuple[int, ...], run: int) -> Tensor | None:
+    """Return where runs are planted in a text of ``n`` tokens, ``(runs,)``; None if they do not fit."""
+    count = len(depths)
+    # The last planted run is one run's length before the end, so that it is not repeated immediately.
+    last = n - count * run - 2 * run
+    first = min(_FIRST, max(0, last - count * run))
+    places = torch.tensor([first + round(depth / 100 * (last - first)) for depth in depths])
+    apart = last >= first and not bool((places.sort().values.diff() < run).any())
+    return places if apart else None
+
+
+def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
+    """Plant the last runs of a text ``(1, n)``, of ``run`` tokens each, one per depth.
+
+    Depths are in percent of the text: 0 is its beginning, 100 just before its last runs.
+    """
+    n, count = ids.shape[1], len(depths)
+    places = _places(n, depths, run)
+    if places is None:
+        gap = min((y - x for x, y in itertools.pairwise(sorted(depths))), default=100)
+        enough = _FIRST + 100 * (run + 1) // max(1, gap) + (count + 2) * run + 1
+        least = bisect.bisect_left(range(enough), True, key=lambda more: _places(more, depths, run) is not None)
+        raise MeasureError(
+            f"{n} tokens are too few for {count} planted runs of {run} tokens: {least} are needed (in wherewhat "
+            "extend, fewer with fewer depths or a shorter run)"
+        )
+    body = n - count * run
+    planted = ids.clone()
+    for index, place in enumerate(places.tolist()):
+        start = body + index * run
+        planted[:, place : place + run] = ids[:, start : start + run]
+    return Planting(ids, planted, places, run)
+
+
+def planted_gain(planting: Planting, planted: Tensor, control: Tensor) -> PlantedGain:
+    """Return the gain at the end of the text, from logits ``(1, n, vocabulary)`` on the planted and the intact text.
+
+    Logits of the last :attr:`Planting.needed` tokens are sufficient.
+    """
+    (gain, exact), (gain_before, exact_before) = _run_scores(planting, planted), _run_scores(planting, control)
+    return PlantedGain(gain - gain_before, exact - exact_before)
+
+
+def _run_scores(planting: Planting, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean log-probability and share of most likely tokens of the runs at the end, both ``(depths,)``."""
+    predicting = logits[0, -planting.needed : -1].float()
+    targets = planting.control[0, planting.body :].to(logits.device)
+    logprob = predicting.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
+    best = (predicting.argmax(-1) == targets).double()
+    by_run = torch.stack([logprob, best]).cpu().view(2, -1, planting.run)[..., planting.cue :].mean(-1)
+    return by_run[0], by_run[1]
 
 
 @dataclass(frozen=True)
@@ -80,9 +185,7 @@ class SecondCopy:
     def difference(self, losses: Tensor, once: Tensor) -> float:
         """Return the mean loss of the copy's tokens minus that of the same tokens read once; negative if it is used.
 
-        Args:
-            losses: Losses of this text by the index they are predicted from, ``(n - 1,)``.
-            once: Losses of the original text, likewise.
+        Losses, of this text and of the original one, are by the index they are predicted from, ``(n - 1,)`` each.
         """
         return float((losses[-self.tokens :] - once[: self.tokens])[self.skipped :].mean())
 
@@ -129,17 +232,12 @@ class Questions:
 
 
 def ask(ids: Tensor, encode: Encode, *, trained: int, stated: bool = True) -> Questions:
-    """State facts in a text and ask for them at its end; each replaces tokens of the text.
+    """State facts in a text ``(1, n)`` and ask for them at its end; each replaces tokens of the text.
 
     Statements are spread evenly over the part of the text that is at least a trained length before the questions, or
     over the whole text if that part is too short. Values, names and the order of statements depend on the first trained
-    length of the text, and are the same in longer and shorter texts.
-
-    Args:
-        ids: Token ids ``(1, n)``.
-        encode: The tokenizer.
-        trained: The trained length.
-        stated: Whether to state the facts; without them, the answers can only be guessed.
+    length of the text, and are the same in longer and shorter texts. If facts are not ``stated``, the answers can only
+    be guessed.
     """
     n = ids.shape[1]
     chooser = random.Random(_seed(ids[:, :trained]))  # noqa: S311 - reproducible, not secret
@@ -201,8 +299,7 @@ class RememberedFacts:
     def gain(self, logits: Tensor) -> float:
         """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.
 
-        Args:
-            logits: Logits ``(prompts, n, vocabulary)``.
+        It is computed from logits ``(prompts, n, vocabulary)``.
         """
         rows = torch.arange(len(self.last), device=logits.device)
         found = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from wherewhat.measures.measurement import ComparisonRow, ComparisonTable
@@ -57,24 +59,22 @@ def loss_verdict(found: Estimates, name: str) -> str:
     """Return up to which length a method is flat, and from where it is worse or broken."""
     end = found["text_length"].mean / found["trained_length"].mean
     inside = found[f"rise_inside_{name}"]
-    words = (
-        [f"costs {inside.mean:.2f} nats within the trained length already"]
-        if _level(inside) in ("worse", "broken")
-        else []
-    )
+    words = []
+    if _level(inside) in ("worse", "broken"):
+        words.append(f"costs {inside.mean:.2f} nats within the trained length already")
     steps = {
         min(multiple, end): found[metric] for multiple in LADDER if (metric := f"rise_to_{multiple:g}x_{name}") in found
     }
-    worst, flat_to = "flat", None
+    flat = list(itertools.takewhile(lambda multiple: _level(steps[multiple]) == "flat", steps))
+    if flat:
+        words.append(f"flat to {flat[-1]:.3g}×")
+    worst = "flat"
     for multiple, rise in steps.items():
         level = _level(rise)
-        if worst == level == "flat":
-            flat_to = multiple
-        elif _LEVELS.index(level) > _LEVELS.index(worst):
-            words += [f"flat to {flat_to:.3g}×"] if worst == "flat" and flat_to is not None else []
+        if _LEVELS.index(level) > _LEVELS.index(worst):
             words.append(f"{level} by {multiple:.3g}× (+{rise.mean:.2f} nats)")
             worst = level
-    return ", ".join([*words, *([f"flat to {flat_to:.3g}×"] if worst == "flat" and flat_to is not None else [])])
+    return ", ".join(words)
 
 
 def retrieval_verdict(found: Estimates, name: str) -> str:
@@ -104,23 +104,26 @@ def explanation(found: Estimates, name: str) -> str:
     """Return, in brackets, how the attention of a method that is not flat differs from that inside."""
     if _level(found[f"loss_rise_{name}"]) in ("flat", "unclear"):
         return ""
+
+    def mean(metric: str) -> float:
+        return found[metric].mean if metric in found else math.nan
+
     words = []
-    far, far_inside = (found.get(x) for x in (f"far_mass_{name}", "far_mass_inside"))
-    if far is not None and far.mean > 0.1:
-        trained = found["trained_length"].mean
-        usual = "" if far_inside is None else f"; inside, the farther half takes {far_inside.mean:.0%}"
-        words.append(f"keys over {trained:,.0f} tokens back take {far.mean:.0%} of attention{usual}")
-    entropy, entropy_inside = (found.get(x) for x in (f"entropy_{name}", "entropy_inside"))
-    if entropy is not None and entropy_inside is not None and abs(entropy.mean - entropy_inside.mean) > 0.5:
-        wider = "wider" if entropy.mean > entropy_inside.mean else "less wide"
-        words.append(f"attention spreads {wider} ({entropy.mean:.1f} against {entropy_inside.mean:.1f} nats)")
-    sink, sink_inside = (found.get(x) for x in (f"sink_mass_{name}", "sink_mass_inside"))
-    if sink is not None and sink_inside is not None and sink_inside.mean > 0.1 and sink.mean < sink_inside.mean / 2:
-        words.append(f"the first keys lose their weight ({sink.mean:.0%} of {sink_inside.mean:.0%})")
-    shift, shift_pieces = (found.get(x) for x in (f"output_shift_{name}", "output_shift_pieces"))
-    if shift is not None and shift.mean > 0.5:
-        usual = "" if shift_pieces is None else f"; in pieces, {shift_pieces.mean:.1f}"
-        words.append(f"outputs lie {shift.mean:.1f} spreads off{usual}")
+    far, far_inside = mean(f"far_mass_{name}"), mean("far_mass_inside")
+    if far > 0.1:
+        usual = "" if math.isnan(far_inside) else f"; inside, the farther half takes {far_inside:.0%}"
+        words.append(f"keys over {mean('trained_length'):,.0f} tokens back take {far:.0%} of attention{usual}")
+    entropy, entropy_inside = mean(f"entropy_{name}"), mean("entropy_inside")
+    if abs(entropy - entropy_inside) > 0.5:
+        wider = "wider" if entropy > entropy_inside else "less wide"
+        words.append(f"attention spreads {wider} ({entropy:.1f} against {entropy_inside:.1f} nats)")
+    sink, sink_inside = mean(f"sink_mass_{name}"), mean("sink_mass_inside")
+    if sink_inside > 0.1 and sink < sink_inside / 2:
+        words.append(f"the first keys lose their weight ({sink:.0%} of {sink_inside:.0%})")
+    shift, shift_pieces = mean(f"output_shift_{name}"), mean("output_shift_pieces")
+    if shift > 0.5:
+        usual = "" if math.isnan(shift_pieces) else f"; in pieces, {shift_pieces:.1f}"
+        words.append(f"outputs lie {shift:.1f} spreads off{usual}")
     return f" [{'; '.join(words)}]" if words else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +13,6 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import attention_output
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import check_faithful, next_token_loss
 
 
@@ -104,8 +103,7 @@ MASSIVE = 5.0
 def relative_norms(x: Tensor) -> Tensor:
     """Return the norm over tokens of each dimension, relative to the mean over dimensions, ``(heads, d)`` float64.
 
-    Args:
-        x: Queries, keys or values of one text, ``(heads, n, d)``.
+    ``x`` ``(heads, n, d)`` are queries, keys or values of one text.
     """
     norms: Tensor = x.double().norm(dim=1)
     return norms / norms.mean(-1, keepdim=True).clamp_min(1e-300)
@@ -169,83 +167,26 @@ class Masking:
         subject: The model.
         ids: Tokens, ``(1, n)``.
         heads: Heads to change by layer, each ``(heads,)`` bool. Other layers are unchanged.
-        bands: Number of bands.
-        queries: Positions of the queries of swap scores.
-        tau: Temperature of the swap weights.
-        scored: Layers with swap scores.
         block_mib: Memory for one block of logits, in MiB.
     """
 
     subject: Subject
     ids: Tensor
     heads: Mapping[int, Tensor]
-    bands: int
-    queries: Sequence[int]
-    tau: float
-    scored: frozenset[int]
     block_mib: int
-
-    def without(self, band: int) -> tuple[float, float, float]:
-        """Return the loss without one band, and the mean scores of the masked heads, NaN if none has scores."""
-        s_pos: list[Tensor] = []
-        s_sym: list[Tensor] = []
-
-        def score(masked: LayerAttention) -> None:
-            if masked.layer in self.scored:
-                swaps = layer_swaps(masked, self.queries, tau=self.tau)
-                s_pos.append(swaps.s_pos[self.heads[masked.layer]].mean(-1))
-                s_sym.append(swaps.s_sym[self.heads[masked.layer]].mean(-1))
-
-        loss = self.loss(lambda attention: ~self._bands(attention)[band], reducer=score)
-        positional, symbolic = (float(torch.cat(x).mean()) if x else torch.nan for x in (s_pos, s_sym))
-        return loss, positional, symbolic
-
-    def only(self, band: int) -> float:
-        """Return the loss with only one band."""
-        return self.loss(lambda attention: self._bands(attention)[band])
-
-    def random(self, seed: int) -> tuple[float, float]:
-        """Return the loss without random planes in each layer, as many as a band has, and with only those."""
-        without = self.random_loss(seed, lambda attention: self._bands(attention)[0])
-        generator = torch.Generator().manual_seed(seed)
-        return without, self.loss(lambda attention: _permuted(self._bands(attention)[0], generator))
-
-    def unrotated(self, band: int) -> float:
-        """Return the loss with one band un-rotated."""
-        return self.loss(lambda attention: ~self._bands(attention)[band], how="unrotate")
-
-    def random_loss(self, seed: int, planes: Callable[[LayerAttention], Tensor], *, how: PlaneChange = "mask") -> float:
-        """Return the loss with random planes changed, as many in each layer as ``planes`` returns."""
-        generator = torch.Generator().manual_seed(seed)
-        return self.loss(lambda attention: ~_permuted(planes(attention), generator), how=how)
-
-    def check(self, expected: float, *, how: PlaneChange = "mask") -> None:
-        """Raise an error if the loss with all planes kept differs from the expected loss."""
-        dtypes: set[torch.dtype] = set()
-        found = self.loss(
-            lambda attention: self._bands(attention).any(0),
-            how=how,
-            reducer=lambda changed: dtypes.add(changed.rot_q.dtype),
-        )
-        what = "masking" if how == "mask" else "un-rotation"
-        check_faithful(what, found, expected, dtypes=dtypes, precision=FAITHFUL)
-
-    def _bands(self, attention: LayerAttention) -> Tensor:
-        assert attention.rotation is not None
-        return frequency_bands(attention.rotation.inv_freq, self.bands)
 
     def loss(
         self,
-        keep: Callable[[LayerAttention], Tensor],
+        planes: Mapping[int, Tensor],
         *,
         how: PlaneChange = "mask",
         reducer: Callable[[LayerAttention], None] = lambda _: None,
     ) -> float:
-        """Return the loss with planes of every layer changed.
+        """Return the loss with planes changed.
 
         Args:
-            keep: Function from a layer to its planes that are kept as they are, ``(planes,)`` bool.
-            how: What to do to the other planes.
+            planes: True for the planes to change, ``(planes,)`` by layer; none in other layers.
+            how: What to do to them.
             reducer: Called with each changed layer.
         """
 
@@ -253,13 +194,24 @@ class Masking:
             heads = self.heads.get(attention.layer)
             if heads is None:
                 return None
-            changed = without_planes(attention, keep(attention), heads=heads, how=how)
+            assert attention.rotation is not None
+            chosen = planes.get(attention.layer, torch.zeros(attention.rotation.planes, dtype=torch.bool))
+            changed = without_planes(attention, ~chosen, heads=heads, how=how)
             reducer(changed)
             return attention_output(changed, block_mib=self.block_mib)
 
         return next_token_loss(self.subject.edited(self.ids, edit), self.ids)
 
+    def check(self, expected: float, *, how: PlaneChange = "mask") -> None:
+        """Raise an error if the loss with all planes kept differs from the expected loss."""
+        dtypes: set[torch.dtype] = set()
+        found = self.loss({}, how=how, reducer=lambda changed: dtypes.add(changed.rot_q.dtype))
+        what = "masking" if how == "mask" else "un-rotation"
+        check_faithful(what, found, expected, dtypes=dtypes, precision=FAITHFUL)
 
-def _permuted(planes: Tensor, generator: torch.Generator) -> Tensor:
-    """Return as many random planes, ``(planes,)`` bool."""
-    return planes[torch.randperm(len(planes), generator=generator)]
+    def random(self, planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return as many random planes of each layer, always the same for the same numbers of planes."""
+        generator = torch.Generator().manual_seed(0)
+        return {
+            layer: x[torch.randperm(len(x), generator=generator)] for layer, x in planes.items() if layer in self.heads
+        }

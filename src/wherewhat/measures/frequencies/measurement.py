@@ -20,11 +20,13 @@ from wherewhat.measures.measurement import (
     Text,
     TextMeasurement,
     check_minimum,
+    loss_metric,
 )
 from wherewhat.measures.swaps import TAU
 from wherewhat.options import option
 
 BANDS = 4
+_SCORES = (("s_pos", "positional"), ("s_sym", "symbolic"))
 
 
 @dataclass(frozen=True)
@@ -59,116 +61,92 @@ class FrequenciesConfig:
                 raise ConfigError(f"heads holds {head!r}: give layer.head, such as 3.1 for head 1 of layer 3")
 
 
+def _loss(name: str, title: str, reading: str, control: str) -> Metric:
+    """Return a loss with planes changed; its control changes as many random planes."""
+    return loss_metric(name, title, reading, control=control, control_title="random planes")
+
+
 def _band_metrics(band: int) -> list[Metric]:
     """Return the metrics of one band."""
-    planes, control = f"band {band}", "random planes"
+    planes = f"band {band}"
     return [
-        Metric(
-            f"s_pos_band_{band}",
-            f"positional, {planes}",
-            f"Mean positional score of single planes in {planes}.",
-            range=SHARE,
+        *(
+            Metric(
+                f"{score}_band_{band}",
+                f"{title}, {planes}",
+                f"Mean {title} score of single planes in {planes}.",
+                range=SHARE,
+            )
+            for score, title in _SCORES
         ),
-        Metric(
-            f"s_sym_band_{band}",
-            f"symbolic, {planes}",
-            f"Mean symbolic score of single planes in {planes}.",
-            range=SHARE,
+        _loss(
+            f"loss_without_band_{band}", f"loss without {planes}", f"Loss with {planes} masked.", "loss_without_random"
         ),
-        Metric(
-            f"loss_without_band_{band}",
-            f"loss without {planes}",
-            f"Loss with {planes} masked.",
-            unit="nats",
-            control="loss_without_random",
-            control_title=control,
-            range=NON_NEGATIVE,
-        ),
-        Metric(
+        _loss(
             f"loss_only_band_{band}",
             f"loss with only {planes}",
             "Loss with all other bands masked.",
-            unit="nats",
-            control="loss_only_random",
-            control_title=control,
-            range=NON_NEGATIVE,
+            "loss_only_random",
         ),
-        Metric(
-            f"s_pos_change_without_band_{band}",
-            f"positional without {planes}",
-            f"Change of the masked heads' mean positional score with {planes} masked.",
-        ),
-        Metric(
-            f"s_sym_change_without_band_{band}",
-            f"symbolic without {planes}",
-            f"Change of the masked heads' mean symbolic score with {planes} masked.",
+        *(
+            Metric(
+                f"{score}_change_without_band_{band}",
+                f"{title} without {planes}",
+                f"Change of the masked heads' mean {title} score with {planes} masked.",
+            )
+            for score, title in _SCORES
         ),
     ]
 
 
 def _unrotated_band(band: int) -> Metric:
     """Return the loss with one band un-rotated."""
-    return Metric(
-        f"loss_unrotated_band_{band}",
-        f"loss, band {band} un-rotated",
-        f"Loss with the angles of band {band} set to 0: its queries and keys keep their content and ignore positions.",
-        unit="nats",
-        control="loss_unrotated_random",
-        control_title="random planes",
-        range=NON_NEGATIVE,
+    reading = (
+        f"Loss with the angles of band {band} set to 0: its queries and keys keep their content and ignore positions."
     )
-
-
-def _slow(name: str, title: str, reading: str, *, control: str = "loss_unrotated_slow_random") -> Metric:
-    """Return a loss with as many planes changed as are slower than the predicted band."""
-    return Metric(
-        name,
-        title,
-        reading,
-        unit="nats",
-        control=control,
-        control_title="random planes",
-        range=NON_NEGATIVE,
-    )
+    return _loss(f"loss_unrotated_band_{band}", f"loss, band {band} un-rotated", reading, "loss_unrotated_random")
 
 
 _UNROTATED = (
-    Metric(
-        "band_measured",
-        "plane of the largest norm",
-        "Index of the plane with the largest norm of queries times keys, 0 the fastest; the control is the prediction "
-        "from the trained length, d/2 · log_base(L / 3.657).",
-        control="band_predicted",
-        control_title="predicted",
-        range=NON_NEGATIVE,
+    *(
+        Metric(name, title, reading, control="band_predicted", control_title="predicted", range=NON_NEGATIVE)
+        for name, title, reading in (
+            (
+                "band_measured",
+                "plane of the largest norm",
+                "Index of the plane with the largest norm of queries times keys, 0 the fastest; the control is the "
+                "prediction from the trained length, d/2 · log_base(L / 3.657).",
+            ),
+            (
+                "band_peak",
+                "plane of the largest norm, of a layer",
+                "The same for the mean over the heads of a layer of each plane's share of the norm.",
+            ),
+        )
     ),
-    Metric(
-        "band_peak",
-        "plane of the largest norm, of a layer",
-        "The same for the mean over the heads of a layer of each plane's share of the norm.",
-        control="band_predicted",
-        control_title="predicted",
-        range=NON_NEGATIVE,
-    ),
-    _slow(
+    _loss(
         "loss_unrotated_slow",
         "loss, slow planes un-rotated",
         "Loss with all planes un-rotated that are slower than the predicted band; the control un-rotates as many "
         "random planes of each layer.",
+        "loss_unrotated_slow_random",
     ),
-    _slow("loss_unrotated_fast", "loss, fast planes un-rotated", "Loss with as many of the fastest planes un-rotated."),
-    _slow(
+    _loss(
+        "loss_unrotated_fast",
+        "loss, fast planes un-rotated",
+        "Loss with as many of the fastest planes un-rotated.",
+        "loss_unrotated_slow_random",
+    ),
+    _loss(
         "loss_without_slow",
         "loss without slow planes",
         "Loss with the slow planes masked instead; the control masks as many random planes of each layer.",
-        control="loss_without_slow_random",
+        "loss_without_slow_random",
     ),
-    Metric(
+    loss_metric(
         "loss_unrotated_all",
         "loss, all planes un-rotated",
         "Loss with all planes un-rotated: that of the model with all positions equal.",
-        unit="nats",
-        range=NON_NEGATIVE,
     ),
 )
 
@@ -184,22 +162,17 @@ def _replaced(name: str, title: str, reading: str, **others: Any) -> tuple[Metri
 
 
 _MASSIVE = (
-    Metric(
-        "massive_q",
-        "largest dimension of queries, times the mean",
-        "Largest norm over tokens of a dimension of the rotated queries, relative to the mean over the dimensions of "
-        "the head; massive above 5 (arXiv 2502.01563).",
-        control="massive_v",
-        control_title="values",
-        range=NON_NEGATIVE,
-    ),
-    Metric(
-        "massive_k",
-        "largest dimension of keys, times the mean",
-        "The same for rotated keys.",
-        control="massive_v",
-        control_title="values",
-        range=NON_NEGATIVE,
+    *(
+        Metric(name, title, reading, control="massive_v", control_title="values", range=NON_NEGATIVE)
+        for name, title, reading in (
+            (
+                "massive_q",
+                "largest dimension of queries, times the mean",
+                "Largest norm over tokens of a dimension of the rotated queries, relative to the mean over the "
+                "dimensions of the head; massive above 5 (arXiv 2502.01563).",
+            ),
+            ("massive_k", "largest dimension of keys, times the mean", "The same for rotated keys."),
+        )
     ),
     Metric(
         "massive_heads",
@@ -260,21 +233,22 @@ class FrequenciesMeasurement(TextMeasurement):
     summary = "RoPE frequencies that heads use, and the loss without them."
     config = FrequenciesConfig
     metrics = (
-        Metric(
-            "mean_frequency_softmax",
-            "mean frequency ID",
-            "Mean rank of the planes by frequency, 1 the fastest, weighted by the softmax of the largest logit of each "
-            "(arXiv 2605.31558); the control is equal use of all planes.",
-            control="mean_frequency_even",
-            control_title="even use",
-        ),
-        Metric(
-            "mean_frequency",
-            "mean frequency ID, linear",
-            "The same, weighted by the largest logits themselves: many planes with small logits count as much as one "
-            "with a large logit.",
-            control="mean_frequency_even",
-            control_title="even use",
+        *(
+            Metric(name, title, reading, control="mean_frequency_even", control_title="even use")
+            for name, title, reading in (
+                (
+                    "mean_frequency_softmax",
+                    "mean frequency ID",
+                    "Mean rank of the planes by frequency, 1 the fastest, weighted by the softmax of the largest logit "
+                    "of each (arXiv 2605.31558); the control is equal use of all planes.",
+                ),
+                (
+                    "mean_frequency",
+                    "mean frequency ID, linear",
+                    "The same, weighted by the largest logits themselves: many planes with small logits count as much "
+                    "as one with a large logit.",
+                ),
+            )
         ),
         Metric(
             "s_pos",
@@ -291,37 +265,34 @@ class FrequenciesMeasurement(TextMeasurement):
             "Exponential of the entropy of the swap weights of both scores, mean over queries.",
             range=NON_NEGATIVE,
         ),
-        Metric(
-            "frequency_softmax_s_pos",
-            "frequency ID × positional",
-            "Correlation over heads of mean frequency ID and positional score; above 0, slow heads are positional.",
-            range=CORRELATION,
+        *(
+            Metric(
+                f"frequency_softmax_{score}",
+                f"frequency ID × {title}",
+                f"Correlation over heads of mean frequency ID and {title} score; above 0, slow heads are {title}.",
+                range=CORRELATION,
+            )
+            for score, title in _SCORES
         ),
-        Metric(
-            "frequency_softmax_s_sym",
-            "frequency ID × symbolic",
-            "Correlation over heads of mean frequency ID and symbolic score; above 0, slow heads are symbolic.",
-            range=CORRELATION,
+        *(
+            Metric(
+                f"frequency_{score}",
+                f"linear frequency ID × {title}",
+                "The same correlation with linear weights of the mean frequency ID.",
+                range=CORRELATION,
+            )
+            for score, title in _SCORES
         ),
-        Metric(
-            "frequency_s_pos",
-            "linear frequency ID × positional",
-            "The same correlation with linear weights of the mean frequency ID.",
-            range=CORRELATION,
+        *(
+            Metric(
+                f"{score}_rest",
+                f"{title}, unrotated",
+                f"{title.capitalize()} score of the dimensions that do not rotate.",
+                range=SHARE,
+            )
+            for score, title in _SCORES
         ),
-        Metric(
-            "frequency_s_sym",
-            "linear frequency ID × symbolic",
-            "The same correlation with linear weights of the mean frequency ID.",
-            range=CORRELATION,
-        ),
-        Metric(
-            "s_pos_rest", "positional, unrotated", "Positional score of the dimensions that do not rotate.", range=SHARE
-        ),
-        Metric(
-            "s_sym_rest", "symbolic, unrotated", "Symbolic score of the dimensions that do not rotate.", range=SHARE
-        ),
-        Metric("loss", "loss", "Mean next-token loss of the intact model.", unit="nats", range=NON_NEGATIVE),
+        loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
     )
     limits = (
         "A single plane is not the plane in its head: softmax combines them, and the attention of a plane with small "

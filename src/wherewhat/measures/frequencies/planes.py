@@ -21,13 +21,8 @@ from wherewhat.measures.tensors import per_query_head
 def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Tensor) -> Tensor:
     """Return contributions of groups of head dimensions to the logits of one query, ``(heads, keys, groups)`` float64.
 
-    Over all groups they sum to ``scale · rot_q · rot_k``, the logits before soft-cap and bias.
-
-    Args:
-        attention: One layer of a pass over one text.
-        query: Position of the query.
-        keys: Indices of the keys, ``(keys,)``.
-        dims: Head dimensions of each group, ``(groups, width)``.
+    ``dims`` ``(groups, width)`` are the dimensions of each group. Over all groups the contributions sum to ``scale ·
+    rot_q · rot_k``, the logits before soft-cap and bias.
     """
     dims = dims.to(attention.rot_q.device)
     q = attention.rot_q[0, :, query].double()[:, dims]  # (heads, groups, width)
@@ -158,13 +153,9 @@ def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> It
 
 
 def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau: float, scored: bool) -> LayerScores:
-    """Return scores and curves of one layer that rotates, averaged over queries.
+    """Return scores and curves of one layer that rotates, of a pass over one text, averaged over queries.
 
-    Args:
-        attention: One layer of a pass over one text without cache.
-        queries: Positions of the queries.
-        tau: Temperature of the swap weights.
-        scored: Whether its keys each depend on one token; otherwise its swap scores are NaN.
+    Unless it is ``scored``, which takes keys that each depend on one token, its swap scores are NaN.
     """
     assert attention.rotation is not None
     planes, inv_freq = attention.rotation.planes, attention.rotation.inv_freq

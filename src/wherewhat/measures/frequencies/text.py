@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,8 +11,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import attention_output
-from wherewhat.measures.extend.probes import Planting, plant
-from wherewhat.measures.extend.retrieval import Encode, RememberedFacts, remembered_facts
+from wherewhat.measures.extend.retrieval import Encode, Planting, RememberedFacts, plant, remembered_facts
 from wherewhat.measures.frequencies.masking import (
     FAITHFUL,
     MASSIVE,
@@ -31,6 +30,7 @@ from wherewhat.measures.frequencies.planes import (
     slower_planes,
 )
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.swaps.layer import Swaps, layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import (
     check_faithful,
@@ -48,34 +48,35 @@ def measure_frequencies(
 ) -> DocumentScores:
     """Return frequencies of every layer that rotates, and the loss with planes masked or un-rotated.
 
-    Args:
-        subject: The model.
-        ids: Tokens, ``(1, n)``.
-        config: Options.
-        encode: The tokenizer, for the remembered facts of ``config.massive``; without it they are left out.
-        prefix: Number of leading tokens that are not text, such as BOS.
+    The tokenizer is for the remembered facts of ``config.massive``, which are left out without it; ``prefix`` is the
+    number of leading tokens of ``ids`` ``(1, n)`` that are not text, such as BOS.
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()
     found: list[LayerScores] = []
     bands: dict[int, Tensor] = {}
     slow: dict[int, Tensor] = {}
+    fast: dict[int, Tensor] = {}
     massive: dict[int, FixedDimensions] = {}
     planting = plant(ids, DEPTHS, run=RUN) if config.massive else None
     trained = subject.trained_length() if config.unrotate else 0
+
+    def scored(attention: LayerAttention) -> bool:
+        return mixing.get(attention.layer, 0.0) <= KEYS_MIX
 
     def measure(attention: LayerAttention) -> None:
         if not rotates(attention):
             return
         assert attention.rotation is not None
-        bands[attention.layer] = frequency_bands(attention.rotation.inv_freq, config.bands)
-        scored = mixing.get(attention.layer, 0.0) <= KEYS_MIX
-        scores = layer_frequencies(attention, queries, tau=config.tau, scored=scored)
+        layer, inv_freq = attention.layer, attention.rotation.inv_freq
+        bands[layer] = frequency_bands(inv_freq, config.bands)
+        scores = layer_frequencies(attention, queries, tau=config.tau, scored=scored(attention))
         if config.unrotate:
             scores = _with_band_index(scores, attention, trained)
-            slow[attention.layer] = slower_planes(attention.rotation.inv_freq, scores.whole["band_predicted"])
+            slow[layer] = slower_planes(inv_freq, scores.whole["band_predicted"])
+            fast[layer] = frequency_ids(inv_freq) <= int(slow[layer].sum())
         if config.massive:
-            massive[attention.layer] = FixedDimensions.massive(attention)
+            massive[layer] = FixedDimensions.massive(attention)
             scores = _with_massive(scores, attention)
         found.append(scores)
 
@@ -92,23 +93,20 @@ def measure_frequencies(
         assert logits is not None
         loss = next_token_loss(logits, ids)
         del logits
-        masking = Masking(
-            subject,
-            ids,
-            masked,
-            bands=config.bands,
-            queries=queries,
-            tau=config.tau,
-            scored=frozenset(layer.layer for layer in found if mixing.get(layer.layer, 0.0) <= KEYS_MIX),
-            block_mib=config.block_mib,
-        )
+        masking = Masking(subject, ids, masked, config.block_mib)
+        by_band = [{layer: x[band] for layer, x in bands.items()} for band in range(config.bands)]
         whole["loss"] = loss
         if config.masking:
             masking.check(loss)
-            whole |= _effects(masking, found, masked, config.bands)
+            whole |= _effects(
+                masking,
+                by_band,
+                found,
+                lambda attention: layer_swaps(attention, queries, tau=config.tau) if scored(attention) else None,
+            )
         if config.unrotate:
             masking.check(loss, how="unrotate")
-            whole |= _unrotated(masking, slow, config.bands)
+            whole |= _unrotated(masking, by_band, slow, fast)
         if planting is not None:
             facts = None if encode is None else remembered_facts(ids, encode, prefix=prefix)
             whole |= _without_massive(masking, massive, loss, planting, facts)
@@ -159,21 +157,37 @@ def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count:
 
 
 def _effects(
-    masking: Masking, layers: Sequence[LayerScores], masked: dict[int, Tensor], bands: int
+    masking: Masking,
+    bands: Sequence[Mapping[int, Tensor]],
+    layers: Sequence[LayerScores],
+    score: Callable[[LayerAttention], Swaps | None],
 ) -> dict[str, float]:
     """Return the loss without each band and with only it, and changes of the masked heads' scores without it."""
+    heads = masking.heads
     before = {
-        name: float(torch.cat([x.heads[name][masked[x.layer]] for x in layers if x.layer in masked]).nanmean())
+        name: float(torch.cat([x.heads[name][heads[x.layer]] for x in layers if x.layer in heads]).nanmean())
         for name in ("s_pos", "s_sym")
     }
-    whole = dict(zip(("loss_without_random", "loss_only_random"), masking.random(0), strict=True))
-    for band in range(bands):
-        loss, s_pos, s_sym = masking.without(band)
-        whole[f"loss_without_band_{band + 1}"] = loss
-        whole[f"loss_only_band_{band + 1}"] = masking.only(band)
-        whole[f"s_pos_change_without_band_{band + 1}"] = s_pos - before["s_pos"]
-        whole[f"s_sym_change_without_band_{band + 1}"] = s_sym - before["s_sym"]
+    drawn = masking.random(bands[0])
+    whole = {"loss_without_random": masking.loss(drawn), "loss_only_random": masking.loss(_others(drawn))}
+    for band, planes in enumerate(bands, 1):
+        after: dict[str, list[Tensor]] = {"s_pos": [], "s_sym": []}
+
+        def add_scores(masked: LayerAttention, after: Mapping[str, list[Tensor]] = after) -> None:
+            if (swaps := score(masked)) is not None:
+                for name, found in after.items():
+                    found.append(getattr(swaps, name)[heads[masked.layer]].mean(-1))
+
+        whole[f"loss_without_band_{band}"] = masking.loss(planes, reducer=add_scores)
+        whole[f"loss_only_band_{band}"] = masking.loss(_others(planes))
+        for name, found in after.items():
+            mean = float(torch.cat(found).mean()) if found else torch.nan
+            whole[f"{name}_change_without_band_{band}"] = mean - before[name]
     return whole
+
+
+def _others(planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    return {layer: ~x for layer, x in planes.items()}
 
 
 def _with_band_index(layer: LayerScores, attention: LayerAttention, trained: int) -> LayerScores:
@@ -190,30 +204,23 @@ def _with_band_index(layer: LayerScores, attention: LayerAttention, trained: int
     )
 
 
-def _unrotated(masking: Masking, slow: dict[int, Tensor], bands: int) -> dict[str, float]:
+def _unrotated(
+    masking: Masking, bands: Sequence[Mapping[int, Tensor]], slow: Mapping[int, Tensor], fast: Mapping[int, Tensor]
+) -> dict[str, float]:
     """Return the loss with bands un-rotated, with all planes, and with those slower than the predicted band."""
 
-    def slower(attention: LayerAttention) -> Tensor:
-        return slow[attention.layer]
-
-    def faster(attention: LayerAttention) -> Tensor:
-        """Return the fastest planes, as many as are slower than the predicted band."""
-        assert attention.rotation is not None
-        return frequency_ids(attention.rotation.inv_freq) <= int(slower(attention).sum())
-
-    def band_planes(attention: LayerAttention) -> Tensor:
-        assert attention.rotation is not None
-        return frequency_bands(attention.rotation.inv_freq, bands)[0]
+    def loss(planes: Mapping[int, Tensor]) -> float:
+        return masking.loss(planes, how="unrotate")
 
     return {
-        **{f"loss_unrotated_band_{band + 1}": masking.unrotated(band) for band in range(bands)},
-        "loss_unrotated_random": masking.random_loss(0, band_planes, how="unrotate"),
-        "loss_unrotated_all": masking.loss(lambda attention: torch.zeros_like(slower(attention)), how="unrotate"),
-        "loss_unrotated_slow": masking.loss(lambda attention: ~slower(attention), how="unrotate"),
-        "loss_unrotated_slow_random": masking.random_loss(0, slower, how="unrotate"),
-        "loss_unrotated_fast": masking.loss(lambda attention: ~faster(attention), how="unrotate"),
-        "loss_without_slow": masking.loss(lambda attention: ~slower(attention)),
-        "loss_without_slow_random": masking.random_loss(0, slower),
+        **{f"loss_unrotated_band_{band}": loss(planes) for band, planes in enumerate(bands, 1)},
+        "loss_unrotated_random": loss(masking.random(bands[0])),
+        "loss_unrotated_all": loss({layer: torch.ones_like(x) for layer, x in slow.items()}),
+        "loss_unrotated_slow": loss(slow),
+        "loss_unrotated_slow_random": loss(masking.random(slow)),
+        "loss_unrotated_fast": loss(fast),
+        "loss_without_slow": masking.loss(slow),
+        "loss_without_slow_random": masking.loss(masking.random(slow)),
     }
 
 

@@ -156,17 +156,10 @@ def replace_spans(ids: Tensor, spans: Sequence[tuple[int, int]], others: Sequenc
 def make_change(
     text: Text, kind: str, rate: float, seed: int, config: PerturbConfig, *, layer: int | None = None
 ) -> Change:
-    """Return a perturbation of a text.
+    """Return a text with a share of its units perturbed: tokens, words, sentences, or words that can be respelled.
 
-    For one seed, tokens, positions and features are swapped in the same pairs, so that they can be compared.
-
-    Args:
-        text: The text.
-        kind: Kind of perturbation.
-        rate: Share of the units (tokens, words, sentences, words that can be respelled) to perturb.
-        seed: Seed of the draw.
-        config: Options of the kinds.
-        layer: Layer at which features are swapped.
+    For one seed, tokens, positions and features are swapped in the same pairs, so that they can be compared; ``layer``
+    is that at which features are swapped.
     """
     ids, prefix = text.ids[0].cpu(), text.prefix
     n = len(ids)
@@ -186,12 +179,7 @@ def make_change(
 
 
 def units(text: Text, unit: str) -> list[tuple[int, int]]:
-    """Return the spans of tokens that can be swapped.
-
-    Args:
-        text: The text.
-        unit: ``tokens``, ``words`` or ``sentences``.
-    """
+    """Return the spans of tokens, words or sentences that can be swapped."""
     if unit == "tokens":
         return [(t, t + 1) for t in range(text.prefix, text.ids.shape[1])]
     spans = text.spans.words if unit == "words" else text.spans.sentences
@@ -208,8 +196,6 @@ def _respelled(text: Text, rate: float, seed: int) -> Change:
         raise MeasureError("no word of the text can be respelled with this tokenizer: leave the kind letters out")
     can = [(span, other) for span, other in zip(spans.words, spans.respelled, strict=True) if other]
     chosen = [can[i] for i in sorted(random_units(len(can), rate, seed).tolist())]
-    if not chosen:
-        return no_change(text.ids[0].cpu())
     return replace_spans(text.ids[0].cpu(), [span for span, _ in chosen], [other for _, other in chosen])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wherewhat.boundary import MOST_LAYERS, MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
@@ -18,6 +19,7 @@ from wherewhat.measures.measurement import (
     Text,
     TextMeasurement,
     check_minimum,
+    loss_metric,
 )
 from wherewhat.options import check_seed, nearest, option
 
@@ -38,16 +40,30 @@ KINDS: dict[str, str] = {
 """Title of each kind of perturbation, most important first."""
 
 
-def labels(kind: str, layers: Sequence[int]) -> dict[str, int | None]:
-    """Return the names under which a kind's numbers are stored, with the layer of each if it is of one layer."""
-    return {f"{kind}_{layer}": layer for layer in layers} if kind == "features" else {kind: None}
+class Perturbation(NamedTuple):
+    """A kind of perturbation under which numbers are stored; of each layer where hidden states are swapped.
+
+    Attributes:
+        kind: The kind.
+        label: Its name in metrics.
+        title: Its title.
+        layer: The layer, if it is of one layer.
+    """
+
+    kind: str
+    label: str
+    title: str
+    layer: int | None
 
 
-def titles(kinds: Sequence[str], layers: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Yield the name and title of each kind of perturbation, and of each layer where features are swapped."""
+def perturbations(kinds: Sequence[str], layers: Sequence[int]) -> Iterator[Perturbation]:
+    """Yield the perturbations of some kinds."""
     for kind in kinds:
-        for label, layer in labels(kind, layers).items():
-            yield label, KINDS[kind] if layer is None else f"{KINDS[kind]}, layer {layer}"
+        if kind == "features":
+            for layer in layers:
+                yield Perturbation(kind, f"{kind}_{layer}", f"{KINDS[kind]}, layer {layer}", layer)
+        else:
+            yield Perturbation(kind, kind, KINDS[kind], None)
 
 
 def percent(rate: float) -> str:
@@ -120,7 +136,7 @@ class PerturbMeasurement(TextMeasurement):
         },
     )
     metrics = (
-        Metric("loss", "loss", "Mean next-token loss of the intact text.", unit="nats", range=NON_NEGATIVE),
+        loss_metric("loss", "loss", "Mean next-token loss of the intact text."),
         Metric("rise_at_5", "rise, 5 % of words", "Rise of the loss with 5 % of the words transposed.", unit="nats"),
         Metric("rise_at_10", "rise, 10 % of words", "Rise of the loss with 10 % of the words transposed.", unit="nats"),
         Metric(
@@ -178,13 +194,13 @@ class PerturbMeasurement(TextMeasurement):
     def more_metrics(self, config: PerturbConfig) -> tuple[Metric, ...]:
         """Return the metrics of every kind and rate."""
         found: list[Metric] = []
-        kinds = list(titles(config.kinds or tuple(KINDS), config.layers))
-        for label, title in kinds:
+        kinds = list(perturbations(config.kinds or tuple(KINDS), config.layers))
+        for _, label, title, _ in kinds:
             for rate in sorted(config.rates):
                 if rate > 0:
                     name, what = f"rise_{label}_at_{percent(rate)}", f"{title}, {percent(rate)} %"
                     found.append(Metric(name, what, f"Rise of the loss: {what}.", unit="nats"))
-        for label, title in kinds if config.axes else []:
+        for _, label, title, _ in kinds if config.axes else []:
             found += _head_metrics(label, title, percent(config.at))
         return tuple(found)
 

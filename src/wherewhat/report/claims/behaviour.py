@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wherewhat.measures.prompts.measurement import THIRDS
+from wherewhat.measures.prompts import THIRDS
 from wherewhat.measures.statistics import interval, wilson
 from wherewhat.report.claims.claim import (
     COSTLY,

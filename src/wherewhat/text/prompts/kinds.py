@@ -10,8 +10,16 @@ from typing import Any
 
 from wherewhat.errors import ConfigError
 from wherewhat.options import nearest
-from wherewhat.text.prompts.fit import SMALLEST, PromptTask, check_whole, generator
-from wherewhat.text.prompts.prompt import Prompt, PromptBuilder, PromptItem
+from wherewhat.text.prompts.prompt import (
+    SMALLEST,
+    UNLIMITED,
+    Prompt,
+    PromptBuilder,
+    PromptItem,
+    PromptTask,
+    check_whole,
+    generator,
+)
 from wherewhat.text.prompts.vocabulary import BIGRAMS, DIGITS, LETTERS, NAMES, THINGS, PieceTokenizer, Pool, Word
 
 _ENOUGH_SYMBOLS = 10
@@ -179,7 +187,7 @@ class Numbers(PromptKind):
             builder.set_question(pool, candidates, correct=correct, answer_item=first + asked)
             return builder
 
-        largest = None if len(symbols.words) > 1 else len(symbols.words)
+        largest = UNLIMITED if len(symbols.words) > 1 else len(symbols.words)
         task = PromptTask("numbers", "length", self.length, 12, largest, self.index_answer, write)
         return task.fitted(tokenizer, tokens=tokens, count=count, seed=seed)
 

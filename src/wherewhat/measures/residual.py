@@ -1,4 +1,4 @@
-"""Loss with the non-additive part of the logits scaled down.
+"""``wherewhat residual``: loss with the non-additive part of the logits scaled down.
 
 Inside the forward pass the logits W of a head are replaced by ``a + b + c + λ · (W - a - b - c)``, with the three-axis
 fit of the same pass, or an axis is subtracted from them. λ = 1 is the model itself, λ = 0 makes its logits additive.
@@ -6,23 +6,103 @@ fit of the same pass, or an axis is subtracted from them. λ = 1 is the model it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from wherewhat.errors import ConfigError
+from wherewhat.measures.measurement import (
+    Curve,
+    DocumentScores,
+    LayerScores,
+    Metric,
+    Subject,
+    Text,
+    TextMeasurement,
+    check_minimum,
+    loss_metric,
+)
+from wherewhat.options import option
 
-from wherewhat.captures.attention import LayerAttention
-from wherewhat.measures.attention import attention_output
-from wherewhat.measures.axes.fit import AxesFit, fit_layer
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
-from wherewhat.measures.residual.measurement import ResidualConfig
-from wherewhat.measures.tensors import check_faithful, next_token_loss
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from wherewhat.captures.attention import LayerAttention
+    from wherewhat.measures.axes.fit import AxesFit
 
 _SHARES = (0.1, 0.3, 0.5, 1.0)
 """Shares of heads, the cheapest ones first, that are made additive together."""
 
 _FAITHFUL = 1e-3
 """Largest relative change of the loss at λ = 1."""
+
+
+@dataclass(frozen=True)
+class ResidualConfig:
+    """Options of the residual measurement."""
+
+    strengths: tuple[float, ...] = option((0.0, 0.25, 0.5, 0.75, 1.0), "values of λ, in all heads at once")
+    layers: bool = option(True, "also make each layer alone additive")
+    heads: bool = option(False, "also make each head alone additive, and the cheapest heads together")
+    axes: bool = option(True, "also subtract each axis from all heads' logits")
+    block_mib: int = option(64, "memory for one block of logits, in MiB")
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not self.strengths or len(set(self.strengths)) < len(self.strengths):
+            raise ConfigError(f"strengths={self.strengths}: give one or more different values of λ")
+        check_minimum(self, 1, "block_mib")
+
+
+class ResidualMeasurement(TextMeasurement):
+    """``wherewhat residual``."""
+
+    name = "residual"
+    group = "Decomposition"
+    revision = 2
+    summary = "Loss with the non-additive part of the logits scaled down."
+    config = ResidualConfig
+    controls = ()
+    metrics = (
+        loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
+        *(
+            loss_metric(f"loss_strength_{strength}", f"loss at λ = {strength}", reading)
+            for strength, reading in (
+                ("1", "Loss through the replacement: must equal the loss."),
+                ("0.75", "Loss with three quarters of the residual."),
+                ("0.5", "Loss with half of the residual."),
+                ("0.25", "Loss with a quarter of the residual."),
+                ("0", "Loss with exactly additive logits in all heads."),
+            )
+        ),
+        *(
+            Metric(name, title, f"Increase of the loss {reading}.", unit="nats")
+            for name, title, reading in (
+                (
+                    "cost_without_a",
+                    "cost without distance",
+                    "without the distance term; a sink column keeps its weight",
+                ),
+                ("cost_without_c", "cost without key", "without the key term; a sink column keeps its weight"),
+                (
+                    "additive_cost_of_layer",
+                    "cost of one layer",
+                    "with one layer alone made additive, mean over layers",
+                ),
+                ("additive_cost_of_head", "cost of one head", "with one head alone made additive"),
+            )
+        ),
+    )
+    limits = (
+        "The fit uses the whole text, later tokens included: the loss at λ < 1 is that of the best additive logits for "
+        "this text, not of a model trained with additive logits. In layers with a sink column, subtracting an axis "
+        "changes the weights of the keys relative to each other, but not the weight of the sink."
+    )
+
+    def measure(self, subject: Subject, text: Text, config: ResidualConfig) -> DocumentScores:
+        """Return the scores."""
+        return measure_residual(subject, text.ids, config)
 
 
 def mixed_attention(
@@ -48,6 +128,10 @@ def mixed_attention(
     Returns:
         Output ``(1, n, heads, d_v)``.
     """
+    import torch
+
+    from wherewhat.measures.attention import attention_output
+
     dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
     device = attention.rot_q.device
     a, b, c = (x.to(device, dtype) for x in (fit.a, fit.b, fit.c))
@@ -75,12 +159,17 @@ def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor]
     # The constants of the axes are a convention, but they matter relative to a sink. Restoring each row's sum of
     # exponentials makes the result independent of the convention.
     hidden = ~attention.visible(rows)
-    before, after = (x.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True) for x in (scores, less))
+    before, after = (x.masked_fill(hidden, -math.inf).logsumexp(-1, keepdim=True) for x in (scores, less))
     return less + (before - after)
 
 
 def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
     """Return the loss of a text ``(1, n)`` at each λ, without each axis, and with layers or heads made additive."""
+    import torch
+
+    from wherewhat.measures.axes.fit import fit_layer
+    from wherewhat.measures.tensors import check_faithful, next_token_loss
+
     dtypes: dict[int, torch.dtype] = {}
     heads: dict[int, int] = {}
 
@@ -124,7 +213,15 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> D
             of_layers[layer] = {"additive_cost_of_layer": cost}
     of_heads: dict[int, dict[str, Tensor]] = {}
     if config.heads:
-        costs = _costs_of_heads(subject, ids, heads, block_mib=config.block_mib)
+        runs = subject.variants(ids)
+
+        def additive(attention: LayerAttention, strength: float) -> Tensor:
+            return mixed_attention(attention, fit_layer(attention), strength=strength, block_mib=config.block_mib)
+
+        costs = {
+            layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], additive)[0][0] - runs.loss
+            for layer, count in heads.items()
+        }
         of_heads = {layer: {"additive_cost_of_head": x} for layer, x in costs.items()}
         by_share = {share: loss(0.0, only=_cheapest(costs, share)) for share in _SHARES}
         curves["loss_by_share"] = _curve({0.0: intact} | by_share, "share")
@@ -132,21 +229,10 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> D
     return DocumentScores(layers, whole, curves)
 
 
-def _costs_of_heads(subject: Subject, ids: Tensor, heads: Mapping[int, int], *, block_mib: int) -> dict[int, Tensor]:
-    """Return the rise of the loss with one head alone made additive, ``(heads,)`` by layer."""
-    runs = subject.variants(ids)
-
-    def additive(attention: LayerAttention, strength: float) -> Tensor:
-        return mixed_attention(attention, fit_layer(attention), strength=strength, block_mib=block_mib)
-
-    return {
-        layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], additive)[0][0] - runs.loss
-        for layer, count in heads.items()
-    }
-
-
 def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
     """Return True for the heads with the smallest costs over all layers, ``(heads,)`` by layer that has any."""
+    import torch
+
     listed = sorted((value, layer, head) for layer, x in costs.items() for head, value in enumerate(x.tolist()))
     found: dict[int, Tensor] = {}
     for _, layer, head in listed[: round(share * len(listed))]:
@@ -155,4 +241,6 @@ def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
 
 
 def _curve(losses: Mapping[float, float], axis: str) -> Curve:
+    import torch
+
     return Curve(torch.tensor([[x, loss] for x, loss in sorted(losses.items())]), (axis, f"{axis} and loss"))

@@ -1,1 +1,0 @@
-"""Accuracy on questions with alternatives."""

@@ -1,1 +1,0 @@
-"""Accuracy on prompts with a known answer."""

@@ -1,1 +1,0 @@
-"""Loss with the non-additive part of the logits scaled down."""
