@@ -16,7 +16,7 @@ METHODS = {
     "sliding-window": "windows.SlidingWindow",
     "streaming-llm": "windows.StreamingLLM",
     "lm-infinite": "windows.LMInfinite",
-    "infllm": "infllm.InfLLM",
+    "infllm": "windows.InfLLM",
     "position-interpolation": "frequencies.PositionInterpolation",
     "ntk-aware": "frequencies.NTKAware",
     "dynamic-ntk": "frequencies.DynamicNTK",
