@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +56,11 @@ class Mask:
         """Whether it only hides later keys, known without reading a tensor."""
         return self.causal and self.window is None and not self.has_terms
 
+    def mapped(self, change: Callable[[Tensor], Tensor], **values: Any) -> Mask:
+        """Return the mask with ``change`` applied to every term, and with other ``values`` of its fields."""
+        added, hidden, visible_only = (tuple(map(change, x)) for x in (self.added, self.hidden, self.visible_only))
+        return replace(self, added=added, hidden=hidden, visible_only=visible_only, **values)
+
     def visible(self, rows: Rows, n: int, m: int) -> Tensor:
         """Return True where a query sees a key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
         shown, total = self._shown(rows, n, m), self._total(rows, n, m)
@@ -99,10 +106,7 @@ class Mask:
 
 def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
     """Return the rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
-    while term.ndim < 4:
-        term = term.unsqueeze(0)
-    if term.shape[-1] > m:
-        term = term[..., :m]
+    term = term[(None,) * (4 - term.ndim)][..., :m]
     return term if term.shape[-2] == 1 else term[..., rows, :]
 
 
@@ -172,16 +176,13 @@ class LayerAttention:
                 known[key] = (term, copy(term))  # the original is held, so that its address stays its own
             return known[key][1]
 
-        mask = self.mask
-        added, hidden, visible = (tuple(map(shared, terms)) for terms in (mask.added, mask.hidden, mask.visible_only))
-        on = device or mask.device
         return replace(
             self,
             rot_q=copy(self.rot_q),
             rot_k=copy(self.rot_k),
             value=copy(self.value),
             output=copy(self.output),
-            mask=replace(mask, added=added, hidden=hidden, visible_only=visible, device=on),
+            mask=self.mask.mapped(shared, device=device or self.mask.device),
             positions=copy(self.positions),
             sinks=None if self.sinks is None else copy(self.sinks),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
+
+BLOCK_MIB = 64
+"""Default memory for one block of logits on a CPU, in MiB."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,11 @@ def check_unpadded(attention: LayerAttention) -> None:
             raise MeasureError("the first key is hidden: length methods count keys, so give texts without left padding")
 
 
+def default_block_mib(device: torch.device) -> int:
+    """Return the memory for one block of logits in MiB: a 64th of a GPU's, where many small blocks are slow."""
+    return BLOCK_MIB if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory >> 26
+
+
 def query_blocks(attention: LayerAttention, keys: int, *, block_mib: int, most: int | None = None) -> Iterator[slice]:
     """Yield blocks of at most ``most`` queries whose logits over ``keys`` keys fit into ``block_mib`` MiB."""
     batch, heads, n = attention.rot_q.shape[:3]
@@ -196,21 +204,9 @@ def query_blocks(attention: LayerAttention, keys: int, *, block_mib: int, most: 
 def _mask_terms(attention: LayerAttention, rows: slice, keys: slice | Tensor) -> Mask:
     """Return the terms of the layer's mask for some queries and keys, without causality and window."""
 
-    def selected(terms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(map(select, terms))
-
     def select(term: Tensor) -> Tensor:
-        while term.ndim < 4:
-            term = term.unsqueeze(0)
+        term = term[(None,) * (4 - term.ndim)]
         term = term if term.shape[-2] == 1 else term[..., rows, :]
         return term if term.shape[-1] == 1 else term[..., : attention.m][..., keys]
 
-    mask = attention.mask
-    return replace(
-        mask,
-        causal=False,
-        window=None,
-        added=selected(mask.added),
-        hidden=selected(mask.hidden),
-        visible_only=selected(mask.visible_only),
-    )
+    return attention.mask.mapped(select, causal=False, window=None)

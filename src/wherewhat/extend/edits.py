@@ -204,16 +204,14 @@ def _skipped(blocks: list[nn.Module], tuples: dict[int, int | None]) -> Iterator
 
 def _every(attention: LayerAttention, rows: int) -> LayerAttention:
     """Return the attention of one variant of each text, which are all the same before they are changed."""
-    mask = attention.mask
 
     def first(term: Tensor) -> Tensor:
         return term if term.ndim < 4 or term.shape[0] == 1 else term[::rows]
 
-    added, hidden, visible = (tuple(map(first, terms)) for terms in (mask.added, mask.hidden, mask.visible_only))
     return replace(
         attention,
         rot_q=attention.rot_q[::rows],
         rot_k=attention.rot_k[::rows],
         value=attention.value[::rows],
-        mask=replace(mask, added=added, hidden=hidden, visible_only=visible),
+        mask=attention.mask.mapped(first),
     )

@@ -19,9 +19,9 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.attending_cache import AttendingLayer, RunningPass, attending_cache, compare_cache
 from wherewhat.extend.attention import ChosenKeys, KeySet, attend_sets, gathered, rotated_to, shared_product
 from wherewhat.extend.edits import edited_layer
-from wherewhat.extend.limits import full_attention
 from wherewhat.extend.method import required
 from wherewhat.extend.near_far import NearFar, judged_queries, largest
+from wherewhat.extend.visibility import full_attention
 from wherewhat.models.positions import trained_length
 
 

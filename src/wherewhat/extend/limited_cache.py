@@ -14,9 +14,8 @@ from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.plan import LayerPlan
 from wherewhat.extend.attending_cache import AttendingLayer, RunningPass
 from wherewhat.extend.edits import edited_layer
-from wherewhat.extend.limits import HeadSet, full_attention, index_tensor, limited_attention, mask_of
-from wherewhat.extend.method import BLOCK_MIB
 from wherewhat.extend.plan import LayerHeads
+from wherewhat.extend.visibility import HeadSet, full_attention, index_tensor, limited_attention, mask_of
 from wherewhat.numerics import has_triton
 
 _SPARE = 256
@@ -274,7 +273,7 @@ class LimitedLayer(AttendingLayer):
             mask=mask_of(call.mask, part.heads, index),
             sinks=None if call.sinks is None else part.heads.of_queries(call.sinks, 0),
         )
-        return full_attention(attention, block_mib=BLOCK_MIB, allowed=allowed)
+        return full_attention(attention, allowed=allowed)
 
     def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
         """Return the outputs of all parts in the order of the layer's heads, which are on ``axis``."""

@@ -28,11 +28,10 @@ from wherewhat.extend.attention import (
     shared_product,
 )
 from wherewhat.extend.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
-from wherewhat.extend.limits import HeadSet, index_tensor, with_heads
 from wherewhat.extend.method import LengthMethod, check_positive, required
 from wherewhat.extend.plan import Plan
 from wherewhat.extend.selection import PlaneFactors, add_far_keys, can_search, plane_factors
-from wherewhat.extend.visibility import Visibility, Windowed
+from wherewhat.extend.visibility import Visibility, Windowed, attend_by_heads
 
 Judged = Literal["averaged", "capped"]
 """How a far key is judged: by its logit averaged over distances 0 to L, or by that at distance L."""
@@ -140,20 +139,11 @@ class _NearFar:
         check_unpadded(attention)
         if self._searchable(attention):
             return self._attend_by_search(attention)
-        output: Tensor | None = None
-        for far in (False, True):
-            heads = [head for head, looks in enumerate(self.looking) if looks == far]
-            if not heads:
-                continue
-            some = HeadSet.of(heads, count=attention.heads, kv_heads=attention.kv_heads)
-            part = with_heads(attention, some)
-            found = (self._attend_far if far else self.near.attend)(part, block_mib=block_mib)
-            if some.whole:
-                return found
-            output = empty_output(attention).to(found.dtype) if output is None else output
-            output.index_copy_(2, index_tensor(some.heads, output.device), found.to(output.dtype))
-        assert output is not None, "a layer has heads"
-        return output
+
+        def attend(part: LayerAttention, near: bool) -> Tensor:
+            return (self.near.attend if near else self._attend_far)(part, block_mib=block_mib)
+
+        return attend_by_heads(attention, [not looks for looks in self.looking], attend)
 
     def _searchable(self, attention: LayerAttention) -> bool:
         """Return whether a GPU can search the far keys without computing all their logits."""

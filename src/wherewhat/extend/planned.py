@@ -17,8 +17,8 @@ from wherewhat.captures.wrappers import opened
 from wherewhat.extend.attending_cache import attending_cache, compare_cache
 from wherewhat.extend.edits import edited_layer
 from wherewhat.extend.limited_cache import LayerLimits, LimitedLayer
-from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import Plan, plannable
+from wherewhat.extend.visibility import limited_attention
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.extend.kernels import kernel_available
-from wherewhat.extend.limits import index_tensor
+from wherewhat.extend.visibility import index_tensor
 from wherewhat.numerics import has_triton
 
 _CHUNK = 4096
