@@ -18,7 +18,8 @@ from wherewhat.errors import CaptureError, ConfigError, one_line
 CHUNK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 """Largest difference between chunks and one pass, relative to the largest entry, or in attention weights.
 
-Rounding accumulates over layers, unlike in the proof of single layers; a wrong cache causes errors of about 1."""
+Rounding accumulates over layers, unlike in the proof of single layers; a wrong cache causes errors of about 1.
+Logits with another cache are compared by it too."""
 
 SHORTEST_CHUNK = 2
 """Smallest chunk: passes of one token use other code, for generation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -191,15 +191,8 @@ class FarLayer(AttendingLayer):
         index = (place[:, None, None] + torch.arange(count, device=q.device)).expand(batch, -1, -1, -1)
         return ChosenKeys(seen.masked_fill(hidden, -torch.inf), index), value
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some texts of the batch."""
-        self._map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each text of the batch."""
-        self._map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def _map(self, change: Any) -> None:
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See :meth:`AttendingLayer.map`."""
         self._ring, self._first, self._far = (
             [change(x) for x in part] for part in (self._ring, self._first, self._far)
         )
