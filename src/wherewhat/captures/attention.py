@@ -110,6 +110,13 @@ def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
     return term if term.shape[-2] == 1 else term[..., rows, :]
 
 
+def shared_product(x: Tensor, shared: Tensor) -> Tensor:
+    """Return ``x`` ``(batch, heads, rows, c)`` times ``shared`` ``(batch, kv_heads, c, d)`` without repeating it."""
+    batch, heads, rows, columns = x.shape
+    kv_heads, d = shared.shape[1], shared.shape[3]
+    return (x.reshape(batch, kv_heads, heads // kv_heads * rows, columns) @ shared).view(batch, heads, rows, d)
+
+
 MaskCopies = dict[tuple[int, torch.Size, tuple[int, ...]], tuple[Tensor, Tensor]]
 """Terms of masks and their copies, by address and shape of the original."""
 
@@ -242,13 +249,7 @@ class LayerAttention:
     def attn_scores(self, rows: Rows = slice(None)) -> Tensor:
         """Return the logits of some queries with scale, soft-cap and bias, unmasked: ``(batch, heads, rows, m)``."""
         dtype = torch.promote_types(self.rot_q.dtype, torch.float32)
-        q = self.rot_q[:, :, rows].to(dtype)
-        k = self.rot_k.to(dtype)
-        groups = self.heads // self.kv_heads
-        batch, _, count, d = q.shape
-        # One batched product per key head instead of a repeated copy of the keys.
-        grouped = q.reshape(batch, self.kv_heads, groups * count, d) @ k.transpose(-1, -2)
-        scores = grouped.view(batch, self.heads, count, self.m) * self.scale
+        scores = shared_product(self.rot_q[:, :, rows].to(dtype), self.rot_k.to(dtype).mT) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         bias = self.bias(rows)
@@ -269,12 +270,16 @@ class LayerAttention:
     def weigh(self, scores: Tensor, rows: Rows = slice(None)) -> Tensor:
         """Return the attention weights for logits ``(batch, heads, rows, m)`` of some queries under the mask."""
         visible = self.visible(rows)
-        scores = scores.masked_fill(~visible, -torch.inf)
-        if self.sinks is not None:
-            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-            scores = torch.cat([scores, sink], -1)
-        weights = torch.softmax(scores, -1)[..., : self.m]
+        weights = torch.softmax(self.masked(scores, visible), -1)[..., : self.m]
         return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
+
+    def masked(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Return logits ``(batch, heads, rows, m)`` with -inf for hidden keys, and with the sink column if any."""
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sinks is None:
+            return scores
+        sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sink], -1)
 
     @staticmethod
     def _broadcast(positions: Tensor) -> Tensor:

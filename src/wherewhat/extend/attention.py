@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.attention import LayerAttention, Mask, shared_product
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 
@@ -91,9 +91,7 @@ def attend_sets(
     # Rows that see nothing give 0/0; models leave such rows at zero.
     weights = torch.softmax(torch.cat(parts, -1), -1).nan_to_num(0.0)
     value = torch.cat([attention.value[:, :, some.keys] for some in sets], 2).to(weights.dtype)
-    batch, heads, count, _ = weights.shape
-    grouped = weights[..., :columns].reshape(batch, value.shape[1], -1, columns) @ value
-    output = grouped.view(batch, heads, count, -1)
+    output = shared_product(weights[..., :columns], value)
     if chosen is not None:
         own = weights[..., columns : columns + chosen.keys.shape[-1], None]
         output = output + (own * gathered(attention.value, chosen.keys)).sum(-2)
@@ -113,7 +111,7 @@ def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
     dtype = score_dtype(attention)
     q = some.q.to(dtype)
     count = q.shape[2]
-    scores = shared_product(q, some.k.to(dtype)) * attention.scale
+    scores = shared_product(q, some.k.to(dtype).mT) * attention.scale
     if attention.softcap is not None:
         scores = attention.softcap * torch.tanh(scores / attention.softcap)
     mask, columns = _mask_terms(attention, rows, some.keys), scores.shape[-1]
@@ -126,12 +124,6 @@ def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
     if bias is not None:
         scores = scores + bias.to(dtype)
     return scores.masked_fill(~visible, -torch.inf)
-
-
-def shared_product(q: Tensor, k: Tensor) -> Tensor:
-    """Return the products ``(batch, heads, rows, c)`` of queries with keys ``(batch, kv_heads, c, d)`` they share."""
-    batch, heads, count, d = q.shape
-    return (q.reshape(batch, k.shape[1], -1, d) @ k.mT).view(batch, heads, count, -1)
 
 
 def rotated_to(

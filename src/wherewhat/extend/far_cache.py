@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.attention import LayerAttention, Mask, shared_product
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.plan import LayerPlan
 from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.captures.wrappers import opened
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.attending_cache import AttendingLayer, RunningPass, attending_cache, compare_cache
-from wherewhat.extend.attention import ChosenKeys, KeySet, attend_sets, gathered, rotated_to, shared_product
+from wherewhat.extend.attention import ChosenKeys, KeySet, attend_sets, gathered, rotated_to
 from wherewhat.extend.edits import edited_layer
 from wherewhat.extend.method import required
 from wherewhat.extend.near_far import NearFar, judged_queries, largest
@@ -180,7 +180,7 @@ class FarLayer(AttendingLayer):
         judged = {"capped": capped}
         if "averaged" in (method.chosen, method.seen):
             judged["averaged"] = judged_queries(attention, method, "averaged", q, i)
-        scores = shared_product(judged[method.chosen].to("cpu", torch.float32), self._far[0][:, :, far])
+        scores = shared_product(judged[method.chosen].to("cpu", torch.float32), self._far[0][:, :, far].mT)
         best = largest(scores, count)[1] + far.start  # (batch, heads, 1, count)
         keys, values = (gathered(x, best).to(q.device) for x in self._far)
         seen = (keys @ judged[method.seen].float()[..., None])[..., 0] * attention.scale

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wherewhat.captures.attention import LayerAttention
-from wherewhat.extend.attention import FarKeys, query_blocks, rotated_to, shared_product
+from wherewhat.captures.attention import LayerAttention, shared_product
+from wherewhat.extend.attention import FarKeys, query_blocks, rotated_to
 from wherewhat.numerics import has_triton
 
-Kernel = Literal["cpu", "flash", "cudnn", "efficient", "banded"]
-"""Fused kernel that returns its log-sum-exp; ``banded`` is flash attention with a window, without chunks."""
+Kernel = Literal["cpu", "flash", "cudnn", "efficient"]
+"""Fused kernel that returns its log-sum-exp."""
 
 _MOST_CHUNKS = 65_535
 """Limit of a GPU in one dimension of its grid."""
@@ -49,13 +49,6 @@ def band_attention(
         Output ``(batch, heads, n, d)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
     """
     kernel = kernel or kernel_for(q)
-    if kernel == "banded":
-        n = q.shape[2]
-        by_token = (x.transpose(1, 2) for x in (q, k, v))
-        found = torch.ops.aten._flash_attention_forward(
-            *by_token, None, None, n, n, 0.0, True, False, scale=scale, window_size_left=window - 1, window_size_right=0
-        )
-        return found[0].transpose(1, 2), found[1].float()
     # In memory by tokens, as the model continues with it.
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -96,7 +89,7 @@ def window_halves(
         v: Values ``(batch, kv_heads, n, d)``.
         window: Number of keys a query sees.
         scale: Factor on the dot product.
-        kernel: A kernel other than ``banded``.
+        kernel: The kernel.
 
     Yields:
         The queries; their first half, padded to whole chunks; their second half, in reverse order of rows, without the
@@ -182,9 +175,7 @@ MOST_FAR = 64
 """Largest number of far keys of the Triton kernel."""
 
 
-def attend_by_kernels(
-    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
-) -> Tensor:
+def attend_by_kernels(attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int) -> Tensor:
     """Compute the output ``(batch, n, heads, d_v)`` over the last ``window`` keys and far ones.
 
     Args:
@@ -192,28 +183,26 @@ def attend_by_kernels(
         window: Keys at a smaller distance are seen at that distance.
         far: The keys beyond it, a few first ones or all; None for none.
         block_mib: Memory for the queries of one block in float32.
-        kernel: Kernel for the window; by default the fastest for the device.
     """
     if attention.n <= window:
         far = None
     half = attention.rot_q.dtype != torch.float32
-    if kernel is None and half and has_triton(attention.rot_q.device) and (far is None or far.count <= MOST_FAR):
+    if half and has_triton(attention.rot_q.device) and (far is None or far.count <= MOST_FAR):
         return attend_on_gpu(attention, window, far)
-    output, _ = merged_attention(attention, window, far, block_mib=block_mib, kernel=kernel)
+    output, _ = merged_attention(attention, window, far, block_mib=block_mib)
     return output.transpose(1, 2)
 
 
 def merged_attention(
-    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
+    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by :func:`merge_attention`.
 
     Returns:
         Output ``(batch, heads, n, d_v)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
     """
-    output, lse = band_attention(
-        attention.rot_q, attention.rot_k, attention.value, window=window, scale=attention.scale, kernel=kernel
-    )
+    q, k, value = attention.rot_q, attention.rot_k, attention.value
+    output, lse = band_attention(q, k, value, window=window, scale=attention.scale)
     if far is None or attention.n <= window:
         return output, lse
     if far.count >= attention.m:
@@ -224,7 +213,7 @@ def merged_attention(
         k = rotated_to(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
         value = attention.value[:, :, : len(j)]
         q, k, value = (x.to(value.dtype)[:, None] for x in (q, k, value))
-        beyond, beyond_lse = (x[:, 0] for x in _causal(q, k, value, attention.scale, kernel or kernel_for(value)))
+        beyond, beyond_lse = (x[:, 0] for x in _causal(q, k, value, attention.scale, kernel_for(value)))
         parts = merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
         output[:, :, window:], lse[:, :, window:] = parts
         return output, lse
@@ -238,8 +227,7 @@ def merged_attention(
         i = torch.arange(rows.start, rows.stop, device=output.device)
         scores = rotated.scores(attention, rows).masked_fill(i[:, None] - j < window, -torch.inf)
         weights = torch.softmax(scores, -1).to(value.dtype)
-        batch, heads, count, columns = weights.shape
-        beyond = (weights.view(batch, value.shape[1], -1, columns) @ value).view(batch, heads, count, -1)
+        beyond = shared_product(weights, value)
         parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))
         output[:, :, rows], lse[:, :, rows] = parts
     return output, lse
@@ -302,8 +290,8 @@ class _RotatedScores:
         """Return the logits of some queries, ``(batch, heads, rows, c)`` float32."""
         q, dtype = attention.rot_q[:, :, rows], self.keys.dtype
         if self.cos is None or self.sin is None or self.turned is None:
-            return shared_product(q.to(dtype), self.keys) * attention.scale
+            return shared_product(q.to(dtype), self.keys.mT) * attention.scale
         cos, sin = (x[..., rows, :] if x.ndim == 2 else x[:, None, rows] for x in (self.cos, self.sin))
-        straight = shared_product(q.to(dtype) * cos, self.keys)
-        across = shared_product(q.to(dtype) * sin, self.turned)
+        straight = shared_product(q.to(dtype) * cos, self.keys.mT)
+        across = shared_product(q.to(dtype) * sin, self.turned.mT)
         return (straight + across) * attention.scale

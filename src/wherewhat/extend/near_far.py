@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.attention import LayerAttention, shared_product
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError
@@ -25,7 +25,6 @@ from wherewhat.extend.attention import (
     query_blocks,
     rotated_to,
     set_scores,
-    shared_product,
 )
 from wherewhat.extend.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
 from wherewhat.extend.method import LengthMethod, check_positive, required
@@ -259,7 +258,7 @@ class _Contents:
         if not only_causal:
             best = judged(method.chosen).topk(count, dim=-1).indices
             return ChosenKeys(judged(method.seen).gather(-1, best), best + far.start)
-        scores = shared_product(self._queries(method.chosen, rows, i), self._keys[:, :, far])
+        scores = shared_product(self._queries(method.chosen, rows, i), self._keys[:, :, far].mT)
         # The last query of the block sees all of these keys, and each one before it one less.
         part = max(0, stop - far.start - len(i))
         scores[..., part:].masked_fill_(~allowed[:, part:], -torch.inf)
@@ -322,7 +321,7 @@ def _mean_turn(rotation: Rotation, window: int, device: torch.device) -> tuple[T
 def averaged_over_distances(q: Tensor, rotation: Rotation, window: int) -> Tensor:
     """Return the mean of queries ``(..., d)`` before rotation, rotated by all distances from 0 to ``window``."""
     cos, sin = (x.to(q.dtype) for x in _mean_turn(rotation, window, q.device))
-    left, right = rotation.pairs.to(q.device).unbind(-1)
+    left, right = rotation.halves
     u, v = q[..., left], q[..., right]
     out = q.clone()
     out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin

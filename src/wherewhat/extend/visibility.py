@@ -54,18 +54,12 @@ class Windowed:
     window: int
     far: FarKeys | None = None
 
-    def attend(self, attention: LayerAttention, *, block_mib: int, fast: bool = True) -> Tensor:
-        """See :class:`Visibility`. Only visible keys are read: a block of queries needs its window and the far keys.
-
-        Args:
-            attention: One layer.
-            block_mib: Memory for one block of logits.
-            fast: Use fused kernels if there are any for the layer.
-        """
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """See :class:`Visibility`. Only visible keys are read: a block of queries needs its window and the far keys."""
         check_unpadded(attention)
         far = self.far
         simple = far is None or (far.choose is None and not _FEW < far.count < attention.m)
-        if fast and simple and only_causal(attention) and kernel_available(attention, self.window):
+        if simple and only_causal(attention) and kernel_available(attention, self.window):
             return attend_by_kernels(attention, self.window, far, block_mib=block_mib)
         far_keys = self.first_keys(attention)
         output = empty_output(attention)
