@@ -57,8 +57,7 @@ def band_attention(
         if back is not None:
             behind, behind_lse = (x.flip(3) for x in back)
             first = out.shape[1] - behind.shape[1]
-            part, part_lse = out[:, first:, :, :-1], sums[:, first:, :, :-1]
-            part[...], part_lse[...] = merge_attention(part, part_lse, behind, behind_lse)
+            merge_attention(out[:, first:, :, :-1], sums[:, first:, :, :-1], behind, behind_lse)
         count, size = rows.stop - rows.start, out.shape[3]
         if count % size:
             output[:, :, rows] = _joined(out)[:, :, :count]
@@ -68,10 +67,10 @@ def band_attention(
     return output, lse
 
 
-def merge_attention(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge attention over two sets of keys: outputs ``(..., d)`` and log-sum-exps ``(...)``."""
+def merge_attention(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Merge attention to other keys into that to some keys: outputs ``(..., d)`` and log-sum-exps ``(...)``."""
     share = torch.sigmoid(other_lse - one_lse).to(one.dtype)[..., None]
-    return torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
+    one[...], one_lse[...] = torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
 
 
 Half = tuple[Tensor, Tensor]
@@ -214,8 +213,7 @@ def merged_attention(
         value = attention.value[:, :, : len(j)]
         q, k, value = (x.to(value.dtype)[:, None] for x in (q, k, value))
         beyond, beyond_lse = (x[:, 0] for x in _causal(q, k, value, attention.scale, kernel_for(value)))
-        parts = merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
-        output[:, :, window:], lse[:, :, window:] = parts
+        merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
         return output, lse
     rotated = _RotatedScores(attention, far)
     j = torch.arange(rotated.keys.shape[2], device=output.device)
@@ -228,8 +226,7 @@ def merged_attention(
         scores = rotated.scores(attention, rows).masked_fill(i[:, None] - j < window, -torch.inf)
         weights = torch.softmax(scores, -1).to(value.dtype)
         beyond = shared_product(weights, value)
-        parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))
-        output[:, :, rows], lse[:, :, rows] = parts
+        merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))
     return output, lse
 
 

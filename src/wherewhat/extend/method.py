@@ -231,6 +231,6 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
 
 
 def _has_window(model: Any) -> bool:
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ()
     return getattr(config, "sliding_window", None) is not None or any(kind != "full_attention" for kind in kinds)

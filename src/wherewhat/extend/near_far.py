@@ -199,8 +199,7 @@ class _NearFar:
                 # The first queries have fewer far keys than they could choose, or none.
                 weights = torch.softmax(found.scores, -1).nan_to_num(0.0).to(value.dtype)
                 beyond = (weights[..., None, :] @ value)[..., 0, :]
-                parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
-                output[:, :, rows] = parts[0]
+                merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
         return output.transpose(1, 2)
 
     def _chosen(
