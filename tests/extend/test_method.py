@@ -11,10 +11,10 @@ from helpers.capture import run, shared, tokens
 from helpers.methods import BY_NAME, SMALL
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.proof import intervene, prove
+from wherewhat.extend import METHODS, find_method
 from wherewhat.extend.attention import FarKeys
 from wherewhat.extend.frequencies import PositionInterpolation, YaRN
 from wherewhat.extend.method import extended, generate
-from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.visibility import Windowed
 from wherewhat.extend.windows import LMInfinite
 
