@@ -101,15 +101,10 @@ def run_in_chunks(
 
 
 def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
-    """Show on random tokens that chunks give the same layers as one pass.
+    """Show on random tokens that chunks give the same layers as one pass, for texts of up to ``tokens`` tokens.
 
     Runs a prompt of 23 tokens in chunks of 7; for models with a window shorter than the text, a prompt longer than the
     window, so that the cache drops keys.
-
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        tokens: Number of tokens of the longest text.
 
     Returns:
         The largest difference.
@@ -301,14 +296,7 @@ _Method = Callable[[Mask, slice, int, int], Tensor | None]
 
 @dataclass(frozen=True)
 class ChunkMask:
-    """The mask of one chunk.
-
-    Attributes:
-        start: First query of the chunk in the text.
-        stop: One past its last query and key.
-        first_key: First key in the cache.
-        mask: The mask of ``stop - start`` queries and ``stop - first_key`` keys.
-    """
+    """The mask of the chunk with queries ``start`` to ``stop``; cached keys are ``first_key`` to ``stop``."""
 
     start: int
     stop: int
@@ -318,11 +306,7 @@ class ChunkMask:
 
 @dataclass(frozen=True)
 class ChunkedMask(Mask):
-    """The mask of a text whose chunks have no common rule.
-
-    Attributes:
-        chunks: The masks of the chunks.
-    """
+    """The mask of a text whose chunks have no common rule, made of their masks."""
 
     chunks: tuple[ChunkMask, ...] = ()
 

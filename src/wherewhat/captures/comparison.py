@@ -214,14 +214,8 @@ _STEP = 8
 def position_drift(model: Any, plan: CapturePlan, ids: Tensor) -> list[float]:
     """Return the change of queries or keys before rotation between two positions with equal hidden states.
 
-    Args:
-        model: The model.
-        plan: How to capture it.
-        ids: Tokens ``(1, n)``; the last one is used at every position.
-
-    Returns:
-        For each attention call the norm of the difference of the two directions, between 0 and 2; 0 for calls without
-        a tensor before rotation.
+    For each attention call this is the norm of the difference of the two directions, between 0 and 2; 0 for calls
+    without a tensor before rotation. The last of the tokens ``ids`` ``(1, n)`` is used at every position.
     """
     n = ids.shape[1]
     now, earlier = n - 1, n - 1 - min(_STEP, n // 2)

@@ -70,14 +70,7 @@ def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A few tokens of one rotated tensor.
-
-    Attributes:
-        before: The tokens before rotation, ``(batch, heads, few, d)``.
-        after: The tokens after rotation.
-        invocation: The call of the rotary function.
-        tokens: Number of tokens of the whole tensor.
-    """
+    """A few of the ``tokens`` of one tensor before and after rotation, ``(batch, heads, few, d)``."""
 
     before: Tensor
     after: Tensor
@@ -141,11 +134,9 @@ class RotationGuard:
         self._pending.append(_Sample(before[:, :, _few(n)].clone(), after[:, :, _few(n)].clone(), call.invocation, n))
 
     def compare(self, plan: LayerPlan, positions: Tensor) -> None:
-        """Compare the rotations since the last attention with a layer's plan.
+        """Compare the rotations since the last attention with the plan of a layer.
 
-        Args:
-            plan: The layer.
-            positions: Positions of its keys, ``(m,)`` or ``(batch, m)``.
+        ``positions`` are those of its keys, ``(m,)`` or ``(batch, m)``.
         """
         pending, self._pending = self._pending, []
         rotary = plan.rotary

@@ -48,10 +48,7 @@ class RotaryPlan:
     def mismatch(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
         """Return the largest relative deviation, a scalar tensor, of ``after`` from the rotation of ``before``.
 
-        Args:
-            before: Some tokens of an input of the rotary function, ``(batch, heads, tokens, d)``.
-            after: The same tokens of its output.
-            positions: Their positions, ``(tokens,)`` or ``(batch, tokens)``.
+        Both are some tokens ``(batch, heads, tokens, d)`` at ``positions`` ``(tokens,)`` or ``(batch, tokens)``.
         """
         return self.found.deviation(before, after, positions if positions.ndim == 1 else positions[:, None])
 

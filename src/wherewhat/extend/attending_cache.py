@@ -73,10 +73,6 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
     Keys are stored when the layer's attention is computed, by a rule that says which of them are needed. Until then
     :meth:`update` returns tensors of the shape that the model expects, without memory for keys that are not stored as
     one tensor.
-
-    Args:
-        rule: Which keys are visible.
-        running: State of the pass.
     """
 
     def __init__(self, rule: Any, running: RunningPass) -> None:
@@ -278,10 +274,7 @@ def _check_positions(given: Mapping[str, Any]) -> None:
 def compare_cache(model: Any, context: AbstractContextManager[None], *, otherwise: str) -> None:
     """Show on random tokens that passes with a cache give the same logits as one without inside a context.
 
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        context: A context of :func:`attending_cache`.
-        otherwise: What to do if they do not, for the error.
+    If they do not, the error says what to do: ``otherwise``.
     """
     ids = random_prompt(model, PROMPT_TOKENS)
     start = ids.shape[1] - 6

@@ -63,11 +63,9 @@ class FarKeys:
 
 @dataclass(frozen=True)
 class ChosenKeys:
-    """Keys that each query and head has chosen for itself.
+    """Keys that each query and head has chosen for itself, by index, and their logits (-inf where there is no key).
 
-    Attributes:
-        scores: Their logits ``(batch, heads, rows, c)``, -inf where there is no key.
-        keys: Their indices, of the same shape.
+    Both are ``(batch, heads, rows, c)``.
     """
 
     scores: Tensor
@@ -136,7 +134,7 @@ def rotated_to(
         x: Tensor ``(batch, heads, c, d)`` as the layer rotated it.
         at: Indices of the tokens, ``(c,)``.
         to: New positions, ``(c,)``.
-        rotation: New rotation in place of the layer's own.
+        rotation: New rotation; None for the layer's own.
     """
     own = attention.rotation
     if own is None:

@@ -26,10 +26,7 @@ from wherewhat.errors import CaptureError
 class LayerEdits(Observer):
     """Passes attention calls to an editor by layer, without the comparisons of a capture.
 
-    Args:
-        watch: State of the model's passes.
-        plan: How to capture the model.
-        editor: Called with each layer and its call; a returned output ``(batch, n, heads, d_v)`` replaces its own.
+    An output ``(batch, n, heads, d_v)`` that the editor returns replaces that of the layer.
     """
 
     blind = True

@@ -35,15 +35,7 @@ def kernel_available(attention: LayerAttention, window: int) -> bool:
 def band_attention(
     q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, kernel: Kernel | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the attention of each query to the last ``window`` keys up to itself.
-
-    Args:
-        q: Queries ``(batch, heads, n, d)``.
-        k: Keys ``(batch, kv_heads, n, d)``.
-        v: Values ``(batch, kv_heads, n, d)``.
-        window: Number of keys a query sees, itself included.
-        scale: Factor on the dot product.
-        kernel: The kernel; by default the fastest for the device.
+    """Compute the attention of each query ``(batch, heads, n, d)`` to the last ``window`` keys up to itself.
 
     Returns:
         Output ``(batch, heads, n, d)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
@@ -82,13 +74,7 @@ def window_halves(
 ) -> Iterator[tuple[slice, Half, Half | None]]:
     """Compute attention to a query's own chunk, and to the part of its window in the chunk before.
 
-    Args:
-        q: Queries ``(batch, heads, n, d)``.
-        k: Keys ``(batch, kv_heads, n, d)``.
-        v: Values ``(batch, kv_heads, n, d)``.
-        window: Number of keys a query sees.
-        scale: Factor on the dot product.
-        kernel: The kernel.
+    Queries are ``(batch, heads, n, d)``, keys and values ``(batch, kv_heads, n, d)``.
 
     Yields:
         The queries; their first half, padded to whole chunks; their second half, in reverse order of rows, without the
@@ -233,11 +219,8 @@ def merged_attention(
 def attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None, *, lse: Tensor | None = None) -> Tensor:
     """Compute the same with a Triton kernel that merges all parts in one pass over the queries.
 
-    Args:
-        attention: See :func:`attend_by_kernels`; in half precision.
-        window: See there.
-        far: At most ``MOST_FAR`` first keys, or None.
-        lse: Tensor ``(batch, heads, n)`` float32 for the log-sum-exp of the logits; None to leave it out.
+    The layer is in half precision, with at most ``MOST_FAR`` far keys. The log-sum-exp of the logits is written to
+    ``lse`` ``(batch, heads, n)`` float32 if it is given.
     """
     from wherewhat.extend.cuda import FarTensors, merge_parts
 

@@ -107,14 +107,10 @@ def plane_factors(rotation: Rotation | None, distances: Tensor, d: int) -> Plane
 
 
 def _by_dimension(x: Tensor, rotation: Rotation, d: int, fixed: float | None) -> Tensor:
-    """Return values of planes ``(..., planes)`` by dimension, ``(..., d)``.
+    """Return cosines or sines of planes ``(..., planes)`` by dimension of a head, ``(..., d)``.
 
-    Args:
-        x: Cosines or sines.
-        rotation: The rotation.
-        d: Dimensions of a head.
-        fixed: Value of dimensions that do not rotate; None for sines, which are zero there and change sign in the first
-            dimension of each plane.
+    Dimensions that do not rotate are ``fixed``; None for sines, which are zero there and change sign in the first
+    dimension of each plane.
     """
     left, right = rotation.pairs.to(x.device).unbind(-1)
     plane = torch.full((d,), rotation.planes, device=x.device)

@@ -216,9 +216,7 @@ def attend_by_heads(
 def full_attention(attention: LayerAttention, *, allowed: Tensor | None = None) -> Tensor:
     """Return the output ``(batch, n, heads, d_v)`` of a layer as its model computes it, by blocks of queries.
 
-    Args:
-        attention: One layer, whose queries belong to the last keys.
-        allowed: True for the keys that queries may see besides, ``(n, m)``; None for all.
+    The queries belong to the last keys. With ``allowed`` ``(n, m)``, keys are hidden besides where it is False.
     """
     if allowed is None and only_causal(attention):
         q, k, v = attention.rot_q, attention.rot_k, attention.value
