@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention, Mask, MaskCopies, Rows
-from wherewhat.captures.comparison import random_prompt
+from wherewhat.captures.comparison import blocks_of_rows, random_prompt
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof, capture
 from wherewhat.captures.session import Reducer
 from wherewhat.errors import CaptureError, ConfigError, one_line
@@ -23,8 +23,6 @@ Logits with another cache are compared by it too."""
 
 SHORTEST_CHUNK = 2
 """Smallest chunk: passes of one token use other code, for generation."""
-
-_ROWS = 256
 
 _SAME_SHIFT = 1e-4
 """Relative tolerance of key biases, which may differ between chunks by a constant without effect on the softmax."""
@@ -152,8 +150,7 @@ def _compare(model: Any, ids: Tensor, proof: Proof, chunk: int) -> tuple[float, 
             size = was.double().abs().max().clamp_min(1e-30)
             error = float((is_now.double() - was.double()).abs().max() / size)
             found.append((error, f"{attention.name}, {name}"))
-        for start in range(0, attention.n, _ROWS):
-            rows = slice(start, min(start + _ROWS, attention.n))
+        for rows in blocks_of_rows(attention.n):
             if bool((attention.visible(rows) != reference.visible(rows)).any()):
                 found.append((torch.inf, f"{attention.name}, mask"))
                 return

@@ -76,9 +76,8 @@ def _hides_later_keys_only(attention: LayerAttention) -> bool:
     mask = attention.mask
     if not mask.has_terms:
         return True
-    bias = mask.bias(slice(None), attention.n, attention.m)
-    i = torch.arange(attention.m - attention.n, attention.m, device=mask.device)[:, None]
-    causal = torch.arange(attention.m, device=mask.device) <= i
+    bias = attention.bias()
+    causal = Mask(causal=True, device=mask.device).visible(slice(None), attention.n, attention.m)
     return bool((attention.visible() == causal).all()) and (bias is None or not bool(bias.any()))
 
 

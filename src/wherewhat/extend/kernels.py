@@ -249,16 +249,15 @@ class _RotatedScores:
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
         self.turned: Tensor | None = None
-        rotation, d = attention.rotation, keys.shape[-1]
+        rotation = attention.rotation
         if rotation is None:
             return
         i = torch.arange(attention.n, device=keys.device)
         # The difference of two angles, not the angle of the difference: the model has rounded the second angle.
         theta = rotation.angles(far.query(i)) - rotation.angles(attention.positions.to(keys.device))
-        left, right = (rotation.pairs[:, side].to(keys.device) for side in (0, 1))
-        plane = torch.full((d,), theta.shape[-1], device=keys.device)  # dimensions that do not rotate
-        plane[left] = plane[right] = torch.arange(len(left), device=keys.device)
-        by_dimension = pad(theta, (0, 1)).index_select(-1, plane)
+        left, right = rotation.halves
+        by_dimension = theta.new_zeros(*theta.shape[:-1], keys.shape[-1])
+        by_dimension[..., left] = by_dimension[..., right] = theta
         # At least as precise as the half-precision queries, with half the memory to read.
         narrow = torch.float16 if attention.rot_q.dtype in (torch.float16, torch.bfloat16) else keys.dtype
         self.cos, self.sin = by_dimension.cos().to(narrow), by_dimension.sin().to(narrow)
