@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from llama import random_layer
@@ -107,14 +109,15 @@ _TENSORS = ("rot_q", "rot_k", "value")
 def _kernels(options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of the window alone by each kernel."""
     layer = _layer(options, options.tokens, getattr(torch, options.dtype))
-    names: tuple[Kernel, ...] = ("cudnn", "flash", "banded") if layer.rot_q.is_cuda else ("cpu",)
+    q, k, v = layer.rot_q, layer.rot_k, layer.value
+    names: tuple[Kernel | Literal["banded"], ...] = ("cudnn", "flash", "banded") if q.is_cuda else ("cpu",)
     found = {}
     for name in names:
 
-        def window(name: Kernel = name) -> object:
-            return band_attention(
-                layer.rot_q, layer.rot_k, layer.value, window=options.window, scale=layer.scale, kernel=name
-            )
+        def window(name: Kernel | Literal["banded"] = name) -> object:
+            if name == "banded":
+                return _banded(q, k, v, options.window, layer.scale)
+            return band_attention(q, k, v, window=options.window, scale=layer.scale, kernel=name)
 
         try:
             window()
@@ -122,6 +125,15 @@ def _kernels(options: argparse.Namespace) -> dict[str, float]:
             print(f"window by {name}: {found[name]:.2f} ms")
         except RuntimeError as error:
             print(f"window by {name}: {str(error).splitlines()[0]}")
+    return found
+
+
+def _banded(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
+    """Attention to the window by flash attention without chunks."""
+    n, by_token = q.shape[2], (x.transpose(1, 2) for x in (q, k, v))
+    found: Tensor = torch.ops.aten._flash_attention_forward(
+        *by_token, None, None, n, n, 0.0, True, False, scale=scale, window_size_left=window - 1, window_size_right=0
+    )[0]
     return found
 
 

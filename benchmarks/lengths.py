@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import WherewhatError
+from wherewhat.extend import METHODS
 from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.methods import METHODS
 from wherewhat.extend.plan import Plan
 from wherewhat.files import write_file
 from wherewhat.measures.extend.measurement import ExtendConfig

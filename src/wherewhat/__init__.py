@@ -13,8 +13,8 @@ from wherewhat.imports import lazy_names
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.proof import Proof, capture, intervene, prove
+    from wherewhat.extend.limited_cache import planned
     from wherewhat.extend.plan import Plan
-    from wherewhat.extend.planned import planned
     from wherewhat.measures.layers import attention_statistics, axes, frequencies, planes, swaps
     from wherewhat.measures.measurement import (
         ChoicesMeasurement,
@@ -85,7 +85,7 @@ _HOMES = {
     "make_report": "wherewhat.report.report",
     "measure": "wherewhat.report.result",
     "planes": "wherewhat.measures.layers",
-    "planned": "wherewhat.extend.planned",
+    "planned": "wherewhat.extend.limited_cache",
     "prove": "wherewhat.captures.proof",
     "read_documents": "wherewhat.text.files",
     "register": "wherewhat.measures.registry",

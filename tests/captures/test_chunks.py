@@ -8,8 +8,7 @@ import torch
 
 from helpers.capture import Kept, proved, run, shared, tokens
 from wherewhat.captures.attention import Mask
-from wherewhat.captures.chunk_masks import ChunkedMask, ChunkMask
-from wherewhat.captures.chunks import bounds, prove_chunks, run_in_chunks
+from wherewhat.captures.chunks import ChunkedMask, ChunkMask, bounds, prove_chunks, run_in_chunks
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import CaptureError, ConfigError
 from wherewhat.measures.measurement import Text, measure_text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wherewhat.extend.methods import METHODS, find_method
+from wherewhat.extend import METHODS, find_method
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 

@@ -9,7 +9,6 @@ from helpers.layers import random_layer
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.extend.limited_cache import LayerLimits, LimitedLayer, RunningPass
-from wherewhat.extend.plan import LayerHeads
 from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
 
 pytest.importorskip("triton")
@@ -38,9 +37,7 @@ def test_equals_blocks(method, n, d, heads, kv_heads, layout):
 @pytest.mark.parametrize("full", [(), (1,), "all"])
 def test_decoded_tokens_equal_torch(tokens, heads, groups, d, full):
     chosen = range(groups) if full == "all" else full
-    limits = LayerLimits(
-        tuple(head * groups // heads in chosen for head in range(heads)), LayerHeads(heads, groups), 200, 4
-    )
+    limits = LayerLimits(tuple(head * groups // heads in chosen for head in range(heads)), groups, 200, 4)
 
     def random(*shape):
         return torch.randn(shape, dtype=torch.bfloat16, device="cuda")

@@ -7,11 +7,10 @@ import torch
 
 from helpers.capture import run, shared, tiny, tokens
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend import METHODS, find_method
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
-from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import extended, generate
-from wherewhat.extend.methods import METHODS, find_method
-from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
+from wherewhat.extend.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 from wherewhat.models.positions import trained_length
 
 

@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.layers import random_layer
 from wherewhat.extend.frequencies import NTKAware
-from wherewhat.extend.infllm import InfLLM
-from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
+from wherewhat.extend.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
 
 HEADS, D = 4, 8
 

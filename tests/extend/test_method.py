@@ -11,10 +11,10 @@ from helpers.capture import run, shared, tokens
 from helpers.methods import BY_NAME, SMALL
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.proof import intervene, prove
+from wherewhat.extend import METHODS, find_method
 from wherewhat.extend.attention import FarKeys
 from wherewhat.extend.frequencies import PositionInterpolation, YaRN
 from wherewhat.extend.method import extended, generate
-from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.visibility import Windowed
 from wherewhat.extend.windows import LMInfinite
 
@@ -60,9 +60,11 @@ def test_within_the_training_length_nothing_changes(family, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "gemma3_text", "gemma2", "bloom"])
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_window_over_all_keys_is_the_layer_itself(family, fast):
+def test_a_window_over_all_keys_is_the_layer_itself(family, fast, monkeypatch):
+    if not fast:
+        monkeypatch.setattr("wherewhat.extend.visibility.kernel_available", lambda *_: False)
     for layer in run(shared(family), tokens(31)):
-        got = Windowed(31, FarKeys.capped(4, 31)).attend(layer, block_mib=1, fast=fast)
+        got = Windowed(31, FarKeys.capped(4, 31)).attend(layer, block_mib=1)
         torch.testing.assert_close(got, layer.output, atol=1e-5, rtol=0)
 
 
@@ -110,7 +112,7 @@ def test_blocks_change_nothing(family, method, monkeypatch):
         torch.testing.assert_close(whole.float(), parts.float(), atol=1e-5, rtol=0)
 
 
-def test_only_the_window_is_touched():
+def test_only_the_window_is_touched(monkeypatch):
     """Logits beyond first keys and window are never made: they would be infinite here."""
     layer = run(shared("llama"), tokens(31))[-1]
     bad = layer.rot_k.clone()
@@ -118,7 +120,8 @@ def test_only_the_window_is_touched():
     spoilt = dataclasses.replace(layer, rot_k=bad)
     method = LMInfinite(sinks=3, window=6)
     kept = method.attend(layer)[:, 26:]
-    got = Windowed(6, FarKeys.capped(3, 6)).attend(spoilt, block_mib=1, fast=False)[:, 26:]
+    monkeypatch.setattr("wherewhat.extend.visibility.kernel_available", lambda *_: False)
+    got = Windowed(6, FarKeys.capped(3, 6)).attend(spoilt, block_mib=1)[:, 26:]
     torch.testing.assert_close(got, kept, atol=1e-5, rtol=0)
 
 

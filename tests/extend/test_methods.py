@@ -13,9 +13,8 @@ from extend.loops import dense, infllm_blocks
 from helpers.capture import run, shared, tokens
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
-from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
+from wherewhat.extend.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM
 
 N = 29
 FAMILIES = ["llama", "gptj", "gpt_neox", "gemma3_text"]

@@ -15,9 +15,8 @@ from transformers import DynamicCache
 from helpers.capture import proved, shared, tiny, tokens
 from wherewhat.captures.proof import intervene
 from wherewhat.errors import ConfigError, LoadError, MeasureError
-from wherewhat.extend.limited_cache import LimitedLayer
+from wherewhat.extend.limited_cache import LimitedLayer, planned
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
-from wherewhat.extend.planned import planned
 from wherewhat.measures.attention import attention_output
 
 # MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
-from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import LengthMethod
 from wherewhat.extend.near_far import NearFar
-from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
+from wherewhat.extend.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 
 SMALL: list[LengthMethod] = [
     Untouched(),

@@ -8,8 +8,8 @@ import torch
 from helpers.capture import tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
+from wherewhat.extend.limited_cache import planned
 from wherewhat.extend.plan import Plan
-from wherewhat.extend.planned import planned
 from wherewhat.measures.head_costs import PlanOutcome, measure_plan
 from wherewhat.measures.selectors import SELECTORS
 from wherewhat.runs import planner

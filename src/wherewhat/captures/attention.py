@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +56,11 @@ class Mask:
         """Whether it only hides later keys, known without reading a tensor."""
         return self.causal and self.window is None and not self.has_terms
 
+    def mapped(self, change: Callable[[Tensor], Tensor], **values: Any) -> Mask:
+        """Return the mask with ``change`` applied to every term, and with other ``values`` of its fields."""
+        added, hidden, visible_only = (tuple(map(change, x)) for x in (self.added, self.hidden, self.visible_only))
+        return replace(self, added=added, hidden=hidden, visible_only=visible_only, **values)
+
     def visible(self, rows: Rows, n: int, m: int) -> Tensor:
         """Return True where a query sees a key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
         shown, total = self._shown(rows, n, m), self._total(rows, n, m)
@@ -99,11 +106,15 @@ class Mask:
 
 def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
     """Return the rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
-    while term.ndim < 4:
-        term = term.unsqueeze(0)
-    if term.shape[-1] > m:
-        term = term[..., :m]
+    term = term[(None,) * (4 - term.ndim)][..., :m]
     return term if term.shape[-2] == 1 else term[..., rows, :]
+
+
+def shared_product(x: Tensor, shared: Tensor) -> Tensor:
+    """Return ``x`` ``(batch, heads, rows, c)`` times ``shared`` ``(batch, kv_heads, c, d)`` without repeating it."""
+    batch, heads, rows, columns = x.shape
+    kv_heads, d = shared.shape[1], shared.shape[3]
+    return (x.reshape(batch, kv_heads, heads // kv_heads * rows, columns) @ shared).view(batch, heads, rows, d)
 
 
 MaskCopies = dict[tuple[int, torch.Size, tuple[int, ...]], tuple[Tensor, Tensor]]
@@ -172,16 +183,13 @@ class LayerAttention:
                 known[key] = (term, copy(term))  # the original is held, so that its address stays its own
             return known[key][1]
 
-        mask = self.mask
-        added, hidden, visible = (tuple(map(shared, terms)) for terms in (mask.added, mask.hidden, mask.visible_only))
-        on = device or mask.device
         return replace(
             self,
             rot_q=copy(self.rot_q),
             rot_k=copy(self.rot_k),
             value=copy(self.value),
             output=copy(self.output),
-            mask=replace(mask, added=added, hidden=hidden, visible_only=visible, device=on),
+            mask=self.mask.mapped(shared, device=device or self.mask.device),
             positions=copy(self.positions),
             sinks=None if self.sinks is None else copy(self.sinks),
         )
@@ -241,13 +249,7 @@ class LayerAttention:
     def attn_scores(self, rows: Rows = slice(None)) -> Tensor:
         """Return the logits of some queries with scale, soft-cap and bias, unmasked: ``(batch, heads, rows, m)``."""
         dtype = torch.promote_types(self.rot_q.dtype, torch.float32)
-        q = self.rot_q[:, :, rows].to(dtype)
-        k = self.rot_k.to(dtype)
-        groups = self.heads // self.kv_heads
-        batch, _, count, d = q.shape
-        # One batched product per key head instead of a repeated copy of the keys.
-        grouped = q.reshape(batch, self.kv_heads, groups * count, d) @ k.transpose(-1, -2)
-        scores = grouped.view(batch, self.heads, count, self.m) * self.scale
+        scores = shared_product(self.rot_q[:, :, rows].to(dtype), self.rot_k.to(dtype).mT) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         bias = self.bias(rows)
@@ -268,12 +270,16 @@ class LayerAttention:
     def weigh(self, scores: Tensor, rows: Rows = slice(None)) -> Tensor:
         """Return the attention weights for logits ``(batch, heads, rows, m)`` of some queries under the mask."""
         visible = self.visible(rows)
-        scores = scores.masked_fill(~visible, -torch.inf)
-        if self.sinks is not None:
-            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-            scores = torch.cat([scores, sink], -1)
-        weights = torch.softmax(scores, -1)[..., : self.m]
+        weights = torch.softmax(self.masked(scores, visible), -1)[..., : self.m]
         return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
+
+    def masked(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Return logits ``(batch, heads, rows, m)`` with -inf for hidden keys, and with the sink column if any."""
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sinks is None:
+            return scores
+        sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sink], -1)
 
     @staticmethod
     def _broadcast(positions: Tensor) -> Tensor:

@@ -161,13 +161,7 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Target:
-    """An attribute to be replaced.
-
-    Attributes:
-        owner: Object with the attribute.
-        name: Name of the attribute.
-        observe: Makes the replacement from the original.
-    """
+    """An attribute of ``owner`` to be replaced; ``observe`` makes the replacement from the original."""
 
     owner: Any
     name: str

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.captures.chunk_masks import MaskJoiner, MaskRule, mask_rule
-from wherewhat.captures.comparison import random_prompt
+from wherewhat.captures.attention import LayerAttention, Mask, MaskCopies, Rows
+from wherewhat.captures.comparison import blocks_of_rows, random_prompt
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof, capture
 from wherewhat.captures.session import Reducer
 from wherewhat.errors import CaptureError, ConfigError, one_line
@@ -19,12 +18,14 @@ from wherewhat.errors import CaptureError, ConfigError, one_line
 CHUNK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 """Largest difference between chunks and one pass, relative to the largest entry, or in attention weights.
 
-Rounding accumulates over layers, unlike in the proof of single layers; a wrong cache causes errors of about 1."""
+Rounding accumulates over layers, unlike in the proof of single layers; a wrong cache causes errors of about 1.
+Logits with another cache are compared by it too."""
 
 SHORTEST_CHUNK = 2
 """Smallest chunk: passes of one token use other code, for generation."""
 
-_ROWS = 256
+_SAME_SHIFT = 1e-4
+"""Relative tolerance of key biases, which may differ between chunks by a constant without effect on the softmax."""
 
 
 def bounds(tokens: int, chunk: int) -> Iterator[tuple[int, int]]:
@@ -98,15 +99,10 @@ def run_in_chunks(
 
 
 def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
-    """Show on random tokens that chunks give the same layers as one pass.
+    """Show on random tokens that chunks give the same layers as one pass, for texts of up to ``tokens`` tokens.
 
     Runs a prompt of 23 tokens in chunks of 7; for models with a window shorter than the text, a prompt longer than the
     window, so that the cache drops keys.
-
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        proof: Its proof.
-        tokens: Number of tokens of the longest text.
 
     Returns:
         The largest difference.
@@ -137,28 +133,24 @@ def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
 
 def _compare(model: Any, ids: Tensor, proof: Proof, chunk: int) -> tuple[float, str]:
     """Return the largest difference between the layers of one pass over ``ids`` and of chunks, and its location."""
-    whole: dict[int, dict[str, Tensor]] = {}
     one: dict[int, LayerAttention] = {}
+    masks: MaskCopies = {}
     found = [(0.0, "")]
 
     def keep(attention: LayerAttention) -> None:
-        named = {name: getattr(attention, name) for name in ("rot_q", "rot_k", "value", "output", "positions")}
-        whole[attention.layer] = {name: x.detach().clone() for name, x in named.items()}
-        one[attention.layer] = attention
+        one[attention.layer] = attention.copied(memo=masks)
 
     def compare(attention: LayerAttention) -> None:
-        before = whole.pop(attention.layer)
-        for name, was in before.items():
-            is_now = getattr(attention, name)
+        reference = one.pop(attention.layer)
+        for name in ("rot_q", "rot_k", "value", "output", "positions"):
+            is_now, was = getattr(attention, name), getattr(reference, name)
             if is_now.shape != was.shape:
                 found.append((torch.inf, f"{attention.name}, {name}"))
                 return
             size = was.double().abs().max().clamp_min(1e-30)
             error = float((is_now.double() - was.double()).abs().max() / size)
             found.append((error, f"{attention.name}, {name}"))
-        reference = one.pop(attention.layer)
-        for start in range(0, attention.n, _ROWS):
-            rows = slice(start, min(start + _ROWS, attention.n))
+        for rows in blocks_of_rows(attention.n):
             if bool((attention.visible(rows) != reference.visible(rows)).any()):
                 found.append((torch.inf, f"{attention.name}, mask"))
                 return
@@ -227,11 +219,11 @@ class _ChunkedLayer:
         self.output = _TextTensor(1, tokens, offload)
         self.key = _CachedTensor(2, tokens, offload)
         self.value = _CachedTensor(2, tokens, offload)
-        self.masks = MaskJoiner()
+        self.masks = _MaskJoiner()
         self.positions: list[Tensor] = []
         self.last: LayerAttention | None = None
 
-    def add(self, attention: LayerAttention, start: int, stop: int, rule: MaskRule | None) -> None:
+    def add(self, attention: LayerAttention, start: int, stop: int, rule: Mask | None) -> None:
         """Add one chunk with queries ``start`` to ``stop``."""
         if attention.m < attention.n or attention.m > stop:
             raise CaptureError(
@@ -272,7 +264,7 @@ class _Collector:
         self._tokens = tokens
         self._offload = offload
         # Rules of the last masks, which layers share; their tensors are kept, so that no identity is reused.
-        self._known: list[tuple[Mask, tuple[int, int], MaskRule | None]] = []
+        self._known: list[tuple[tuple[Any, ...], Mask, Mask | None]] = []
 
     def begin(self, start: int, stop: int) -> None:
         """Begin the chunk with these queries."""
@@ -283,19 +275,149 @@ class _Collector:
         layer = self.layers.setdefault(attention.layer, _ChunkedLayer(self._tokens, self._offload))
         layer.add(attention, self.start, self.stop, self._rule(attention))
 
-    def _rule(self, attention: LayerAttention) -> MaskRule | None:
-        sizes = (attention.n, attention.m)
-        for mask, known, rule in self._known:
-            if known == sizes and _same(mask, attention.mask):
+    def _rule(self, attention: LayerAttention) -> Mask | None:
+        mask = attention.mask
+        terms = (tuple(map(id, x)) for x in (mask.added, mask.hidden, mask.visible_only))
+        key = (attention.n, attention.m, mask.causal, mask.window, mask.device, *terms)
+        for known, _, rule in self._known:
+            if known == key:
                 return rule
-        rule = mask_rule(attention, self.start, self.stop)
-        self._known = [*self._known[-1:], (attention.mask, sizes, rule)]
+        rule = _mask_rule(attention, self.start, self.stop)
+        self._known = [*self._known[-1:], (key, mask, rule)]
         return rule
 
 
-def _same(one: Mask, other: Mask) -> bool:
-    """Return whether two masks consist of the same tensors."""
-    if (one.causal, one.window, one.device) != (other.causal, other.window, other.device):
+_Method = Callable[[Mask, slice, int, int], Tensor | None]
+"""``Mask.visible`` or ``Mask.bias``."""
+
+
+@dataclass(frozen=True)
+class ChunkMask:
+    """The mask of the chunk with queries ``start`` to ``stop``; cached keys are ``first_key`` to ``stop``."""
+
+    start: int
+    stop: int
+    first_key: int
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class ChunkedMask(Mask):
+    """The mask of a text whose chunks have no common rule, made of their masks."""
+
+    chunks: tuple[ChunkMask, ...] = ()
+
+    def visible(self, rows: Rows, n: int, m: int) -> Tensor:
+        """Return True where a query may see a key; keys that were no longer cached are hidden."""
+        return self._joined(rows, n, m, Mask.visible)
+
+    def bias(self, rows: Rows, n: int, m: int) -> Tensor | None:
+        """Return the finite part of the additive terms; None if there is none."""
+        if not any(chunk.mask.added for chunk in self.chunks):
+            return None
+        return self._joined(rows, n, m, Mask.bias)
+
+    def _joined(self, rows: Rows, n: int, m: int, method: _Method) -> Tensor:
+        """Join the results of all chunks, ``(batch or 1, heads or 1, rows, m)``, with zeros where there is none."""
+        if isinstance(rows, Tensor):
+            spans = [(row, row + 1) for row in rows.tolist()]
+        else:
+            start, stop, step = rows.indices(n)
+            if start >= stop:
+                return self._joined(slice(0, 1), n, m, method)[..., :0, :]
+            if step != 1:
+                return self._joined(slice(start, stop), n, m, method)[..., ::step, :]
+            spans = [(start, stop)]
+        found = [here for span in spans for here in self._within(*span, m, method)]
+        outer = [max(x.shape[axis] for x in found) for axis in (0, 1)]
+        return torch.cat([x.expand(*outer, *x.shape[2:]) for x in found], -2)
+
+    def _within(self, start: int, stop: int, m: int, method: _Method) -> Iterator[Tensor]:
+        """Yield the result of each chunk with queries from ``start`` to ``stop``."""
+        for chunk in self.chunks:
+            low, high = max(start, chunk.start), min(stop, chunk.stop)
+            if low >= high:
+                continue
+            queries, keys = chunk.stop - chunk.start, chunk.stop - chunk.first_key
+            here = method(chunk.mask, slice(low - chunk.start, high - chunk.start), queries, keys)
+            here = torch.zeros(1, 1, 1, 1, device=self.device) if here is None else here.to(self.device)
+            here = here.expand(*here.shape[:2], high - low, keys)
+            yield torch.nn.functional.pad(here, (chunk.first_key, m - chunk.stop))
+
+
+@dataclass
+class _MaskJoiner:
+    """Joins the masks of one layer's chunks.
+
+    Masks with a rule, which are causal with or without a window, are stored as the rule, without n × n tensors. Biases
+    that are the same for every query are stored once. Other terms are stored unchanged.
+    """
+
+    _chunks: list[ChunkMask] = field(default_factory=list)
+    _rules: list[Mask | None] = field(default_factory=list)
+    _key_terms: tuple[Tensor, ...] = ()
+
+    def add(self, attention: LayerAttention, start: int, stop: int, rule: Mask | None) -> None:
+        """Add the mask of the chunk with queries ``start`` to ``stop``, for which :func:`_mask_rule` found ``rule``."""
+        first_key = stop - attention.m
+        rest, key_terms = _split_terms(attention.mask)
+        if rule is not None:
+            self._set_key_terms(attention.name, key_terms, complete=first_key == 0)
+            rest = rule
+        self._rules.append(rule)
+        mask = replace(rest, added=(*rest.added, *key_terms)) if key_terms else rest
+        self._chunks.append(ChunkMask(start, stop, first_key, mask))
+
+    def whole(self) -> Mask:
+        """Return the mask of the text."""
+        device = self._chunks[0].mask.device
+        rules = [(chunk.stop, rule.window) for chunk, rule in zip(self._chunks, self._rules, strict=True) if rule]
+        windows = {window for _, window in rules if window is not None}
+        if len(rules) == len(self._chunks) and len(windows) <= 1:
+            window = next(iter(windows), None)
+            if window is None or all(stop <= window for stop, found in rules if found is None):
+                return Mask(causal=True, window=window, added=self._key_terms, device=device)
+        return ChunkedMask(device=device, chunks=tuple(self._chunks))
+
+    def _set_key_terms(self, name: str, terms: tuple[Tensor, ...], *, complete: bool) -> None:
+        """Store biases of keys, which must agree with those of the chunk before."""
+        before, self._key_terms = self._key_terms, terms
+        if not self._chunks or not (before or terms):
+            return
+        if not complete or len(before) != len(terms) or not all(map(_same_bias, before, terms)):
+            raise CaptureError(f"{name} adds other biases to its keys in each chunk: leave --chunk out")
+
+
+def _same_bias(old: Tensor, new: Tensor) -> bool:
+    """Return whether biases of keys differ from those of fewer keys, which come first, by a constant."""
+    new = new[..., : old.shape[-1]]
+    if new.shape != old.shape:
         return False
-    terms = [[list(map(id, x)) for x in (mask.added, mask.hidden, mask.visible_only)] for mask in (one, other)]
-    return terms[0] == terms[1]
+    shift = (new - old).float()
+    size = new.float().abs().max().clamp_min(1.0)
+    return bool((shift.amax(-1) - shift.amin(-1)).max() <= _SAME_SHIFT * size)
+
+
+def _split_terms(mask: Mask) -> tuple[Mask, tuple[Tensor, ...]]:
+    """Return a mask without the additive terms that are the same for every query, and these terms."""
+    key_terms = tuple(term for term in mask.added if term.ndim > 1 and term.shape[-2] == 1 and term.shape[-1] > 1)
+    rest = tuple(term for term in mask.added if all(term is not other for other in key_terms))
+    return replace(mask, added=rest), key_terms
+
+
+def _mask_rule(attention: LayerAttention, start: int, stop: int) -> Mask | None:
+    """Return the causal mask, with or without a window, that the chunk with queries ``start`` to ``stop`` has.
+
+    Biases of keys are left out. None if the chunk has another mask.
+    """
+    mask, _ = _split_terms(attention.mask)
+    n, m, everything = attention.n, attention.m, slice(None)
+    visible, bias = mask.visible(everything, n, m), mask.bias(everything, n, m)
+    if bias is not None and bool((bias * visible).any()):
+        return None
+    seen = int(visible[0, 0, -1].sum())
+    window = None if seen == stop else seen
+    if window is not None and m - n + 1 < min(window, start + 1):
+        return None  # the first query would need keys that are no longer cached
+    rule = Mask(causal=True, window=window, device=mask.device)
+    return rule if bool((visible == rule.visible(everything, n, m)).all()) else None

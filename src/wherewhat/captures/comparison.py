@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.guard import output_excess, rounded_weights
 from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder
@@ -163,8 +163,7 @@ def _features(attention: LayerAttention) -> Iterator[str]:
         yield "soft-cap"
     if attention.sinks is not None:
         yield "sinks"
-    causal = torch.ones(attention.n, attention.m, dtype=torch.bool, device=visible.device)
-    causal = causal.tril(attention.m - attention.n)
+    causal = Mask(causal=True, device=visible.device).visible(slice(None), attention.n, attention.m)
     if bool((causal & ~visible).any()):
         yield "window"
     if bool((visible & ~causal).any()):
@@ -181,7 +180,7 @@ def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
     dtype = call.query.dtype if again is None else torch.float32
 
     def error(given: LayerAttention) -> float:
-        parts = ((rows, *rounded_weights(given, rows, dtype)) for rows in _blocks_of_rows(given.n))
+        parts = ((rows, *rounded_weights(given, rows, dtype)) for rows in blocks_of_rows(given.n))
         return max(_largest((ours - weights[:, :, rows]).abs() - rounding) for rows, ours, rounding in parts)
 
     if attention.sinks is None:
@@ -194,11 +193,12 @@ def _output_error(attention: LayerAttention) -> float:
     """Return the error of the attention output that rounding does not explain, relative to its largest entry."""
     if attention.output.numel() != attention.value[0, 0, 0].numel() * attention.rot_q[..., 0].numel():
         return torch.inf
-    largest = max(_largest(output_excess(attention, rows)) for rows in _blocks_of_rows(attention.n))
+    largest = max(_largest(output_excess(attention, rows)) for rows in blocks_of_rows(attention.n))
     return largest / float(attention.output.abs().max().clamp_min(1e-30))
 
 
-def _blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
+def blocks_of_rows(n: int, size: int = 256) -> Iterator[slice]:
+    """Return ``n`` queries in blocks of which the logits fit into memory."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
@@ -214,14 +214,8 @@ _STEP = 8
 def position_drift(model: Any, plan: CapturePlan, ids: Tensor) -> list[float]:
     """Return the change of queries or keys before rotation between two positions with equal hidden states.
 
-    Args:
-        model: The model.
-        plan: How to capture it.
-        ids: Tokens ``(1, n)``; the last one is used at every position.
-
-    Returns:
-        For each attention call the norm of the difference of the two directions, between 0 and 2; 0 for calls without
-        a tensor before rotation.
+    For each attention call this is the norm of the difference of the two directions, between 0 and 2; 0 for calls
+    without a tensor before rotation. The last of the tokens ``ids`` ``(1, n)`` is used at every position.
     """
     n = ids.shape[1]
     now, earlier = n - 1, n - 1 - min(_STEP, n // 2)

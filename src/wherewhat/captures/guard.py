@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.attention import LayerAttention, shared_product
 from wherewhat.captures.calls import Invocation, RotaryCall, version_of
 from wherewhat.captures.plan import CapturePlan, LayerPlan, heads_first
 from wherewhat.captures.rotation import IdentifiedRotation
@@ -40,16 +40,10 @@ def output_excess(attention: LayerAttention, rows: slice) -> Tensor:
     """
     dtype = torch.promote_types(attention.value.dtype, torch.float32)
     value = attention.value.to(dtype)
-    groups = attention.heads // value.shape[1]
     weights, rounding = (x.to(dtype) for x in rounded_weights(attention, rows, attention.rot_q.dtype))
-
-    def times(weights: Tensor, values: Tensor) -> Tensor:
-        """Multiply without repeating the values of shared heads."""
-        batch, heads, count, keys = weights.shape
-        return (weights.reshape(batch, -1, groups * count, keys) @ values).view(batch, heads, count, -1)
-
     theirs = attention.output.to(dtype).reshape(attention.rot_q.shape[0], attention.n, attention.heads, -1)
-    return (times(weights, value) - theirs[:, rows].transpose(1, 2)).abs() - times(rounding, value.abs())
+    error = (shared_product(weights, value) - theirs[:, rows].transpose(1, 2)).abs()
+    return error - shared_product(rounding, value.abs())
 
 
 def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,9 +54,7 @@ def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) 
     """
     scores, visible = attention.attn_scores(rows), attention.visible(rows)
     weights = attention.weigh(scores, rows)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    if attention.sinks is not None:
-        scores = torch.cat([scores, attention.sinks.to(scores.dtype).view(1, -1, 1, 1).expand_as(scores[..., :1])], -1)
+    scores = attention.masked(scores, visible)
     precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # softmax is in float32 even in float64
     off = precision * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
     best = scores.argmax(-1, keepdim=True)
@@ -78,14 +70,7 @@ def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A few tokens of one rotated tensor.
-
-    Attributes:
-        before: The tokens before rotation, ``(batch, heads, few, d)``.
-        after: The tokens after rotation.
-        invocation: The call of the rotary function.
-        tokens: Number of tokens of the whole tensor.
-    """
+    """A few of the ``tokens`` of one tensor before and after rotation, ``(batch, heads, few, d)``."""
 
     before: Tensor
     after: Tensor
@@ -149,11 +134,9 @@ class RotationGuard:
         self._pending.append(_Sample(before[:, :, _few(n)].clone(), after[:, :, _few(n)].clone(), call.invocation, n))
 
     def compare(self, plan: LayerPlan, positions: Tensor) -> None:
-        """Compare the rotations since the last attention with a layer's plan.
+        """Compare the rotations since the last attention with the plan of a layer.
 
-        Args:
-            plan: The layer.
-            positions: Positions of its keys, ``(m,)`` or ``(batch, m)``.
+        ``positions`` are those of its keys, ``(m,)`` or ``(batch, m)``.
         """
         pending, self._pending = self._pending, []
         rotary = plan.rotary

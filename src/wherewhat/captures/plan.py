@@ -48,10 +48,7 @@ class RotaryPlan:
     def mismatch(self, before: Tensor, after: Tensor, positions: Tensor) -> Tensor:
         """Return the largest relative deviation, a scalar tensor, of ``after`` from the rotation of ``before``.
 
-        Args:
-            before: Some tokens of an input of the rotary function, ``(batch, heads, tokens, d)``.
-            after: The same tokens of its output.
-            positions: Their positions, ``(tokens,)`` or ``(batch, tokens)``.
+        Both are some tokens ``(batch, heads, tokens, d)`` at ``positions`` ``(tokens,)`` or ``(batch, tokens)``.
         """
         return self.found.deviation(before, after, positions if positions.ndim == 1 else positions[:, None])
 
@@ -167,15 +164,11 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
     distinct: list[IdentifiedRotation] = []
     for group in given.values():
         rotaries = [rotary for index in group if (rotary := plans[index].rotary) is not None]
-        best: list[RotaryPlan] = []
-        candidates: list[IdentifiedRotation] = []
-        for rotary in rotaries:
-            if not any(map(rotary.found.equals, candidates)):
-                candidates.append(rotary.found)
-        for found in candidates:
-            trial = [_with_rotation(rotary, found, rotations[i]) for i, rotary in zip(group, rotaries, strict=True)]
-            if not best or max(x.error for x in trial) < max(x.error for x in best):
-                best = trial
+        trials = (
+            [_with_rotation(rotary, one.found, rotations[i]) for i, rotary in zip(group, rotaries, strict=True)]
+            for one in _distinct(rotaries)
+        )
+        best = min(trials, key=lambda trial: max(rotary.error for rotary in trial))
         for index, rotary in zip(group, best, strict=True):
             shared = next(filter(rotary.found.equals, distinct), None)
             if shared is None:
@@ -183,6 +176,15 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
                 distinct.append(shared)
             plans[index] = replace(plans[index], rotary=replace(rotary, found=shared))
     return plans
+
+
+def _distinct(plans: list[RotaryPlan]) -> list[RotaryPlan]:
+    """Return the first plan with each rotation."""
+    found: list[RotaryPlan] = []
+    for plan in plans:
+        if not any(plan.found.equals(other.found) for other in found):
+            found.append(plan)
+    return found
 
 
 def _with_rotation(plan: RotaryPlan, found: IdentifiedRotation, rotations: list[RotaryCall]) -> RotaryPlan:
@@ -244,11 +246,8 @@ def _layer_rotary(
         same = [p for p in located if p.token_axis == axis]
         calls = tuple(p.calls[0] for p in same)
         nonzero = [p for p in same if bool(rotations[p.calls[0]].after.any())] or same[:1]
-        distinct: list[RotaryPlan] = []
-        for p in nonzero:
-            if not any(p.found.equals(other.found) for other in distinct):
-                distinct.append(p)
-        plan = min((_measured(replace(p, calls=calls), rotations) for p in distinct), key=lambda p: p.error)
+        measured = (_measured(replace(p, calls=calls), rotations) for p in _distinct(nonzero))
+        plan = min(measured, key=lambda p: p.error)
         return plan, _RESCALED if unlocated and _is_rescaled(call, *unlocated) else ""
     if unlocated is None:
         if not rotations:

@@ -102,12 +102,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class LiveFrequencies:
-    """Current frequencies and scaling of a rotary module.
-
-    Attributes:
-        inv_freq: Frequencies, ``(planes,)``.
-        scaling: Factor on rotated tensors.
-    """
+    """Current frequencies ``(planes,)`` of a rotary module, and its factor on rotated tensors."""
 
     inv_freq: Tensor
     scaling: float
@@ -149,12 +144,8 @@ class IdentifiedRotation:
         """Return the largest deviation of ``after`` from the rotation of ``before``, a scalar tensor.
 
         The deviation of each pair is relative to its own norm, like the rounding of a rotation; an outlier would hide
-        deviations relative to the largest entry. Pairs that are zero are ignored.
-
-        Args:
-            before: Input of the rotary function, ``(..., n, d)``.
-            after: Output of the same shape.
-            positions: Positions that broadcast over its tokens.
+        deviations relative to the largest entry. Pairs that are zero are ignored. Both tensors are ``(..., n, d)``;
+        ``positions`` broadcast over their tokens.
         """
         rotated = self.rotation.rotate(self.to_rotated_layout(before), positions)
         size = after.to(rotated.dtype).abs()

@@ -65,14 +65,7 @@ class ProofTable:
     def of(
         cls, layers: Sequence[LayerProof], unmeasured: Sequence[Unmeasured], *, title: str, each: bool = False
     ) -> ProofTable:
-        """Return the table of a proof.
-
-        Args:
-            layers: The layers with captured attention.
-            unmeasured: The other layers.
-            title: Route, implementation and tolerance.
-            each: Whether to show one row per layer, with all errors.
-        """
+        """Return the table of a proof; with ``each`` one row per layer, with all errors."""
         modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.plan.name) for layer in layers))
         errors = ("rot. err", "wts. err", "out. err") if each else ("error",)
         others = _by_reason(layers, unmeasured)

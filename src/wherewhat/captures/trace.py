@@ -158,11 +158,7 @@ def tracing(watch: ModelWatch) -> Iterator[None]:
 
 
 class TraceAttention(TorchFunctionMode):
-    """Traces attention through the operations of forward passes on one thread.
-
-    Attributes:
-        watches: The observed models.
-    """
+    """Traces attention through the operations of forward passes of the models that it watches, on one thread."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -72,13 +72,12 @@ class ModelWatch:
 
     def _key_positions(self, keys: int, device: torch.device) -> Tensor:
         new = self._new_positions(device)
-        known = self._before is not None and self._before.shape[-1] == self._cached
-        if self._cached and not known:
+        if self._cached and self._before is None:
             self._check_cached(new)
         if new is None or new.shape[-1] > keys:
             first = self._cached + self._tokens - keys if self._cached else 0
             return torch.arange(first, first + keys, device=device)
-        if known and self._before is not None:
+        if self._before is not None:
             before = self._before.to(device)
             before = before.expand(*new.shape[:-1], -1) if before.ndim < new.ndim else before
             return torch.cat([before, new.expand(*before.shape[:-1], -1)], -1)[..., -keys:]
@@ -90,9 +89,8 @@ class ModelWatch:
         given = self._position_ids
         if given is None:
             # Captured tokens may have had other positions; the model counts on from the cached tokens.
-            known = self._before is not None and self._before.shape[-1] == self._cached
             first = self._cached or 0
-            return torch.arange(first, first + self._tokens, device=device) if known else None
+            return None if self._before is None else torch.arange(first, first + self._tokens, device=device)
         if given.ndim > 2:  # one row per image axis, in some families after one for the text
             rows = given[-3:] if given.shape[0] > 3 else given
             if bool((rows != rows[:1]).any()):
@@ -173,10 +171,11 @@ class ModelWatch:
         self._cached = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else None
         self._position_ids = given.get("position_ids")
         self._mask = given.get("attention_mask")
-        self._before = None
+        self._before = None  # positions of all cached keys, if they were captured
         if self._cached:
             with contextlib.suppress(TypeError):
-                self._before = self._histories.get(cache)
+                before = self._histories.get(cache)
+                self._before = before if before is not None and before.shape[-1] == self._cached else None
         self._positions = {}
         self._stack.clear()
         self.running = True

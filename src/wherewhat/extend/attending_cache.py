@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from wherewhat.captures.calls import AttentionCall, unobserved
+from wherewhat.captures.chunks import CHUNK_TOLERANCE
 from wherewhat.captures.comparison import random_prompt
 from wherewhat.captures.plan import LayerPlan
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof
@@ -21,9 +22,6 @@ from wherewhat.extend.attention import check_unpadded
 from wherewhat.extend.edits import LayerEdits, edited_layer
 
 _OTHER_RULE = "the cache was filled under another plan or method: start with a new one"
-
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
-"""Largest difference between the logits with such a cache and without a cache, relative to the largest one."""
 
 
 class RunningPass:
@@ -75,10 +73,6 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
     Keys are stored when the layer's attention is computed, by a rule that says which of them are needed. Until then
     :meth:`update` returns tensors of the shape that the model expects, without memory for keys that are not stored as
     one tensor.
-
-    Args:
-        rule: Which keys are visible.
-        running: State of the pass.
     """
 
     def __init__(self, rule: Any, running: RunningPass) -> None:
@@ -140,6 +134,18 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
         keys = self._running.placeholder(key_states, self.count)
         same = value_states.shape == key_states.shape
         return keys, keys if same else self._running.placeholder(value_states, self.count)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change all stored tensors along their batch dimension."""
+        raise NotImplementedError
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some texts of the batch."""
+        self.map(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each text of the batch."""
+        self.map(lambda x: x.repeat_interleave(repeats, 0))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take texts in another order, as beam search does."""
@@ -268,10 +274,7 @@ def _check_positions(given: Mapping[str, Any]) -> None:
 def compare_cache(model: Any, context: AbstractContextManager[None], *, otherwise: str) -> None:
     """Show on random tokens that passes with a cache give the same logits as one without inside a context.
 
-    Args:
-        model: A causal language model of transformers, in evaluation mode.
-        context: A context of :func:`attending_cache`.
-        otherwise: What to do if they do not, for the error.
+    If they do not, the error says what to do: ``otherwise``.
     """
     ids = random_prompt(model, PROMPT_TOKENS)
     start = ids.shape[1] - 6
@@ -290,7 +293,7 @@ def compare_cache(model: Any, context: AbstractContextManager[None], *, otherwis
                 f"{type(model).__name__} cannot use this cache ({one_line(error)}): {otherwise}"
             ) from error
     difference = float((torch.cat(found, 1) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    allowed = _TOLERANCE.get(expected.dtype, 1e-1)
+    allowed = CHUNK_TOLERANCE.get(expected.dtype, 1e-1)
     if not difference <= allowed:
         raise CaptureError(
             f"{type(model).__name__} with this cache differs from a pass without a cache by {difference:.2g} (allowed "

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.attention import LayerAttention, Mask, shared_product
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
+
+BLOCK_MIB = 64
+"""Default memory for one block of logits on a CPU, in MiB."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,9 @@ class FarKeys:
 
 @dataclass(frozen=True)
 class ChosenKeys:
-    """Keys that each query and head has chosen for itself.
+    """Keys that each query and head has chosen for itself, by index, and their logits (-inf where there is no key).
 
-    Attributes:
-        scores: Their logits ``(batch, heads, rows, c)``, -inf where there is no key.
-        keys: Their indices, of the same shape.
+    Both are ``(batch, heads, rows, c)``.
     """
 
     scores: Tensor
@@ -88,9 +89,7 @@ def attend_sets(
     # Rows that see nothing give 0/0; models leave such rows at zero.
     weights = torch.softmax(torch.cat(parts, -1), -1).nan_to_num(0.0)
     value = torch.cat([attention.value[:, :, some.keys] for some in sets], 2).to(weights.dtype)
-    batch, heads, count, _ = weights.shape
-    grouped = weights[..., :columns].reshape(batch, value.shape[1], -1, columns) @ value
-    output = grouped.view(batch, heads, count, -1)
+    output = shared_product(weights[..., :columns], value)
     if chosen is not None:
         own = weights[..., columns : columns + chosen.keys.shape[-1], None]
         output = output + (own * gathered(attention.value, chosen.keys)).sum(-2)
@@ -110,7 +109,7 @@ def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
     dtype = score_dtype(attention)
     q = some.q.to(dtype)
     count = q.shape[2]
-    scores = shared_product(q, some.k.to(dtype)) * attention.scale
+    scores = shared_product(q, some.k.to(dtype).mT) * attention.scale
     if attention.softcap is not None:
         scores = attention.softcap * torch.tanh(scores / attention.softcap)
     mask, columns = _mask_terms(attention, rows, some.keys), scores.shape[-1]
@@ -125,12 +124,6 @@ def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
     return scores.masked_fill(~visible, -torch.inf)
 
 
-def shared_product(q: Tensor, k: Tensor) -> Tensor:
-    """Return the products ``(batch, heads, rows, c)`` of queries with keys ``(batch, kv_heads, c, d)`` they share."""
-    batch, heads, count, d = q.shape
-    return (q.reshape(batch, k.shape[1], -1, d) @ k.mT).view(batch, heads, count, -1)
-
-
 def rotated_to(
     attention: LayerAttention, x: Tensor, at: Tensor, to: Tensor, *, rotation: Rotation | None = None
 ) -> Tensor:
@@ -141,7 +134,7 @@ def rotated_to(
         x: Tensor ``(batch, heads, c, d)`` as the layer rotated it.
         at: Indices of the tokens, ``(c,)``.
         to: New positions, ``(c,)``.
-        rotation: New rotation in place of the layer's own.
+        rotation: New rotation; None for the layer's own.
     """
     own = attention.rotation
     if own is None:
@@ -183,6 +176,11 @@ def check_unpadded(attention: LayerAttention) -> None:
             raise MeasureError("the first key is hidden: length methods count keys, so give texts without left padding")
 
 
+def default_block_mib(device: torch.device) -> int:
+    """Return the memory for one block of logits in MiB: a 64th of a GPU's, where many small blocks are slow."""
+    return BLOCK_MIB if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory >> 26
+
+
 def query_blocks(attention: LayerAttention, keys: int, *, block_mib: int, most: int | None = None) -> Iterator[slice]:
     """Yield blocks of at most ``most`` queries whose logits over ``keys`` keys fit into ``block_mib`` MiB."""
     batch, heads, n = attention.rot_q.shape[:3]
@@ -196,21 +194,9 @@ def query_blocks(attention: LayerAttention, keys: int, *, block_mib: int, most: 
 def _mask_terms(attention: LayerAttention, rows: slice, keys: slice | Tensor) -> Mask:
     """Return the terms of the layer's mask for some queries and keys, without causality and window."""
 
-    def selected(terms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(map(select, terms))
-
     def select(term: Tensor) -> Tensor:
-        while term.ndim < 4:
-            term = term.unsqueeze(0)
+        term = term[(None,) * (4 - term.ndim)]
         term = term if term.shape[-2] == 1 else term[..., rows, :]
         return term if term.shape[-1] == 1 else term[..., : attention.m][..., keys]
 
-    mask = attention.mask
-    return replace(
-        mask,
-        causal=False,
-        window=None,
-        added=selected(mask.added),
-        hidden=selected(mask.hidden),
-        visible_only=selected(mask.visible_only),
-    )
+    return attention.mask.mapped(select, causal=False, window=None)

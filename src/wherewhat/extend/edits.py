@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,7 @@ from wherewhat.errors import CaptureError
 class LayerEdits(Observer):
     """Passes attention calls to an editor by layer, without the comparisons of a capture.
 
-    Args:
-        watch: State of the model's passes.
-        plan: How to capture the model.
-        editor: Called with each layer and its call; a returned output ``(batch, n, heads, d_v)`` replaces its own.
+    An output ``(batch, n, heads, d_v)`` that the editor returns replaces that of the layer.
     """
 
     blind = True
@@ -101,8 +99,9 @@ class SharedPrefix:
         self._tuple: dict[int, int | None] = {}
         with ExitStack() as stack:
             for index, block in enumerate(self._blocks):
-                stack.callback(block.register_forward_pre_hook(self._enter(index), with_kwargs=True).remove)
-                stack.callback(block.register_forward_hook(self._leave(index)).remove)
+                enter, leave = functools.partial(self._enter, index), functools.partial(self._leave, index)
+                stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(leave).remove)
             if edit is not None:
                 stack.enter_context(uncompiled())
                 stack.enter_context(self._observed(lambda plan, call: edit(edited_layer(plan, call))))
@@ -110,17 +109,11 @@ class SharedPrefix:
                 self.logits = self._logits(model(input_ids=self._ids, **self._given))
         """Logits ``(texts, kept tokens, vocabulary)`` without a changed layer."""
 
-    def _enter(self, index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._entering[index] = _hidden(args, kwargs)
+    def _enter(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._entering[index] = _hidden(args, kwargs)
 
-        return hook
-
-    def _leave(self, index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            self._tuple[index] = len(output) if isinstance(output, tuple) else None
-
-        return hook
+    def _leave(self, index: int, _: nn.Module, __: Any, output: Any) -> None:
+        self._tuple[index] = len(output) if isinstance(output, tuple) else None
 
     def _observed(self, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]) -> AbstractContextManager[None]:
         watch = ModelWatch(self._model)
@@ -187,33 +180,30 @@ def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     raise CaptureError("a block is entered by no hidden states: layers cannot be changed separately")
 
 
-@contextmanager
-def _skipped(blocks: list[nn.Module], tuples: dict[int, int | None]) -> Iterator[None]:
+def _skipped(blocks: list[nn.Module], tuples: dict[int, int | None]) -> AbstractContextManager[None]:
     """Skip some first blocks inside the context: each returns its input."""
 
-    def skip(count: int | None) -> Callable[..., Any]:
+    def skip(count: int | None, _: Any) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden = _hidden(args, kwargs)
             return hidden if count is None else (hidden, *[None] * (count - 1))
 
-        return lambda _: forward
+        return forward
 
-    with replaced([Target(block, "forward", skip(tuples[index])) for index, block in enumerate(blocks)]):
-        yield
+    skips = (functools.partial(skip, tuples[index]) for index in range(len(blocks)))
+    return replaced(Target(block, "forward", own) for block, own in zip(blocks, skips, strict=True))
 
 
 def _every(attention: LayerAttention, rows: int) -> LayerAttention:
     """Return the attention of one variant of each text, which are all the same before they are changed."""
-    mask = attention.mask
 
     def first(term: Tensor) -> Tensor:
         return term if term.ndim < 4 or term.shape[0] == 1 else term[::rows]
 
-    added, hidden, visible = (tuple(map(first, terms)) for terms in (mask.added, mask.hidden, mask.visible_only))
     return replace(
         attention,
         rot_q=attention.rot_q[::rows],
         rot_k=attention.rot_k[::rows],
         value=attention.value[::rows],
-        mask=replace(mask, added=added, hidden=hidden, visible_only=visible),
+        mask=attention.mask.mapped(first),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.attention import LayerAttention, Mask, shared_product
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.plan import LayerPlan
 from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.captures.wrappers import opened
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.attending_cache import AttendingLayer, RunningPass, attending_cache, compare_cache
-from wherewhat.extend.attention import ChosenKeys, KeySet, attend_sets, gathered, rotated_to, shared_product
+from wherewhat.extend.attention import ChosenKeys, KeySet, attend_sets, gathered, rotated_to
 from wherewhat.extend.edits import edited_layer
-from wherewhat.extend.limits import full_attention
 from wherewhat.extend.method import required
 from wherewhat.extend.near_far import NearFar, judged_queries, largest
+from wherewhat.extend.visibility import full_attention
 from wherewhat.models.positions import trained_length
 
 
@@ -76,9 +76,8 @@ def _hides_later_keys_only(attention: LayerAttention) -> bool:
     mask = attention.mask
     if not mask.has_terms:
         return True
-    bias = mask.bias(slice(None), attention.n, attention.m)
-    i = torch.arange(attention.m - attention.n, attention.m, device=mask.device)[:, None]
-    causal = torch.arange(attention.m, device=mask.device) <= i
+    bias = attention.bias()
+    causal = Mask(causal=True, device=mask.device).visible(slice(None), attention.n, attention.m)
     return bool((attention.visible() == causal).all()) and (bias is None or not bool(bias.any()))
 
 
@@ -180,7 +179,7 @@ class FarLayer(AttendingLayer):
         judged = {"capped": capped}
         if "averaged" in (method.chosen, method.seen):
             judged["averaged"] = judged_queries(attention, method, "averaged", q, i)
-        scores = shared_product(judged[method.chosen].to("cpu", torch.float32), self._far[0][:, :, far])
+        scores = shared_product(judged[method.chosen].to("cpu", torch.float32), self._far[0][:, :, far].mT)
         best = largest(scores, count)[1] + far.start  # (batch, heads, 1, count)
         keys, values = (gathered(x, best).to(q.device) for x in self._far)
         seen = (keys @ judged[method.seen].float()[..., None])[..., 0] * attention.scale
@@ -191,15 +190,8 @@ class FarLayer(AttendingLayer):
         index = (place[:, None, None] + torch.arange(count, device=q.device)).expand(batch, -1, -1, -1)
         return ChosenKeys(seen.masked_fill(hidden, -torch.inf), index), value
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some texts of the batch."""
-        self._map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each text of the batch."""
-        self._map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def _map(self, change: Any) -> None:
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See :meth:`AttendingLayer.map`."""
         self._ring, self._first, self._far = (
             [change(x) for x in part] for part in (self._ring, self._first, self._far)
         )

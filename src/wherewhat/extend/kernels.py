@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wherewhat.captures.attention import LayerAttention
-from wherewhat.extend.attention import FarKeys, query_blocks, rotated_to, shared_product
+from wherewhat.captures.attention import LayerAttention, shared_product
+from wherewhat.extend.attention import FarKeys, query_blocks, rotated_to
 from wherewhat.numerics import has_triton
 
-Kernel = Literal["cpu", "flash", "cudnn", "efficient", "banded"]
-"""Fused kernel that returns its log-sum-exp; ``banded`` is flash attention with a window, without chunks."""
+Kernel = Literal["cpu", "flash", "cudnn", "efficient"]
+"""Fused kernel that returns its log-sum-exp."""
 
 _MOST_CHUNKS = 65_535
 """Limit of a GPU in one dimension of its grid."""
@@ -35,27 +35,12 @@ def kernel_available(attention: LayerAttention, window: int) -> bool:
 def band_attention(
     q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, kernel: Kernel | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the attention of each query to the last ``window`` keys up to itself.
-
-    Args:
-        q: Queries ``(batch, heads, n, d)``.
-        k: Keys ``(batch, kv_heads, n, d)``.
-        v: Values ``(batch, kv_heads, n, d)``.
-        window: Number of keys a query sees, itself included.
-        scale: Factor on the dot product.
-        kernel: The kernel; by default the fastest for the device.
+    """Compute the attention of each query ``(batch, heads, n, d)`` to the last ``window`` keys up to itself.
 
     Returns:
         Output ``(batch, heads, n, d)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
     """
     kernel = kernel or kernel_for(q)
-    if kernel == "banded":
-        n = q.shape[2]
-        by_token = (x.transpose(1, 2) for x in (q, k, v))
-        found = torch.ops.aten._flash_attention_forward(
-            *by_token, None, None, n, n, 0.0, True, False, scale=scale, window_size_left=window - 1, window_size_right=0
-        )
-        return found[0].transpose(1, 2), found[1].float()
     # In memory by tokens, as the model continues with it.
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -64,8 +49,7 @@ def band_attention(
         if back is not None:
             behind, behind_lse = (x.flip(3) for x in back)
             first = out.shape[1] - behind.shape[1]
-            part, part_lse = out[:, first:, :, :-1], sums[:, first:, :, :-1]
-            part[...], part_lse[...] = merge_attention(part, part_lse, behind, behind_lse)
+            merge_attention(out[:, first:, :, :-1], sums[:, first:, :, :-1], behind, behind_lse)
         count, size = rows.stop - rows.start, out.shape[3]
         if count % size:
             output[:, :, rows] = _joined(out)[:, :, :count]
@@ -75,10 +59,10 @@ def band_attention(
     return output, lse
 
 
-def merge_attention(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge attention over two sets of keys: outputs ``(..., d)`` and log-sum-exps ``(...)``."""
+def merge_attention(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Merge attention to other keys into that to some keys: outputs ``(..., d)`` and log-sum-exps ``(...)``."""
     share = torch.sigmoid(other_lse - one_lse).to(one.dtype)[..., None]
-    return torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
+    one[...], one_lse[...] = torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
 
 
 Half = tuple[Tensor, Tensor]
@@ -90,13 +74,7 @@ def window_halves(
 ) -> Iterator[tuple[slice, Half, Half | None]]:
     """Compute attention to a query's own chunk, and to the part of its window in the chunk before.
 
-    Args:
-        q: Queries ``(batch, heads, n, d)``.
-        k: Keys ``(batch, kv_heads, n, d)``.
-        v: Values ``(batch, kv_heads, n, d)``.
-        window: Number of keys a query sees.
-        scale: Factor on the dot product.
-        kernel: A kernel other than ``banded``.
+    Queries are ``(batch, heads, n, d)``, keys and values ``(batch, kv_heads, n, d)``.
 
     Yields:
         The queries; their first half, padded to whole chunks; their second half, in reverse order of rows, without the
@@ -182,9 +160,7 @@ MOST_FAR = 64
 """Largest number of far keys of the Triton kernel."""
 
 
-def attend_by_kernels(
-    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
-) -> Tensor:
+def attend_by_kernels(attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int) -> Tensor:
     """Compute the output ``(batch, n, heads, d_v)`` over the last ``window`` keys and far ones.
 
     Args:
@@ -192,28 +168,26 @@ def attend_by_kernels(
         window: Keys at a smaller distance are seen at that distance.
         far: The keys beyond it, a few first ones or all; None for none.
         block_mib: Memory for the queries of one block in float32.
-        kernel: Kernel for the window; by default the fastest for the device.
     """
     if attention.n <= window:
         far = None
     half = attention.rot_q.dtype != torch.float32
-    if kernel is None and half and has_triton(attention.rot_q.device) and (far is None or far.count <= MOST_FAR):
+    if half and has_triton(attention.rot_q.device) and (far is None or far.count <= MOST_FAR):
         return attend_on_gpu(attention, window, far)
-    output, _ = merged_attention(attention, window, far, block_mib=block_mib, kernel=kernel)
+    output, _ = merged_attention(attention, window, far, block_mib=block_mib)
     return output.transpose(1, 2)
 
 
 def merged_attention(
-    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int, kernel: Kernel | None = None
+    attention: LayerAttention, window: int, far: FarKeys | None, *, block_mib: int
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by :func:`merge_attention`.
 
     Returns:
         Output ``(batch, heads, n, d_v)`` and log-sum-exp ``(batch, heads, n)`` of the logits, float32.
     """
-    output, lse = band_attention(
-        attention.rot_q, attention.rot_k, attention.value, window=window, scale=attention.scale, kernel=kernel
-    )
+    q, k, value = attention.rot_q, attention.rot_k, attention.value
+    output, lse = band_attention(q, k, value, window=window, scale=attention.scale)
     if far is None or attention.n <= window:
         return output, lse
     if far.count >= attention.m:
@@ -224,9 +198,8 @@ def merged_attention(
         k = rotated_to(attention, attention.rot_k[:, :, : len(j)], j, far.key(j))
         value = attention.value[:, :, : len(j)]
         q, k, value = (x.to(value.dtype)[:, None] for x in (q, k, value))
-        beyond, beyond_lse = (x[:, 0] for x in _causal(q, k, value, attention.scale, kernel or kernel_for(value)))
-        parts = merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
-        output[:, :, window:], lse[:, :, window:] = parts
+        beyond, beyond_lse = (x[:, 0] for x in _causal(q, k, value, attention.scale, kernel_for(value)))
+        merge_attention(output[:, :, window:], lse[:, :, window:], beyond, beyond_lse)
         return output, lse
     rotated = _RotatedScores(attention, far)
     j = torch.arange(rotated.keys.shape[2], device=output.device)
@@ -238,21 +211,16 @@ def merged_attention(
         i = torch.arange(rows.start, rows.stop, device=output.device)
         scores = rotated.scores(attention, rows).masked_fill(i[:, None] - j < window, -torch.inf)
         weights = torch.softmax(scores, -1).to(value.dtype)
-        batch, heads, count, columns = weights.shape
-        beyond = (weights.view(batch, value.shape[1], -1, columns) @ value).view(batch, heads, count, -1)
-        parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))
-        output[:, :, rows], lse[:, :, rows] = parts
+        beyond = shared_product(weights, value)
+        merge_attention(output[:, :, rows], lse[:, :, rows], beyond, scores.logsumexp(-1))
     return output, lse
 
 
 def attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None, *, lse: Tensor | None = None) -> Tensor:
     """Compute the same with a Triton kernel that merges all parts in one pass over the queries.
 
-    Args:
-        attention: See :func:`attend_by_kernels`; in half precision.
-        window: See there.
-        far: At most ``MOST_FAR`` first keys, or None.
-        lse: Tensor ``(batch, heads, n)`` float32 for the log-sum-exp of the logits; None to leave it out.
+    The layer is in half precision, with at most ``MOST_FAR`` far keys. The log-sum-exp of the logits is written to
+    ``lse`` ``(batch, heads, n)`` float32 if it is given.
     """
     from wherewhat.extend.cuda import FarTensors, merge_parts
 
@@ -281,16 +249,15 @@ class _RotatedScores:
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
         self.turned: Tensor | None = None
-        rotation, d = attention.rotation, keys.shape[-1]
+        rotation = attention.rotation
         if rotation is None:
             return
         i = torch.arange(attention.n, device=keys.device)
         # The difference of two angles, not the angle of the difference: the model has rounded the second angle.
         theta = rotation.angles(far.query(i)) - rotation.angles(attention.positions.to(keys.device))
-        left, right = (rotation.pairs[:, side].to(keys.device) for side in (0, 1))
-        plane = torch.full((d,), theta.shape[-1], device=keys.device)  # dimensions that do not rotate
-        plane[left] = plane[right] = torch.arange(len(left), device=keys.device)
-        by_dimension = pad(theta, (0, 1)).index_select(-1, plane)
+        left, right = rotation.halves
+        by_dimension = theta.new_zeros(*theta.shape[:-1], keys.shape[-1])
+        by_dimension[..., left] = by_dimension[..., right] = theta
         # At least as precise as the half-precision queries, with half the memory to read.
         narrow = torch.float16 if attention.rot_q.dtype in (torch.float16, torch.bfloat16) else keys.dtype
         self.cos, self.sin = by_dimension.cos().to(narrow), by_dimension.sin().to(narrow)
@@ -302,8 +269,8 @@ class _RotatedScores:
         """Return the logits of some queries, ``(batch, heads, rows, c)`` float32."""
         q, dtype = attention.rot_q[:, :, rows], self.keys.dtype
         if self.cos is None or self.sin is None or self.turned is None:
-            return shared_product(q.to(dtype), self.keys) * attention.scale
+            return shared_product(q.to(dtype), self.keys.mT) * attention.scale
         cos, sin = (x[..., rows, :] if x.ndim == 2 else x[:, None, rows] for x in (self.cos, self.sin))
-        straight = shared_product(q.to(dtype) * cos, self.keys)
-        across = shared_product(q.to(dtype) * sin, self.turned)
+        straight = shared_product(q.to(dtype) * cos, self.keys.mT)
+        across = shared_product(q.to(dtype) * sin, self.turned.mT)
         return (straight + across) * attention.scale

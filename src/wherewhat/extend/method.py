@@ -17,17 +17,9 @@ from wherewhat.captures.proof import Proof, current_proof, intervene, prove
 from wherewhat.captures.session import Capture
 from wherewhat.captures.wrappers import unwrapped
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend.attention import FarKeys
+from wherewhat.extend.attention import FarKeys, default_block_mib
 from wherewhat.extend.visibility import Visibility, Windowed
 from wherewhat.models.positions import hard_limit, trained_length
-
-BLOCK_MIB = 64
-"""Default memory for one block of logits on a CPU, in MiB."""
-
-
-def default_block_mib(device: torch.device) -> int:
-    """Return the memory for one block of logits in MiB: a 64th of a GPU's, where many small blocks are slow."""
-    return BLOCK_MIB if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory >> 26
 
 
 @dataclass(frozen=True)
@@ -239,6 +231,6 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
 
 
 def _has_window(model: Any) -> bool:
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ()
     return getattr(config, "sliding_window", None) is not None or any(kind != "full_attention" for kind in kinds)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.attention import LayerAttention, shared_product
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError
@@ -25,14 +25,12 @@ from wherewhat.extend.attention import (
     query_blocks,
     rotated_to,
     set_scores,
-    shared_product,
 )
 from wherewhat.extend.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
-from wherewhat.extend.limits import HeadSet, index_tensor, with_heads
 from wherewhat.extend.method import LengthMethod, check_positive, required
 from wherewhat.extend.plan import Plan
 from wherewhat.extend.selection import PlaneFactors, add_far_keys, can_search, plane_factors
-from wherewhat.extend.visibility import Visibility, Windowed
+from wherewhat.extend.visibility import Visibility, Windowed, attend_by_heads
 
 Judged = Literal["averaged", "capped"]
 """How a far key is judged: by its logit averaged over distances 0 to L, or by that at distance L."""
@@ -123,13 +121,7 @@ class NearFar(LengthMethod):
 
 @dataclass(frozen=True)
 class _NearFar:
-    """Keys that queries see under :class:`NearFar`.
-
-    Attributes:
-        method: The method.
-        near: The window and the first keys.
-        looking: For each head, whether it looks far.
-    """
+    """Keys that queries see under :class:`NearFar`: those of the window and the first, and far ones of some heads."""
 
     method: NearFar
     near: Windowed
@@ -140,20 +132,11 @@ class _NearFar:
         check_unpadded(attention)
         if self._searchable(attention):
             return self._attend_by_search(attention)
-        output: Tensor | None = None
-        for far in (False, True):
-            heads = [head for head, looks in enumerate(self.looking) if looks == far]
-            if not heads:
-                continue
-            some = HeadSet.of(heads, count=attention.heads, kv_heads=attention.kv_heads)
-            part = with_heads(attention, some)
-            found = (self._attend_far if far else self.near.attend)(part, block_mib=block_mib)
-            if some.whole:
-                return found
-            output = empty_output(attention).to(found.dtype) if output is None else output
-            output.index_copy_(2, index_tensor(some.heads, output.device), found.to(output.dtype))
-        assert output is not None, "a layer has heads"
-        return output
+
+        def attend(part: LayerAttention, near: bool) -> Tensor:
+            return (self.near.attend if near else self._attend_far)(part, block_mib=block_mib)
+
+        return attend_by_heads(attention, [not looks for looks in self.looking], attend)
 
     def _searchable(self, attention: LayerAttention) -> bool:
         """Return whether a GPU can search the far keys without computing all their logits."""
@@ -188,37 +171,74 @@ class _NearFar:
 
     def _attend_far(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
         """Return the output of heads that all look far."""
-        window, contents = self.near.window, _Contents(self.method, attention)
+        window, keys = self.near.window, _contents(attention)
         if self.method.margin is None and only_causal(attention) and kernel_available(attention, window):
-            return self._attend_by_kernels(attention, contents, block_mib=block_mib)
+            return self._attend_by_kernels(attention, keys, block_mib=block_mib)
         first_keys = self.near.first_keys(attention)
         output = empty_output(attention)
         for rows in query_blocks(attention, 3 * attention.m, block_mib=block_mib, most=window):
             sets = self.near.sets(attention, rows, first_keys)
-            output[:, rows] = attend_sets(attention, rows, sets, self._chosen(attention, rows, sets, contents))
+            output[:, rows] = attend_sets(attention, rows, sets, self._within_margin(attention, rows, sets, keys))
         return output
 
-    def _attend_by_kernels(self, attention: LayerAttention, contents: _Contents, *, block_mib: int) -> Tensor:
+    def _attend_by_kernels(self, attention: LayerAttention, keys: Tensor, *, block_mib: int) -> Tensor:
         """Return the same for a layer with a causal mask only: far keys are added by log-sum-exp."""
         window = self.near.window
         output, lse = merged_attention(attention, window, self.near.far, block_mib=block_mib)
         for block in query_blocks(attention, attention.m, block_mib=block_mib):
             rows = slice(max(block.start, window), block.stop)
-            found = contents.chosen(rows, only_causal=True) if rows.start < rows.stop else None
+            found = self._chosen(attention, rows, keys, plain=True) if rows.start < rows.stop else None
             if found is not None:
                 value = gathered(attention.value, found.keys)
                 # The first queries have fewer far keys than they could choose, or none.
                 weights = torch.softmax(found.scores, -1).nan_to_num(0.0).to(value.dtype)
                 beyond = (weights[..., None, :] @ value)[..., 0, :]
-                parts = merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
-                output[:, :, rows] = parts[0]
+                merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
         return output.transpose(1, 2)
 
     def _chosen(
-        self, attention: LayerAttention, rows: slice, sets: list[KeySet], contents: _Contents
+        self, attention: LayerAttention, rows: slice, keys: Tensor, *, plain: bool = False
     ) -> ChosenKeys | None:
-        """Return the far keys of some queries; None if there are none."""
-        found = contents.chosen(rows)
+        """Return the far keys that some queries choose, with the logits at which they see them; None for none.
+
+        Args:
+            attention: The layer.
+            rows: The queries.
+            keys: Its keys at position 0, ``(batch, kv_heads, m, d)``.
+            plain: Whether the layer has a causal mask and nothing else; then only chosen keys are read again.
+        """
+        method, window, first = self.method, self.near.window, attention.m - attention.n
+        i = torch.arange(first + rows.start, first + rows.stop, device=keys.device)
+        stop = first + rows.stop - window
+        if stop <= method.sinks:
+            return None
+        far, count = slice(method.sinks, stop), min(method.top, stop - method.sinks)
+        allowed = i[:, None] - torch.arange(far.start, far.stop, device=i.device) >= window
+
+        def queries(kind: Judged) -> Tensor:
+            return judged_queries(attention, method, kind, attention.rot_q[:, :, rows], i)
+
+        def judged(kind: Judged) -> Tensor:
+            return set_scores(attention, rows, KeySet(queries(kind), keys[:, :, far], far, allowed))
+
+        if not plain:
+            best = judged(method.chosen).topk(count, dim=-1).indices
+            return ChosenKeys(judged(method.seen).gather(-1, best), best + far.start)
+        scores = shared_product(queries(method.chosen), keys[:, :, far].mT)
+        # The last query of the block sees all of these keys, and each one before it one less.
+        part = max(0, stop - far.start - len(i))
+        scores[..., part:].masked_fill_(~allowed[:, part:], -torch.inf)
+        found, best = largest(scores, count)
+        if method.seen != method.chosen:
+            q, k = queries(method.seen), gathered(keys, best + far.start)
+            found = (k @ q[..., None])[..., 0].masked_fill(found == -torch.inf, -torch.inf)
+        return ChosenKeys(found * attention.scale, best + far.start)
+
+    def _within_margin(
+        self, attention: LayerAttention, rows: slice, sets: list[KeySet], keys: Tensor
+    ) -> ChosenKeys | None:
+        """Return the far keys of some queries, without those below the margin; None if there are none."""
+        found = self._chosen(attention, rows, keys)
         if found is None or self.method.margin is None:
             return found
         best = torch.stack([set_scores(attention, rows, some).amax(-1) for some in sets]).amax(0)
@@ -229,7 +249,7 @@ class _NearFar:
         """See :class:`Visibility`."""
         out = self.near.scores(attention, rows)
         sets = self.near.sets(attention, rows, self.near.first_keys(attention))
-        found = self._chosen(attention, rows, sets, _Contents(self.method, attention))
+        found = self._within_margin(attention, rows, sets, _contents(attention))
         if found is None:
             return out
         looking = torch.tensor(self.looking, device=out.device)[:, None, None]
@@ -237,61 +257,16 @@ class _NearFar:
         return torch.where(looking, out.scatter_reduce(-1, found.keys, found.scores, "amax"), out)
 
 
-class _Contents:
-    """Queries and keys of a layer, in the forms in which far keys are chosen and seen."""
-
-    def __init__(self, method: NearFar, attention: LayerAttention) -> None:
-        self._method, self._attention = method, attention
-        self._window = required(method.name, "window", method.window)
-        j = torch.arange(attention.m, device=attention.rot_k.device)
-        self._keys = rotated_to(attention, attention.rot_k, j, torch.zeros_like(j))
-
-    def chosen(self, rows: slice, *, only_causal: bool = False) -> ChosenKeys | None:
-        """Return the far keys that some queries choose, with the logits at which they see them; None for none.
-
-        Args:
-            rows: The queries.
-            only_causal: Whether the layer has a causal mask and nothing else; then only chosen keys are read again.
-        """
-        attention, method = self._attention, self._method
-        first = attention.m - attention.n
-        i = torch.arange(first + rows.start, first + rows.stop, device=self._keys.device)
-        stop = first + rows.stop - self._window
-        if stop <= method.sinks:
-            return None
-        far, count = slice(method.sinks, stop), min(method.top, stop - method.sinks)
-        allowed = i[:, None] - torch.arange(far.start, far.stop, device=i.device) >= self._window
-
-        def judged(kind: Judged) -> Tensor:
-            q = self._queries(kind, rows, i)
-            return set_scores(attention, rows, KeySet(q, self._keys[:, :, far], far, allowed))
-
-        if not only_causal:
-            best = judged(method.chosen).topk(count, dim=-1).indices
-            return ChosenKeys(judged(method.seen).gather(-1, best), best + far.start)
-        scores = shared_product(self._queries(method.chosen, rows, i), self._keys[:, :, far])
-        # The last query of the block sees all of these keys, and each one before it one less.
-        part = max(0, stop - far.start - len(i))
-        scores[..., part:].masked_fill_(~allowed[:, part:], -torch.inf)
-        found, best = largest(scores, count)
-        if method.seen != method.chosen:
-            q, k = self._queries(method.seen, rows, i), gathered(self._keys, best + far.start)
-            found = (k @ q[..., None])[..., 0].masked_fill(found == -torch.inf, -torch.inf)
-        return ChosenKeys(found * attention.scale, best + far.start)
-
-    def _queries(self, kind: Judged, rows: slice, i: Tensor) -> Tensor:
-        return judged_queries(self._attention, self._method, kind, self._attention.rot_q[:, :, rows], i)
+def _contents(attention: LayerAttention) -> Tensor:
+    """Return the keys at position 0, ``(batch, kv_heads, m, d)``."""
+    j = torch.arange(attention.m, device=attention.rot_k.device)
+    return rotated_to(attention, attention.rot_k, j, torch.zeros_like(j))
 
 
 def judged_queries(attention: LayerAttention, method: NearFar, kind: Judged, q: Tensor, i: Tensor) -> Tensor:
     """Return queries whose products with keys before rotation are their logits averaged, or at one distance.
 
-    Args:
-        attention: Their layer.
-        method: The method.
-        kind: What the products are.
-        q: Rotated queries ``(batch, heads, rows, d)``.
-        i: Their indices ``(rows,)``.
+    The rotated queries ``q`` ``(batch, heads, rows, d)`` are those at the indices ``i`` ``(rows,)``.
     """
     window = required(method.name, "window", method.window)
     if kind == "capped":
@@ -332,7 +307,7 @@ def _mean_turn(rotation: Rotation, window: int, device: torch.device) -> tuple[T
 def averaged_over_distances(q: Tensor, rotation: Rotation, window: int) -> Tensor:
     """Return the mean of queries ``(..., d)`` before rotation, rotated by all distances from 0 to ``window``."""
     cos, sin = (x.to(q.dtype) for x in _mean_turn(rotation, window, q.device))
-    left, right = rotation.pairs.to(q.device).unbind(-1)
+    left, right = rotation.halves
     u, v = q[..., left], q[..., right]
     out = q.clone()
     out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.extend.kernels import kernel_available
-from wherewhat.extend.limits import index_tensor
+from wherewhat.extend.visibility import index_tensor
 from wherewhat.numerics import has_triton
 
 _CHUNK = 4096
@@ -90,11 +89,11 @@ def turns(attention: LayerAttention) -> Turns:
     partner = torch.arange(d, dtype=torch.int32, device=device)
     if rotation is None:
         return Turns(torch.ones(1, 1, d, device=device), torch.zeros(1, 1, d, device=device), partner)
-    left, right = rotation.pairs.to(device).unbind(-1)
-    partner[left], partner[right] = right.to(partner.dtype), left.to(partner.dtype)
+    left, right = rotation.halves
+    partner[left], partner[right] = partner[right].clone(), partner[left].clone()
     theta = rotation.angles(attention.positions.to(device))
     theta = theta[None] if theta.ndim == 2 else theta
-    return Turns(_by_dimension(theta.cos(), rotation, d, 1.0), _by_dimension(theta.sin(), rotation, d, None), partner)
+    return Turns(*_by_dimension(theta.cos(), theta.sin(), rotation, d), partner)
 
 
 def plane_factors(rotation: Rotation | None, distances: Tensor, d: int) -> PlaneFactors:
@@ -102,29 +101,20 @@ def plane_factors(rotation: Rotation | None, distances: Tensor, d: int) -> Plane
     if rotation is None:
         return PlaneFactors(torch.ones(d, device=distances.device), torch.zeros(d, device=distances.device))
     theta = rotation.angles(distances).double()
-    cos, sin = theta.cos().mean(0).float(), theta.sin().mean(0).float()
-    return PlaneFactors(_by_dimension(cos, rotation, d, 1.0), _by_dimension(sin, rotation, d, None))
+    return PlaneFactors(*_by_dimension(theta.cos().mean(0).float(), theta.sin().mean(0).float(), rotation, d))
 
 
-def _by_dimension(x: Tensor, rotation: Rotation, d: int, fixed: float | None) -> Tensor:
-    """Return values of planes ``(..., planes)`` by dimension, ``(..., d)``.
+def _by_dimension(cos: Tensor, sin: Tensor, rotation: Rotation, d: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of planes ``(..., planes)`` by dimension of a head, ``(..., d)``.
 
-    Args:
-        x: Cosines or sines.
-        rotation: The rotation.
-        d: Dimensions of a head.
-        fixed: Value of dimensions that do not rotate; None for sines, which are zero there and change sign in the first
-            dimension of each plane.
+    Sines are negative in the first dimension of each plane. Dimensions that do not rotate have 1 and 0.
     """
-    left, right = rotation.pairs.to(x.device).unbind(-1)
-    plane = torch.full((d,), rotation.planes, device=x.device)
-    plane[left] = plane[right] = torch.arange(rotation.planes, device=x.device)
-    out = pad(x, (0, 1), value=0.0 if fixed is None else fixed).index_select(-1, plane)
-    if fixed is None:
-        sign = torch.ones(d, device=x.device)
-        sign[left] = -1.0
-        out = out * sign
-    return out
+    left, right = rotation.halves
+    wide = (*cos.shape[:-1], d)
+    real, imag = cos.new_ones(wide), sin.new_zeros(wide)
+    real[..., left] = real[..., right] = cos
+    imag[..., left], imag[..., right] = -sin, sin
+    return real, imag
 
 
 @dataclass(frozen=True)

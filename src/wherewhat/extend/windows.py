@@ -1,13 +1,16 @@
-"""Methods with a window: none, sliding window, StreamingLLM, LM-Infinite, ReRoPE, SelfExtend."""
+"""Methods with a window: none, sliding window, StreamingLLM, LM-Infinite, InfLLM, ReRoPE, SelfExtend."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import torch
+from torch import Tensor
+
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.errors import ConfigError
-from wherewhat.extend.attention import FarKeys
+from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.extend.attention import FarKeys, rotated_to
 from wherewhat.extend.method import LengthMethod, required
 from wherewhat.extend.visibility import Visibility, Windowed
 
@@ -74,6 +77,94 @@ class LMInfinite(LengthMethod):
     name: ClassVar[str] = "lm-infinite"
     sinks: int = 10
     window: int | None = None
+
+
+@dataclass(frozen=True)
+class InfLLM(LengthMethod):
+    """A query sees the first s keys, the last L, and the best blocks between them, all beyond the window at distance L.
+
+    Keys after the first s are divided into blocks; a block can be retrieved once all of it is at distance L or more. A
+    block is represented, per key head, by its keys with the largest summed logits from the L queries after each. For
+    each query, blocks are ranked by the dot products of its heads with the representatives at distance L, summed over
+    both, which gives one choice for all heads of a layer. Retrieval is per query: a chunk of queries would use later
+    tokens (Xiao et al., arXiv 2402.04617).
+
+    Attributes:
+        sinks: s, the first keys that stay visible.
+        window: L, the last keys, the query's own among them; by default 4,096 or the training length if that is less.
+        block: Keys per block.
+        top: Number of blocks that a query retrieves.
+        representatives: Number of keys that represent a block.
+    """
+
+    name: ClassVar[str] = "infllm"
+    cacheable: ClassVar[bool] = False
+    sinks: int = 128
+    window: int | None = None
+    block: int = 128
+    top: int = 16
+    representatives: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse invalid parameters, and more representatives than keys of a block."""
+        super().__post_init__()
+        if self.representatives > self.block:
+            raise ConfigError(
+                f"{self.name} with representatives={self.representatives} asks for more than a block of {self.block}"
+            )
+
+    def default_window(self, trained: int) -> int:
+        """Return the training length, at most 4,096."""
+        return min(4096, trained)
+
+    def visibility(self, attention: LayerAttention) -> Visibility | None:
+        """See :meth:`LengthMethod.visibility`; the queries of cached keys are needed too."""
+        window = required(self.name, "window", self.window)
+        if attention.m <= window:
+            return None
+        if attention.n < attention.m:
+            raise MeasureError(
+                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run with "
+                "use_cache=False"
+            )
+        blocks = (attention.m - window - self.sinks) // self.block
+        count = self.sinks + max(0, blocks) * self.block
+        summed = self._represented(attention, window, blocks) if blocks > 0 else None
+
+        def choose(q: Tensor, rows: slice) -> Tensor:
+            seen = torch.ones(q.shape[0], q.shape[2], count, dtype=torch.bool, device=q.device)
+            if summed is not None:
+                seen[..., self.sinks :] = self._retrieved(q, summed, rows, window).repeat_interleave(self.block, -1)
+            return seen
+
+        return Windowed(window, FarKeys.capped(count, window, choose))
+
+    def _represented(self, attention: LayerAttention, window: int, blocks: int) -> Tensor:
+        """Return the sum of every block's representatives, ``(batch, kv_heads, blocks, d)``."""
+        batch, kv_heads, _, d = attention.rot_k.shape
+        queries = attention.rot_q.reshape(batch, kv_heads, -1, attention.n, d).sum(2, dtype=torch.float64)
+        keys = slice(self.sinks, self.sinks + blocks * self.block)
+        # Sums over the next L queries as differences of running sums; these keys have L queries after them.
+        running = queries.cumsum(2)
+        later = running[:, :, keys.start + window : keys.stop + window] - running[:, :, keys]
+        scores = torch.unflatten((later * attention.rot_k[:, :, keys]).sum(-1), 2, (blocks, self.block))
+        best = scores.topk(self.representatives, dim=-1).indices
+        at = torch.arange(keys.start, keys.stop, device=best.device)
+        k = rotated_to(attention, attention.rot_k[:, :, keys], at, torch.zeros_like(at))
+        k = torch.unflatten(k, 2, (blocks, self.block))
+        return k.gather(3, best[..., None].expand(*best.shape, d)).sum(3)
+
+    def _retrieved(self, q: Tensor, summed: Tensor, rows: slice, window: int) -> Tensor:
+        """Return the blocks that queries at distance L retrieve, ``(batch, rows, blocks)`` bool."""
+        batch, _, count, d = q.shape
+        grouped = q.reshape(batch, summed.shape[1], -1, count, d).sum(2)
+        relevance = (grouped @ summed.to(q.dtype).transpose(-1, -2)).sum(1)
+        blocks = relevance.shape[-1]
+        i = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        last = self.sinks + self.block * (1 + torch.arange(blocks, device=q.device)) - 1
+        ready = i - last >= window
+        best = relevance.masked_fill(~ready, -torch.inf).topk(min(self.top, blocks), dim=-1).indices
+        return torch.zeros_like(relevance, dtype=torch.bool).scatter_(-1, best, True) & ready
 
 
 @dataclass(frozen=True)

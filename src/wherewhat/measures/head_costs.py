@@ -14,8 +14,8 @@ from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.proof import Proof, intervene
 from wherewhat.captures.session import Editor
 from wherewhat.errors import MeasureError
-from wherewhat.extend.limits import full_attention, limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit, plannable
+from wherewhat.extend.visibility import full_attention, limited_attention
 from wherewhat.measures.attention import attention_output
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.extend.retrieval import plant

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof, intervene
 from wherewhat.errors import MeasureError
-from wherewhat.extend.limits import limited_attention
 from wherewhat.extend.plan import LayerHeads, Unit
+from wherewhat.extend.visibility import limited_attention
 from wherewhat.measures.attention import weight_blocks
 from wherewhat.measures.extend.retrieval import plant
 from wherewhat.measures.heads.patterns import TARGETS, target_keys

@@ -15,7 +15,7 @@ from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
 from wherewhat.extend.edits import SharedPrefix
-from wherewhat.extend.limits import full_attention
+from wherewhat.extend.visibility import full_attention
 from wherewhat.measures.extend.retrieval import Planting, plant
 from wherewhat.measures.tensors import token_losses
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError, printable
-from wherewhat.extend.methods import find_method
+from wherewhat.extend import find_method
 from wherewhat.extend.plan import Plan
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
+from wherewhat.extend import find_method
 from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.methods import find_method
 from wherewhat.extend.windows import Untouched
 from wherewhat.lab.encoding_study.corpus import Corpus, spanned
 from wherewhat.lab.encoding_study.recipe import AfterConfig

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.extend.methods import METHODS
+from wherewhat.extend import METHODS
 from wherewhat.files import write_file
 from wherewhat.lab.encoding_study.study import EncodingRun
 from wherewhat.lab.encoding_study.summary import (

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from wherewhat import options
 from wherewhat.boundary import check_at_most, check_distinct, user_path
 from wherewhat.errors import ConfigError
-from wherewhat.extend.methods import METHODS, find_method
+from wherewhat.extend import METHODS, find_method
 from wherewhat.lab.config import EncodingName, LabConfig, at_least
 from wherewhat.lab.language import VOCABULARY, LanguageConfig
 from wherewhat.measures.perturb.measurement import KINDS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most, read_user_file
 from wherewhat.errors import ConfigError
-from wherewhat.extend.methods import METHODS, find_method
+from wherewhat.extend import METHODS, find_method
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import (
     CORRELATION,

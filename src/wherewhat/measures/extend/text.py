@@ -12,8 +12,8 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
+from wherewhat.extend import METHODS, find_method
 from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import Untouched
 from wherewhat.measures.attention import SpreadSums, WeightBlock
 from wherewhat.measures.axes.fit import fit_margins
