@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from wherewhat.cli.options import file_to_write
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.measures.statistics import Interval
 
 if TYPE_CHECKING:

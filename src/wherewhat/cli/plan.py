@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import CONTROL_NOTE, Table, print_line
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -91,8 +91,6 @@ def report(
 
 def _numbers_table(models: Sequence[Profiled]) -> Table:
     """Return the headline numbers: one column per model; all controls of a single model, else the random ones."""
-    from wherewhat.cli.tables import CONTROL_NOTE
-
     table = Table(title="mean over heads and documents ± 95 % over documents", caption=CONTROL_NOTE)
     alone = len(models) == 1
     for column in ["", *(["value", "to compare with"] if alone else [escape(model.name) for model in models])]:

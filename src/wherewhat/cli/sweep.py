@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wherewhat.boundary import user_path
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.errors import printable
 
 if TYPE_CHECKING:
