@@ -80,6 +80,16 @@ def parse_object(data: bytes) -> dict[str, JSON] | None:
     return cast("dict[str, JSON]", value) if isinstance(value, dict) else None
 
 
+def read_object(path: Path) -> dict[str, JSON] | None:
+    """Return the JSON object in a file; None when the file is missing or holds anything else."""
+    try:
+        return parse_object(read_regular(path))
+    except ABSENT:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+
+
 def config_hash(config: Mapping[str, JSON]) -> str:
     """Return the SHA-256 of a configuration's canonical JSON, 64 hexadecimal digits."""
     return text_sha256(canonical_json(config))
@@ -171,12 +181,7 @@ def write_sealed(path: Path, content: Mapping[str, JSON]) -> None:
 
 def read_sealed(path: Path) -> dict[str, JSON] | None:
     """Return the content that `write_sealed` wrote; None if the file is missing, truncated or altered."""
-    try:
-        content = parse_object(read_regular(path))
-    except ABSENT:
-        return None
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+    content = read_object(path)
     if content is None:
         return None
     checksum = content.pop(_CHECKSUM, None)

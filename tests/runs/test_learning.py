@@ -8,8 +8,8 @@ import torch
 from helpers.capture import tiny, tokens
 from wherewhat.errors import StoreError
 from wherewhat.runs.learning import TrainingRun
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import Records
+from wherewhat.runs.schema import Profile
 from wherewhat.runs.training import TrainingRecorder
 
 

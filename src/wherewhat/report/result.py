@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from plotly.graph_objects import Figure
 
-    from wherewhat.runs.profiles import ProfileFile
+    from wherewhat.runs.schema import ProfileFile
 
 
 class Result:

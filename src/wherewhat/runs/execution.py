@@ -38,12 +38,10 @@ from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.known import Controlled, KnownRuns
-from wherewhat.runs.layout import PartResult
-from wherewhat.runs.profiles import Profile, profile_name
-from wherewhat.runs.provenance import Provenance
+from wherewhat.runs.layout import PartResult, Provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import stored_document
-from wherewhat.runs.schema import ScoreSource
+from wherewhat.runs.schema import Profile, ScoreSource, profile_name
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document, text_hash
 

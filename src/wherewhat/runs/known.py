@@ -16,13 +16,12 @@ from typing import Any
 
 from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, read_regular, remove_temporaries, write_file
-from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
+from wherewhat.hashes import JSON, config_hash, parse_object, read_object, readable_json
 from wherewhat.measures.registry import code_hash, find_measurement, measurements
 from wherewhat.models.source import Weights, resolve
 from wherewhat.options import build_config, config_values
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, read_object
-from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, collect_versions
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import text_hash
 from wherewhat.text.files import read_documents

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from wherewhat.boundary import user_path
 from wherewhat.errors import StoreError
+from wherewhat.hashes import read_object
 from wherewhat.measures.registry import measurements
 from wherewhat.options import checked
 from wherewhat.runs.frames import FrameKind, as_frame
-from wherewhat.runs.layout import CONFIG, read_object
+from wherewhat.runs.layout import CONFIG
 from wherewhat.runs.records import RECORDS, RECORDS_FILE, Records, StudyRun, open_study_run
 
 if TYPE_CHECKING:

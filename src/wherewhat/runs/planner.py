@@ -50,9 +50,8 @@ from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_text
-from wherewhat.runs.layout import PartResult
+from wherewhat.runs.layout import PartResult, Provenance, collect_versions
 from wherewhat.runs.plan_request import PlanRequest
-from wherewhat.runs.provenance import Provenance, collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Score, ScoreSource

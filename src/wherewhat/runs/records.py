@@ -15,7 +15,7 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.hashes import JSON
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import PartResult
-from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
+from wherewhat.runs.schema import Profile, ProfileFile, profile_name, write_profiles
 
 TensorTable = Mapping[str, Profile]
 """Tensors by name, with the names of their dimensions."""

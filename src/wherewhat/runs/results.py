@@ -13,7 +13,7 @@ from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
 from wherewhat.options import build_config
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import ProfileFile, profile_name
+from wherewhat.runs.schema import ProfileFile, profile_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,8 +19,7 @@ from wherewhat.extend.plan import Plan
 from wherewhat.measures.variants import VariantRuns
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import max_positions, trained_length
-from wherewhat.runs.continuation import continued
-from wherewhat.runs.placement import computing, placed, positions_refused, reordered
+from wherewhat.runs.placement import computing, continued, placed, positions_refused, reordered
 
 
 class ModelSubject:
@@ -94,7 +93,7 @@ class ModelSubject:
         positions: Tensor | None = None,
         orders: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of continuations; see :func:`wherewhat.runs.continuation.continued`."""
+        """Return log-probabilities of continuations; see :func:`wherewhat.runs.placement.continued`."""
         if positions is not None and self._refusal:
             raise CaptureError(self._refusal)
         return continued(self.loaded.model, self.proof, ids, continuations, positions=positions, orders=orders)
