@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import WRAPPER_ASSIGNMENTS, partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,9 +29,8 @@ from wherewhat.measures.measurement import (
     measure_text,
 )
 from wherewhat.measures.registry import code_hash, find_measurement
-from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.memory import evaluation, load_memory
+from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config, config_values
 from wherewhat.progress import Progress, Silent, counted, duration
@@ -42,7 +41,7 @@ from wherewhat.runs.layout import PartResult, Provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Profile, ScoreSource, profile_name
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
@@ -50,45 +49,6 @@ if TYPE_CHECKING:
 
 _TOGETHER = "\n"
 """Key of the part with the scores of all documents together; no document has this name."""
-
-_Options = ParamSpec("_Options")
-
-
-def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, LoadedModel]:
-    """Return ``load`` with the same options, followed by a proof."""
-
-    @wraps(load, assigned=[name for name in WRAPPER_ASSIGNMENTS if name not in ("__doc__", "__module__")])
-    def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
-        """Load a causal language model and prove its capture.
-
-        Options are those of :func:`wherewhat.models.loader.load`: ``smollm2`` (embedded), a Hugging Face id, a folder
-        or a ``.gguf`` file, and how to load it.
-        """
-        loaded = load(*args, **options)
-        prove(loaded.model)
-        return loaded
-
-    return proved
-
-
-load = _then_proved(loader.load)
-
-
-def load_model(
-    model: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None, hashed: bool = True
-) -> LoadedModel:
-    """Load the model of a request, without proving it.
-
-    Args:
-        model: The request.
-        say: Called with one line before a slow step.
-        hashed: Whether to hash the weights of a model in memory.
-    """
-    if isinstance(model, MemoryModel):
-        options = {name: getattr(model, name) for name in ("weights", "seed", "loaded")}
-        return load_memory(model.module, model.tokenizer, name=model.model, hashed=hashed, **options)
-    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return loader.load(options.pop("model"), **options, progress=say)
 
 
 class LastModel:

@@ -16,9 +16,9 @@ from wherewhat.errors import StoreError
 from wherewhat.hashes import read_object
 from wherewhat.measures.registry import measurements
 from wherewhat.options import checked
-from wherewhat.runs.frames import FrameKind, as_frame
 from wherewhat.runs.layout import CONFIG
 from wherewhat.runs.records import RECORDS, RECORDS_FILE, Records, StudyRun, open_study_run
+from wherewhat.runs.results import FrameKind, as_frame
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

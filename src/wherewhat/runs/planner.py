@@ -48,14 +48,12 @@ from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.layout import PartResult, Provenance, collect_versions
-from wherewhat.runs.plan_request import PlanRequest
-from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Score, ScoreSource
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.runs.triattention import write_triattention
 from wherewhat.text.documents import Document, documents_of, text_hash
 from wherewhat.text.files import read_documents

@@ -1,4 +1,4 @@
-"""Read a finished run: documents, heads, layers, curves, kinds of layers and summaries with intervals."""
+"""Read a finished run: documents, heads, layers, curves, summaries with intervals, and tables of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from wherewhat.errors import ConfigError
+from wherewhat.imports import require
 from wherewhat.measures.measurement import UNBOUNDED, Curve, DocumentScores, LayerScores, Measurement, Metric
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
-from wherewhat.options import build_config
+from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.schema import ProfileFile, profile_name
 
@@ -313,3 +315,148 @@ def _summary(
 def _mean(layers: dict[int | None, list[float]]) -> float:
     values = [value for listed in layers.values() for value in listed]
     return sum(values) / len(values)
+
+
+FrameKind = Literal["pandas", "polars", "pyarrow"]
+"""Library of a table."""
+
+
+def as_frame(table: pa.Table, kind: FrameKind) -> Any:
+    """Return an Arrow table as a table of another library."""
+    if kind == "polars":
+        return require("polars", why="a polars table", install="'wherewhat[compare]'").from_arrow(table)
+    if kind == "pandas":
+        require("pandas", why="a pandas table", install="'wherewhat[notebook]', or ask for frame='pyarrow'")
+        return table.to_pandas()
+    return table
+
+
+def head_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
+    """Return the scores of single heads.
+
+    Args:
+        runs: Runs by weights: a model and its control models.
+        tidy: One row per document, head and metric; otherwise one row per head and one column per metric, with means
+            over documents.
+    """
+    tables = [_tidy_heads(run) if tidy else _wide_heads(run) for run in runs.values()]
+    return _together(runs, tables)
+
+
+def layer_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
+    """Return means over the heads of each layer.
+
+    Args:
+        runs: Runs by weights: a model and its control models.
+        tidy: One row per layer and metric, with the 95 % interval over documents; otherwise one row per layer and one
+            column per metric.
+    """
+    import pyarrow as pa
+
+    numbers = [(name, pa.float64()) for name in ("mean", "low", "high")]
+    schema = pa.schema([("layer", pa.int32()), ("metric", pa.string()), *numbers])
+    tables = []
+    for run in runs.values():
+        if tidy:
+            rows = [
+                {"layer": layer, "metric": s.metric.name, "mean": about.mean, "low": about.low, "high": about.high}
+                for s in run.summaries
+                for layer, about in sorted(s.layers.items())
+            ]
+            tables.append(pa.Table.from_pylist(rows, schema=schema))
+            continue
+        layers = sorted({layer for s in run.summaries for layer in s.layers})
+        columns: dict[str, Any] = {"layer": pa.array(layers, pa.int32())}
+        for s in run.summaries:
+            if s.layers:
+                means = [s.layers[layer].mean if layer in s.layers else None for layer in layers]
+                columns[s.metric.name] = pa.array(means, pa.float64())
+        tables.append(pa.table(columns))
+    return _together(runs, tables)
+
+
+def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
+    """Return curves, one row per value, with a column for each of their dimensions.
+
+    Args:
+        runs: Runs by weights: a model and its control models.
+        name: Name of the curve; None for all curves of the runs.
+    """
+    import pyarrow as pa
+
+    known = sorted({full.rsplit("/", 1)[1] for run in runs.values() for full in run.profiles})
+    if name is not None and name not in known:
+        raise ConfigError(f"there is no curve '{name}': {nearest(name, known)}")
+    tables = []
+    for run in runs.values():
+        found = [_curve(run, full) for full in run.profiles if name in (None, full.rsplit("/", 1)[1])]
+        tables.append(pa.concat_tables(found, promote_options="default"))
+    return _together(runs, tables)
+
+
+def _wide_heads(run: StoredRun) -> pa.Table:
+    import pyarrow as pa
+
+    means = run.head_means
+    places = sorted({(i, h) for layers in means.values() for i, heads in layers.items() for h in range(len(heads))})
+    columns: dict[str, Any] = {
+        "layer": pa.array([layer for layer, _ in places], pa.int32()),
+        "head": pa.array([head for _, head in places], pa.int32()),
+    }
+    order = [metric.name for metric in run.metrics if metric.name in means]
+    for metric in dict.fromkeys([*order, *means]):
+        layers = means[metric]
+        values = [layers[i][h] if i in layers and h < len(layers[i]) else None for i, h in places]
+        columns[metric] = pa.array(values, pa.float64())
+    for metric, names in run.measurement.codes.items():
+        if metric in columns:
+            columns[metric] = pa.array([_commonest(run, metric, names, place) for place in places], pa.string())
+    return pa.table(columns)
+
+
+def _commonest(run: StoredRun, metric: str, names: Sequence[str], place: tuple[int, int]) -> str | None:
+    """Return the name that most documents have for a head; the first of several."""
+    codes = run.head_values.get(metric, {}).get(place, [])
+    return names[int(max(codes, key=codes.count))] if codes else None
+
+
+def _tidy_heads(run: StoredRun) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    scores = run.directory.scores()
+    chosen = scores.filter(pc.is_valid(scores["head"])).select(["document", "layer", "head", "metric", "value"])
+    plain = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in chosen.columns]
+    return pa.table(dict(zip(chosen.column_names, plain, strict=True)))
+
+
+def _curve(run: StoredRun, full: str) -> pa.Table:
+    """Return one curve of one layer and document as rows."""
+    import pyarrow as pa
+    import torch
+
+    document, layer, name = full.rsplit("/", 2)
+    values = run.profiles[full].double()
+    count = values.numel()
+    indices = torch.cartesian_prod(*map(torch.arange, values.shape)).view(count, -1)
+    columns: dict[str, Any] = {
+        "document": pa.array([None if document == "-" else document] * count, pa.string()),
+        "layer": pa.array([None if layer == "-" else int(layer)] * count, pa.int32()),
+        "curve": pa.array([name] * count, pa.string()),
+    }
+    for number, axis in enumerate(run.profiles.axes(full)):
+        columns[axis] = pa.array(indices[:, number].numpy(), pa.int32())
+    columns["value"] = pa.array(values.flatten().numpy(), pa.float64())
+    return pa.table(columns)
+
+
+def _together(runs: Mapping[str, StoredRun], tables: Sequence[pa.Table]) -> pa.Table:
+    """Join the tables of runs, with a column of weights if there are several, and without empty columns."""
+    import pyarrow as pa
+
+    if len(tables) > 1:
+        named = zip(runs, tables, strict=True)
+        tables = [t.add_column(0, "weights", pa.array([weights] * len(t), pa.string())) for weights, t in named]
+    joined = pa.concat_tables(tables, promote_options="default")
+    empty = [name for name in joined.column_names if len(joined) and joined[name].null_count == len(joined)]
+    return joined.drop_columns(empty)

@@ -25,10 +25,9 @@ from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
-from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.files import read_documents
 

@@ -22,7 +22,6 @@ from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
 from wherewhat.options import build_config, config_values
 from wherewhat.runs.inputs import read_texts
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.sweep.engine import Resources
 from wherewhat.sweep.file import (
     EMBEDDED_TEXT,
     ON_MODELS,
@@ -246,16 +245,6 @@ def _state(path: Path) -> JSON:
 
 _MOST_CELLS = 100_000
 _OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
-
-
-def resources_of(file: SweepFile) -> Resources:
-    """Return the ``resources`` of the file."""
-    table = file.values.get("resources", {})
-    where = f"{file.path}: resources"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table, with {', '.join(names_of(Resources))}")
-    check_keys(table, names_of(Resources), where)
-    return Resources(**typed(Resources, table, where))
 
 
 def expand(file: SweepFile) -> list[Cell]:
