@@ -246,42 +246,36 @@ class Request:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan has to reach, and how it is made.
+    """What a plan has to reach, and how it is made. The help of each field is that of its command-line option.
 
     Attributes:
-        budget: Share of the groups (or heads) that see the whole text; 0.25 if there are no goals.
-        max_rise: Goal in place of a budget: the smallest share whose rise of the loss, in nats, is at most this.
-        min_found: Goal: the smallest share with at least this part of the model's gain from planted runs.
-        unit: ``group`` (heads that share keys, whose cache can be dropped) or ``head`` (for analysis).
-        selector: How heads are ranked.
         compare: Other selectors to measure at the same share.
-        curves: Measure all selectors at all shares, and five random choices instead of one.
-        costs: Also measure the costs of single heads, for the selectors ``costs`` and ``combined``.
-        greedy: Also choose units one after the other by their measured costs, for the selector ``greedy``.
-        tokens: Tokens of each document.
-        window: Last keys that limited heads see; by default a sixteenth of the tokens, at least 64.
-        sinks: First keys that they see.
-        choose: Number of documents on which heads are scored.
-        documents: Number of other documents on which the plan is evaluated; 0 to leave its costs unknown.
-        beyond: Allow texts longer than the model's trained length.
     """
 
-    budget: float | None = None
+    budget: float | None = option(None, "Share of the groups that see the whole text, 0 to 1 (default: 0.25).")
     _: KW_ONLY
-    max_rise: float | None = None
-    min_found: float | None = None
-    unit: Unit = "group"
-    selector: Selector = "ranks"
+    max_rise: float | None = option(
+        None, "Instead: the smallest share with at most this rise of the loss.", metavar="NATS"
+    )
+    min_found: float | None = option(
+        None, "Instead: the smallest share that keeps this part of the retrieval, such as 0.95.", metavar="PART"
+    )
+    choose: int = option(2, "Number of documents on which heads are scored.")
+    documents: int = option(3, "Number of other documents on which the plan is measured; 0 for none.")
+    tokens: int = option(512, "Tokens of each document.")
+    window: int | None = option(None, "Last keys that limited heads see (default: tokens / 16, at least 64).")
+    sinks: int = option(4, "First keys that limited heads see.")
+    unit: Unit = option("group", "group (heads that share keys) or head (single query heads, for analysis).")
+    selector: Selector = option(
+        "ranks",
+        "How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also costs and "
+        "combined, with --greedy also greedy.",
+    )
     compare: tuple[Selector, ...] = ("mass", "random")
-    curves: bool = False
-    costs: bool = False
-    greedy: bool = False
-    tokens: int = 512
-    window: int | None = None
-    sinks: int = 4
-    choose: int = 2
-    documents: int = 3
-    beyond: bool = False
+    curves: bool = option(False, "Measure all selectors at several shares (slow).")
+    costs: bool = option(False, "Measure the costs of single heads (slow; use a GPU).")
+    greedy: bool = option(False, "Choose step by step, by the measured cost of each choice (slow; use a GPU).")
+    beyond: bool = option(False, "Allow texts longer than the model's trained length.")
 
     def __post_init__(self) -> None:
         """Check the values."""
