@@ -37,12 +37,12 @@ from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.known import Controlled, KnownRuns
-from wherewhat.runs.layout import PartResult, Provenance
+from wherewhat.runs.layout import PartResult, Provenance, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Profile, ScoreSource, profile_name
-from wherewhat.runs.subject import ModelSubject, load_model
-from wherewhat.text.documents import Document, text_hash
+from wherewhat.runs.subject import ModelSubject, device_type, load_model
+from wherewhat.text.documents import Document
 
 if TYPE_CHECKING:
     from wherewhat.models.source import Weights
@@ -162,8 +162,6 @@ def _resolved(
         "revision": measurement.revision if measurement.revision > 1 else None,
         "code": code_hash(measurement),
     }
-    # Of a model on several devices, the device of the first layers that are not offloaded.
-    device = next((name for name in loaded.device.split("+") if name != "offloaded"), "cpu")
     return {
         **{name: value for name, value in given.items() if value is not None},
         "measurement": measurement.name,
@@ -174,20 +172,14 @@ def _resolved(
         "tokenizer_hash": loaded.tokenizer_hash,
         "seed": loaded.seed,
         "dtype": loaded.dtype,
-        "device": torch.device(device).type,
+        "device": device_type(loaded),
         "tokens": request.tokens,
         "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
     }
 
 
 def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
-    """Measure missing parts and return the finished run directory.
-
-    Args:
-        prepared: What :func:`prepare` returned.
-        progress: Progress callback.
-        models: Holds the model.
-    """
+    """Measure missing parts of what :func:`prepare` returned, and return the finished run directory."""
     request, measurement, config = prepared.request, prepared.measurement, prepared.config
     loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
     if directory.is_complete:
@@ -299,12 +291,6 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
 
     Two short pieces of the first text are measured (of the first few, where documents are measured together), and a
     time of ``a n + b n²`` is extrapolated from them.
-
-    Args:
-        subject: The model.
-        measurement: What will be measured.
-        config: Its options.
-        texts: The documents.
     """
     lengths = [text.ids.shape[1] for text in texts]
     if max(lengths) <= _LONG:
@@ -369,28 +355,13 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
     }
     if loaded.device.startswith("cuda"):
         extra["gpu"] = torch.cuda.get_device_name(loaded.device.split("+")[0])
-    return Provenance(
-        model_hash=loaded.weights_hash,
-        tokenizer_hash=loaded.tokenizer_hash,
-        text_hash=text_hash(texts),
-        dtype=loaded.dtype,
-        device=loaded.device,
-        seed=loaded.seed,
-        extra=extra,
-    )
+    return model_provenance(loaded, texts, extra)
 
 
 def run_with_controls(
     request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None
 ) -> Controlled:
-    """Measure a model, and as controls the same model with other weights.
-
-    Args:
-        request: What to measure.
-        controls: Weights of the controls, such as ``("random", "shuffled")``.
-        out: Folder of run directories.
-        progress: Progress callback; silent by default.
-    """
+    """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``."""
     runs = {str(request.model.weights): run(request, out=out, progress=progress)}
     left_out: dict[str, str] = {}
     for weights in controls:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import (
@@ -37,6 +37,10 @@ from wherewhat.hashes import (
 )
 from wherewhat.imports import package_version
 from wherewhat.runs.schema import SCHEMA_VERSION, Profile, Score, encode_scores, is_current, score_table, write_profiles
+from wherewhat.text.documents import Document, text_hash
+
+if TYPE_CHECKING:
+    from wherewhat.models.loaded import LoadedModel
 
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
@@ -250,6 +254,21 @@ class Provenance:
     seed: int
     versions: Mapping[str, str | None] = field(default_factory=collect_versions)
     extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+def model_provenance(
+    loaded: LoadedModel, texts: Sequence[Document], extra: Mapping[str, JSON] | None = None
+) -> Provenance:
+    """Return the provenance of a run of a model on texts."""
+    return Provenance(
+        model_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        text_hash=text_hash(texts),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        seed=loaded.seed,
+        extra=extra or {},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

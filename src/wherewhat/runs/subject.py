@@ -72,6 +72,11 @@ def load_model(
     return loader.load(options.pop("model"), **options, progress=say)
 
 
+def device_type(loaded: LoadedModel) -> str:
+    """Return the type of a model's device; of several, that of the first layers that are not offloaded."""
+    return torch.device(next((name for name in loaded.device.split("+") if name != "offloaded"), "cpu")).type
+
+
 class ModelSubject:
     """Runs a loaded, proved model and passes its layers on.
 
@@ -102,16 +107,9 @@ class ModelSubject:
         logits: bool = False,
         positions: Tensor | None = None,
     ) -> Tensor | None:
-        """Run on ``ids`` ``(batch, n)`` and call ``reducer`` with each layer.
+        """Run on ``ids`` ``(batch, n)``, call ``reducer`` with each layer, and return the logits if they are wanted.
 
-        Args:
-            ids: Tokens.
-            reducer: Called with each layer.
-            logits: Whether to return logits.
-            positions: Positions of the tokens, ``(n,)``; consecutive by default.
-
-        Returns:
-            Logits ``(batch, n, vocabulary)`` or None.
+        Positions of the tokens ``(n,)`` are consecutive by default; logits are ``(batch, n, vocabulary)``.
         """
         model = self.loaded.model
         ids = ids.to(input_device(model))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from wherewhat.runs.learning import TRAINING, TrainingRun
 from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, Records, save_table, study_config
 from wherewhat.runs.request import MemoryModel, model_request
 from wherewhat.runs.schema import Profile
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, device_type
 from wherewhat.text.documents import Document, documents_of, embedded_documents, text_hash
 
 _log = logging.getLogger(__name__)
@@ -316,7 +317,7 @@ class TrainingRecorder:
             tokens=self._texts[0].ids.shape[1],
             documents=[{"name": document.name, "sha256": document.sha256} for document in documents],
             dtype=self._loaded.dtype,
-            device=torch.device(self._loaded.device.split("+")[0]).type,
+            device=device_type(self._loaded),
         )
 
     def _provenance(self) -> Provenance:
@@ -403,28 +404,22 @@ def _in_tokens(loaded: LoadedModel, documents: Sequence[Document], tokens: int) 
 
 def _means(documents: Sequence[DocumentScores], heads: Mapping[int, int]) -> dict[str, Tensor]:
     """Return means over documents: of heads, over all layers ``(heads,)``, and of the whole model ``()``."""
-    starts: dict[int, int] = {}
-    total = 0
-    for index, count in sorted(heads.items()):
-        starts[index] = total
-        total += count
-    by_head: dict[str, list[Tensor]] = {}
-    whole: dict[str, list[float]] = {}
+    indices = sorted(heads)
+    starts = dict(zip(indices, accumulate((heads[i] for i in indices), initial=0), strict=False))
+    found: dict[str, list[Tensor]] = {}
     for document in documents:
         rows: dict[str, Tensor] = {}
         of_layers: dict[str, list[float]] = {}
         for layer in document.layers:
             for name, values in layer.heads.items():
-                row = rows.setdefault(name, torch.full((total,), torch.nan, dtype=torch.float64))
+                row = rows.setdefault(name, torch.full((sum(heads.values()),), torch.nan, dtype=torch.float64))
                 row[starts[layer.layer] : starts[layer.layer] + len(values)] = values.double().cpu()
             for name, value in layer.whole.items():
                 of_layers.setdefault(name, []).append(value)
-        for name, row in rows.items():
-            by_head.setdefault(name, []).append(row)
-        for name, value in {**{n: sum(v) / len(v) for n, v in of_layers.items()}, **document.whole}.items():
-            whole.setdefault(name, []).append(value)
-    found = {name: torch.stack(listed).nanmean(0) for name, listed in by_head.items()}
-    means = {name: torch.tensor(listed, dtype=torch.float64).nanmean() for name, listed in whole.items()}
-    if not found and not means:
+        whole = {**{name: sum(values) / len(values) for name, values in of_layers.items()}, **document.whole}
+        single = {name: torch.tensor(value, dtype=torch.float64) for name, value in whole.items()}
+        for name, values in {**single, **rows}.items():
+            found.setdefault(name, []).append(values)
+    if not found:
         raise MeasureError("the texts gave no scores")
-    return {**means, **found}
+    return {name: torch.stack(listed).nanmean(0) for name, listed in found.items()}
