@@ -113,8 +113,8 @@ def output_folder(given: str | os.PathLike[str], *, name: str, writable: bool = 
     return path
 
 
-def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> int:
-    """Return the size of a regular file; refuse folders, pipes and devices, which may never end, and large files.
+def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> None:
+    """Refuse what is no regular file (folders, pipes and devices, which may never end), and large files.
 
     Args:
         path: The file.
@@ -133,7 +133,6 @@ def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] 
         raise error(
             f"{name} cannot be read: it has {size_in_words(status.st_size)}, at most {size_in_words(most)} work"
         )
-    return status.st_size
 
 
 def read_file(path: Path, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> bytes:
@@ -272,9 +271,6 @@ def check_distinct(name: str, given: Sequence[object]) -> None:
 
 def size_in_words(count: int) -> str:
     """Return a number of bytes with a unit, such as ``8.0 TiB``."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if size < 1024 or unit == "PiB":
-            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min((max(count, 1).bit_length() - 1) // 10, len(units) - 1)
+    return f"{count} bytes" if power == 0 else f"{count / 1024**power:.1f} {units[power]}"

@@ -149,11 +149,11 @@ def open_regular(path: Path) -> BufferedReader:
         raise
 
 
-def read_regular(path: Path, *, most: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path) -> bytes:
     """Return the content of a file of a run directory; raise ForeignFileError if it is no file, or too large."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
-            raise ForeignFileError(errno.EFBIG, f"it has more than {most:,} bytes")
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise ForeignFileError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
         return file.read()
 
 

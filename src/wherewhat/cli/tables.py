@@ -46,11 +46,7 @@ class Table(table.Table):
 def print_line(console: Console, line: object, *, wrap: bool = False, style: str | None = None) -> None:
     """Print a line without markup, with control characters shown by their code.
 
-    Args:
-        console: Where to print.
-        line: The line.
-        wrap: Whether to wrap it at words. Paths are not, so that they can be copied or read by a script.
-        style: Style of the line.
+    Only with ``wrap`` it is wrapped at words: paths are not, so that they can be copied or read by a script.
     """
     console.print(printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style)
 
@@ -70,10 +66,7 @@ def headline(
 ) -> Table:
     """Return every metric of the model, its control models, and the control metric.
 
-    Args:
-        measurement: The measurement.
-        runs: Weights and summaries of each run.
-        left_out: Why a control model is missing, by its weights.
+    Runs are weights with summaries; ``left_out`` says by weights why a control model is missing.
     """
     table = Table(title=measurement.summary, caption=measurement.limits)
     if len(runs) > 1:

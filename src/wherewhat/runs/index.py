@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -50,13 +50,7 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of one run.
-
-    Args:
-        name: Name of its folder.
-        config: Its configuration.
-        provenance: Its provenance.
-    """
+    """Return the facts of one run, by :data:`FACTS`, from the name of its folder, configuration and provenance."""
     extra = provenance.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
     model, checkpoint = _model(config, extra)
@@ -134,19 +128,13 @@ def open_index(address: str) -> Indexed:
         raise StoreError(f"there is no store at {address}: give a folder that holds run directories")
     stamps = _finished(place)
     known = _read(place)
-    kept = known
-    old: dict[str, str] = {}
-    if known is not None:
-        listed = known.select("run", "stamp").unique().collect()
-        old = dict(zip(listed["run"], listed["stamp"], strict=True))
-        same = [name for name, stamp in old.items() if stamps.get(name) == stamp]
-        kept = known if len(same) == len(old) else known.filter(pl.col("run").is_in(same))
-        old = {name: old[name] for name in same}
-    new = [name for name in stamps if name not in old]
-    if not new and kept is known and known is not None:
+    old: dict[str, str] = {} if known is None else dict(known.select("run", "stamp").unique().collect().iter_rows())
+    same = {name for name, stamp in old.items() if stamps.get(name) == stamp}
+    new = [name for name in stamps if name not in same]
+    if known is not None and not new and len(same) == len(old):
         return Indexed(known, len(old))
     found, unreadable = _condense(place, new, stamps)
-    table = pl.concat([kept.collect(), found]) if kept is not None else found
+    table = found if known is None else pl.concat([known.filter(pl.col("run").is_in(same)).collect(), found])
     _write(place, table)
     return Indexed(table.lazy(), table["run"].n_unique(), unreadable)
 
@@ -224,8 +212,7 @@ def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tup
     return pl.concat(tables), unreadable
 
 
-def _facts(place: Place, names: Iterable[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
-    names = list(names)
+def _facts(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
     contents = place.read_many(f"{name}/{file}" for name in names for file in (CONFIG, PROVENANCE))
     found = {}
     for name in names:

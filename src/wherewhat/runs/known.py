@@ -46,11 +46,7 @@ class Controlled:
 
 
 class KnownRuns:
-    """Outcomes of requests in a folder of run directories.
-
-    Args:
-        out: The folder.
-    """
+    """Outcomes of requests in a folder of run directories."""
 
     def __init__(self, out: Path) -> None:
         self.out = out

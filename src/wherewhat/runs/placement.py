@@ -82,10 +82,7 @@ def positions_refused(model: Any) -> str:
 def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> Iterator[None]:
     """Permute the hidden states that enter blocks until the context ends.
 
-    Args:
-        model: The model.
-        proof: Its proof, which names its blocks.
-        orders: Order ``(n,)`` by index of the block: position i takes the hidden state of token ``order[i]``.
+    Orders ``(n,)`` are by index of the block: position i takes the hidden state of token ``order[i]``.
     """
     # All blocks are looked up before the first hook, so that an error leaves the model unchanged.
     blocks = {layer: _block(model, proof, layer) for layer in orders}

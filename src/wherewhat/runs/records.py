@@ -175,11 +175,7 @@ def synchronize(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A finished run of a study.
-
-    Attributes:
-        directory: Its run directory.
-    """
+    """A finished run of a study."""
 
     directory: RunDirectory
 

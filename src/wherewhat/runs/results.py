@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -90,11 +90,7 @@ Heads = dict[int, list[float | None]]
 
 
 class StoredRun:
-    """Scores and curves of a finished run.
-
-    Attributes:
-        directory: The run directory.
-    """
+    """Scores and curves of a finished run."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -155,20 +151,19 @@ class StoredRun:
             metric: Name of the metric.
             less: Another metric to subtract on each document.
         """
-        first = self._whole.get(metric, {})
+        first = self._whole(metric)
         if less is None:
             return list(first.values())
-        second = self._whole.get(less, {})
+        second = self._whole(less)
         return [value - second[name] for name, value in first.items() if name in second]
 
-    @cached_property
-    def _whole(self) -> dict[str, dict[str, float]]:
-        """Values of the model as a whole by metric and document; undefined ones are left out."""
-        found: dict[str, dict[str, float]] = {}
-        for metric, document, layer, _, value in self._rows:
-            if document is not None and layer is None and value is not None:
-                found.setdefault(metric, {})[document] = value
-        return found
+    def _whole(self, metric: str) -> dict[str, float]:
+        """Return a metric of the model as a whole by document; undefined values are left out."""
+        return {
+            document: value
+            for name, document, layer, _, value in self._rows
+            if name == metric and document is not None and layer is None and value is not None
+        }
 
     @cached_property
     def profiles(self) -> ProfileFile:
@@ -204,14 +199,12 @@ class StoredRun:
 
     def head_documents(self, metric: str) -> dict[tuple[int, int], dict[str, float]]:
         """Return a metric by layer and head, and by document; undefined values are left out."""
-        return self._by_document.get(metric, {})
-
-    @cached_property
-    def _by_document(self) -> dict[str, dict[tuple[int, int], dict[str, float]]]:
-        found: dict[str, dict[tuple[int, int], dict[str, float]]] = {}
-        for metric, document, layer, head, value in self._rows:
-            if document is not None and layer is not None and head is not None and value is not None:
-                found.setdefault(metric, {}).setdefault((layer, head), {})[document] = value
+        found: dict[tuple[int, int], dict[str, float]] = {}
+        for name, document, layer, head, value in self._rows:
+            if name != metric or document is None:
+                continue
+            if layer is not None and head is not None and value is not None:
+                found.setdefault((layer, head), {})[document] = value
         return found
 
     @cached_property
@@ -237,24 +230,18 @@ class StoredRun:
             by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
             if document is None and head is None:
                 together.setdefault(name, {})[layer] = value
-        found = [
-            _summary(metric, by_metric[metric.name], by_metric.get(metric.control or ""), together, len(self.documents))
-            for metric in self.metrics
-            if metric.name in by_metric
-        ]
-        if not self.kinds:
-            return found
-        pooled = self._pooled()
-        return [
-            replace(s, kinds={kind: value.within(s.metric.range) for kind, value in kinds.items()})
-            for s in found
-            for kinds in [_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), self.kinds)]
-        ]
+        pooled, found = self._pooled(), []
+        for metric in self.metrics:
+            if metric.name in by_metric:
+                values, control = by_metric[metric.name], by_metric.get(metric.control or "")
+                kinds = _by_kind(values, pooled.get(metric.name), self.kinds)
+                found.append(_summary(metric, values, control, together, len(self.documents), kinds))
+        return found
 
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
         """Scores pooled over the heads of each kind of layer, by metric and kind, one per document."""
         found: dict[str, dict[str, list[float]]] = {}
-        if not self.measurement.pools:
+        if not self.measurement.pools or not self.kinds:
             return found
         table = self.directory.scores()
         documents = table["document"].to_pylist()
@@ -288,6 +275,7 @@ def _summary(
     control: _Values | None,
     together: Mapping[str, Mapping[int | None, float]],
     count: int,
+    kinds: Mapping[str, Interval],
 ) -> MetricSummary:
     indices = sorted({layer for layers in documents.values() for layer in layers if layer is not None})
 
@@ -309,6 +297,7 @@ def _summary(
         overall=between([_mean(layers) for layers in documents.values()], None),
         layers={i: between([_mean({i: v[i]}) for v in documents.values() if i in v], i) for i in indices},
         control=None if control is None else sum(map(_mean, control.values())) / len(control),
+        kinds={kind: value.within(metric.range) for kind, value in kinds.items()},
     )
 
 

@@ -124,8 +124,9 @@ def located(request: Request) -> Request:
     path = model_path(model)
     if model != EMBEDDED and path.exists():
         model = str(path.absolute())
-    named = None if request.text is None else [user_path(name, name="text") for name in request.text]
-    text = None if named is None else tuple(str(path.absolute()) for path in named)
+    text = request.text
+    if text is not None:
+        text = tuple(str(user_path(name, name="text").absolute()) for name in text)
     items = request.items
     if items is not None and user_path(items, name="items").is_file():
         items = str(user_path(items, name="items").absolute())
@@ -157,13 +158,7 @@ class Variant:
 
 
 def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[Variant]:
-    """Return the variants of one entry of ``models``.
-
-    Args:
-        entry: The model and its axes.
-        shared: Options of all models.
-        where: Location in the file, for error messages.
-    """
+    """Return the variants of one entry of ``models``; ``shared`` are the options of all models."""
     options = {**shared, **entry.shared}
     resolve_dtype(options.get("dtype", "float32"))
     check_device_map(options.get("device_map"), options.get("device", "auto"))
