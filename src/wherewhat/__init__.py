@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
     from wherewhat.runs.directory import RunDirectory
-    from wherewhat.runs.learning import TrainingRun
     from wherewhat.runs.planner import make_plan
+    from wherewhat.runs.records import TrainingRun
     from wherewhat.runs.request import ModelRequest, Request
     from wherewhat.runs.subject import attention, load
     from wherewhat.runs.trainer import TrainerCallback
@@ -69,7 +69,7 @@ _HOMES = {
     "TextMeasurement": "wherewhat.measures.measurement",
     "TrainerCallback": "wherewhat.runs.trainer",
     "TrainingRecorder": "wherewhat.runs.training",
-    "TrainingRun": "wherewhat.runs.learning",
+    "TrainingRun": "wherewhat.runs.records",
     "WherewhatError": "wherewhat.errors",
     "attention": "wherewhat.runs.subject",
     "attention_statistics": "wherewhat.measures.layers",

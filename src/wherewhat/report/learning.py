@@ -16,8 +16,7 @@ from wherewhat.imports import plugins
 from wherewhat.progress import counted
 from wherewhat.report.data import rounded
 from wherewhat.runs.layout import COMPLETE, CONFIG
-from wherewhat.runs.learning import TRAINING, CurvePanel, TrainingRun
-from wherewhat.runs.records import RECORDS_FILE
+from wherewhat.runs.records import RECORDS_FILE, TRAINING, CurvePanel, TrainingRun
 
 _POINTS = 240
 """Largest number of records on a curve."""

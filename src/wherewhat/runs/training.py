@@ -38,8 +38,16 @@ from wherewhat.options import build_config, checked, config_values, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import common_length, document_text
 from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE, Provenance
-from wherewhat.runs.learning import TRAINING, TrainingRun
-from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, Records, save_table, study_config
+from wherewhat.runs.records import (
+    RECORDS,
+    RECORDS_FILE,
+    TRAINING,
+    Recorder,
+    Records,
+    TrainingRun,
+    save_table,
+    study_config,
+)
 from wherewhat.runs.request import MemoryModel, model_request
 from wherewhat.runs.schema import Profile
 from wherewhat.runs.subject import ModelSubject, device_type

@@ -14,7 +14,7 @@ from wherewhat.measures.tensors import share_intervals
 from wherewhat.progress import counted
 from wherewhat.report.learning import page_data
 from wherewhat.runs.layout import COMPLETE, CONFIG
-from wherewhat.runs.learning import CurvePanel, Series, spread_over_heads
+from wherewhat.runs.records import CurvePanel, Series, spread_over_heads
 
 _GAMMA, _LEVEL = 0.1, 0.9
 _SCORES = {"s_pos": "positional score", "s_sym": "symbolic score", "r": "r"}
