@@ -101,13 +101,7 @@ def _terminal_type(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Given:
-    """The options of a measurement command.
-
-    Attributes:
-        request: The request.
-        out: Folder of run directories.
-        control: Whether to measure the control models as well.
-    """
+    """The options of a measurement command; ``control`` is whether to measure the control models as well."""
 
     request: Request
     out: Path

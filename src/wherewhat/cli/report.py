@@ -91,6 +91,8 @@ def report(
 
 def _numbers_table(models: Sequence[Profiled]) -> Table:
     """Return the headline numbers: one column per model; all controls of a single model, else the random ones."""
+    from wherewhat.report.data import CONTROLS
+
     table = Table(title="mean over heads and documents ± 95 % over documents", caption=CONTROL_NOTE)
     alone = len(models) == 1
     for column in ["", *(["value", "to compare with"] if alone else [escape(model.name) for model in models])]:
@@ -102,16 +104,10 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
         if alone:
             cells += controls
         else:
-            cells = [[*own, *_of_random(beside)] for own, beside in zip(cells, controls, strict=True)]
+            random = [[value for value in each if value.name.startswith(CONTROLS["random"])] for each in controls]
+            cells = [[*own, *beside] for own, beside in zip(cells, random, strict=True)]
         table.add_row(title, *("\n".join(map(_line, cell)) for cell in cells))
     return table
-
-
-def _of_random(controls: Sequence[Value]) -> list[Value]:
-    """Return the values of the random control model."""
-    from wherewhat.report.data import CONTROLS
-
-    return [value for value in controls if value.name.startswith(CONTROLS["random"])]
 
 
 def _line(value: Value) -> str:

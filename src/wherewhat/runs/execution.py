@@ -88,13 +88,7 @@ class LastModel:
 class Prepared:
     """A request whose model is loaded and whose run directory is known; nothing is measured or written yet.
 
-    Attributes:
-        request: The request.
-        measurement: The measurement it names.
-        config: The measurement's options.
-        loaded: The model.
-        inputs: The documents or prompts, by name.
-        directory: The run directory, finished or not.
+    ``config`` has the measurement's options, and ``inputs`` the documents or prompts by name.
     """
 
     request: Request

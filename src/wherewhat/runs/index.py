@@ -109,12 +109,10 @@ class Indexed:
 
     Attributes:
         values: One row per run, metric and document, read on collection.
-        runs: Number of runs.
         unreadable: Why a finished run cannot be read, by name.
     """
 
     values: pl.LazyFrame
-    runs: int
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
@@ -132,11 +130,11 @@ def open_index(address: str) -> Indexed:
     same = {name for name, stamp in old.items() if stamps.get(name) == stamp}
     new = [name for name in stamps if name not in same]
     if known is not None and not new and len(same) == len(old):
-        return Indexed(known, len(old))
+        return Indexed(known)
     found, unreadable = _condense(place, new, stamps)
     table = found if known is None else pl.concat([known.filter(pl.col("run").is_in(same)).collect(), found])
     _write(place, table)
-    return Indexed(table.lazy(), table["run"].n_unique(), unreadable)
+    return Indexed(table.lazy(), unreadable)
 
 
 def check_polars() -> None:

@@ -158,6 +158,8 @@ def _key(request: Request) -> str | None:
         name: getattr(request, name)
         for name in ("prompts", "items", "documents", "tokens", "beyond", "chunk", "offload")
     }
+    texts = request.texts if request.text is None else read_documents(request.text)
+    items = None if request.items is None else read_items(request.items, count=request.documents)
     return config_hash(
         {
             **fields,
@@ -166,15 +168,7 @@ def _key(request: Request) -> str | None:
             "code": code_hash(measurement),
             "options": config_values(build_config(measurement.config, request.options)),
             "model": model_state(request.model),
-            "texts": text_hash(request.texts) if request.texts is not None else _texts(request.text),
-            "questions": None if request.items is None else _questions(request.items, request.documents),
+            "texts": None if texts is None else text_hash(texts),
+            "questions": None if items is None else [item.text for item in items],
         }
     )
-
-
-def _texts(text: tuple[str, ...] | None) -> str | None:
-    return None if text is None else text_hash(read_documents(text))
-
-
-def _questions(items: str, count: int | None) -> list[str]:
-    return [item.text for item in read_items(items, count=count)]

@@ -15,11 +15,9 @@ from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
-from wherewhat.measures.registry import find_measurement
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
-from wherewhat.options import build_config, config_values
 from wherewhat.runs.inputs import read_texts
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.sweep.file import (
@@ -282,8 +280,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """Yield the cells of one variant of a model."""
     for entry in measurements:
-        measurement = find_measurement(entry.measurement)
-        options = config_values(build_config(measurement.config, entry.options))
+        measurement = entry.measurement
         for text in _on(measurement, texts):
             makes_own = isinstance(measurement, QuestionMeasurement)
             drawn = variant.request.weights != "trained" or makes_own or (text is not None and text.prompts is not None)
@@ -294,7 +291,7 @@ def _cells(
                 model=variant.request,
                 text=text.text if text else None,
                 prompts=text.prompts if text else None,
-                options=options,
+                options=entry.options,
                 **{**on_texts, **(text.shared if text else {}), **entry.shared},
             )
             inputs: dict[str, JSON] = {"texts": identify(request, measurement), "model": variant.files}
