@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -18,6 +18,7 @@ from wherewhat.captures.proof import prove
 from wherewhat.captures.structure import same_modules, state_of
 from wherewhat.errors import ConfigError, MeasureError, StoreError, TextError, one_line
 from wherewhat.files import remove
+from wherewhat.hashes import JSON
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
     DocumentScores,
@@ -37,7 +38,7 @@ from wherewhat.numerics import few_threads, new_process_settings, random_states,
 from wherewhat.options import build_config, checked, config_values, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import common_length, document_text
-from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE, Provenance
+from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE, Provenance, model_provenance
 from wherewhat.runs.records import (
     RECORDS,
     RECORDS_FILE,
@@ -51,7 +52,7 @@ from wherewhat.runs.records import (
 from wherewhat.runs.request import MemoryModel, model_request
 from wherewhat.runs.schema import Profile
 from wherewhat.runs.subject import ModelSubject, device_type
-from wherewhat.text.documents import Document, documents_of, embedded_documents, text_hash
+from wherewhat.text.documents import Document, documents_of, embedded_documents
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class TrainingRecorder:
         )
         self._axes: dict[str, tuple[str, ...]] = {}
         self._recorder = self._begin(start)
-        self._text_hash = text_hash(listed)
+        self._documents = listed
         self._written = self._stamp()
         self._step = start
         self._record(start)
@@ -286,12 +287,8 @@ class TrainingRecorder:
     def _undisturbed(self) -> Iterator[None]:
         """Use evaluation mode and the settings of a new process; restore everything that training depends on."""
         model = self._loaded.model
-        with ExitStack() as stack:
-            stack.enter_context(random_states())
-            stack.enter_context(new_process_settings(weight_dtypes(model)))
-            stack.enter_context(few_threads(model))
-            stack.enter_context(evaluation(model))
-            stack.enter_context(_own_forward(model))
+        settings = new_process_settings(weight_dtypes(model))
+        with random_states(), settings, few_threads(model), evaluation(model), _own_forward(model):
             yield
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -330,19 +327,12 @@ class TrainingRecorder:
 
     def _provenance(self) -> Provenance:
         loaded, recorder = self._loaded, self._recorder
-        return Provenance(
-            model_hash=None,
-            tokenizer_hash=loaded.tokenizer_hash,
-            text_hash=self._text_hash,
-            dtype=loaded.dtype,
-            device=loaded.device,
-            seed=0,
-            extra={
-                "seconds_recording": round(recorder.seconds, 3),
-                "seconds_by_record": {str(step): round(s, 4) for step, s in recorder.seconds_by_step.items()},
-                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-            },
-        )
+        extra: dict[str, JSON] = {
+            "seconds_recording": round(recorder.seconds, 3),
+            "seconds_by_record": {str(step): round(s, 4) for step, s in recorder.seconds_by_step.items()},
+            "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        }
+        return replace(model_provenance(loaded, self._documents, extra), model_hash=None)
 
 
 @contextmanager
