@@ -220,11 +220,9 @@ def remove(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path, *, older_than: float | None = None) -> None:
-    """Remove unfinished writes of terminated processes from `folder`.
+    """Remove unfinished writes of terminated processes from `folder`, or only those `older_than` that many seconds.
 
-    Args:
-        folder: The folder. Without an age, no other process may write there.
-        older_than: Remove only what was last changed more seconds ago.
+    Without an age, no other process may write there.
     """
     try:
         found = filter(is_temporary, folder.iterdir())

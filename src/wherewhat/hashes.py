@@ -118,10 +118,8 @@ def file_sha256(path: Path) -> str:
 def model_file_sha256(path: Path, *, cache: Path | None = None) -> str:
     """Return the SHA-256 of a file of a model.
 
-    Args:
-        path: The file.
-        cache: Folder in which digests of files above 1 GiB are stored by path, size and modification time; None to
-            always read the file.
+    Digests of files above 1 GiB are stored in the folder `cache` by path, size and modification time; without one, the
+    file is always read.
     """
     # The hub cache stores large files under their own SHA-256.
     name = path.resolve().name if path.is_symlink() else ""

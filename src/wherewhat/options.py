@@ -86,8 +86,7 @@ def check_seed(seed: int, name: str = "seed") -> None:
 def checked(**conversions: Callable[[Any], Any]) -> Callable[[_Checked], _Checked]:
     """Decorate a function or dataclass so that arguments that do not fit their annotations raise a ConfigError.
 
-    Args:
-        conversions: Function by name of an argument, applied before its value is checked.
+    Conversions, by name of an argument, are applied before its value is checked.
     """
 
     def decorate(target: _Checked) -> _Checked:

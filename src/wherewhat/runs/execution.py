@@ -102,16 +102,10 @@ class Prepared:
 def run(
     request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
 ) -> RunDirectory:
-    """Measure, store, and return the finished run directory.
+    """Measure, store in a run directory in ``out``, and return it, finished.
 
     Finished parts are not computed again: an interrupted run continues with the next document, and a complete one is
-    returned as it is.
-
-    Args:
-        request: What to measure.
-        out: Folder of run directories.
-        progress: Progress callback; silent by default.
-        models: Keeps the model for the next request; by default it is released.
+    returned as it is. ``models`` keeps the model for the next request; by default it is released.
     """
     progress, models, known = progress or Silent(), models or LastModel(), KnownRuns(out)
     finished = known.find(request)
@@ -306,13 +300,8 @@ def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None
     """Return the approximate number of bytes of a forward pass: the weights and the activations of one block.
 
     No n × n matrix is stored, and only one layer's queries and keys unless the text is run in chunks, so memory grows
-    linearly with the length of the text.
-
-    Args:
-        model: The model.
-        tokens: Tokens of a text.
-        together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
-        chunk: Tokens of a chunk, if texts are run in chunks: all layers' queries, keys, values and outputs are stored.
+    linearly with the length of the text. Documents that are measured ``together`` need float64 sums of every layer's
+    queries and keys; with texts in chunks, all layers' queries, keys, values and outputs are stored.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size

@@ -253,9 +253,7 @@ def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
 def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return words as spans of tokens, and as spans of characters.
 
-    Args:
-        text: The text.
-        offsets: First character of each token and one past its last, with or without leading white space.
+    Offsets are the first character of each token and one past its last, with or without leading white space.
     """
     tokens: list[tuple[int, int]] = []
     characters: list[tuple[int, int]] = []

@@ -148,9 +148,7 @@ class Parts:
     def times(self, key: str, *, trust: bool = True) -> PartTimes | None:
         """Return the times of the part `key` if it is finished and undamaged, else None.
 
-        Args:
-            key: Name of the part.
-            trust: Use what this process checked or wrote before, instead of reading again.
+        With `trust`, what this process checked or wrote before is not read again.
         """
         if trust and key in self._known:
             return self._known[key]
@@ -273,14 +271,9 @@ def model_provenance(
 
 @dataclass(frozen=True, kw_only=True)
 class PartTimes:
-    """When a part was computed and how long it took.
+    """When a part was computed, in UTC and ISO 8601, and how long it took, in seconds of wall time.
 
-    Attributes:
-        key: Name of the part.
-        started: Start in UTC, ISO 8601.
-        finished: End in UTC, ISO 8601.
-        seconds: Wall time.
-        wherewhat: Version that computed it; a resumed run can mix versions.
+    `wherewhat` is the version that computed it; a resumed run can mix versions.
     """
 
     key: str

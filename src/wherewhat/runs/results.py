@@ -145,12 +145,7 @@ class StoredRun:
         return next((known.range for known in self.metrics if known.name == metric), UNBOUNDED)
 
     def values(self, metric: str, *, less: str | None = None) -> list[float]:
-        """Return a metric of the model as a whole on each document that has it.
-
-        Args:
-            metric: Name of the metric.
-            less: Another metric to subtract on each document.
-        """
+        """Return a metric of the model as a whole on each document that has it, less another metric if one is given."""
         first = self._whole(metric)
         if less is None:
             return list(first.values())
@@ -321,24 +316,20 @@ def as_frame(table: pa.Table, kind: FrameKind) -> Any:
 
 
 def head_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
-    """Return the scores of single heads.
+    """Return the scores of single heads of a model and its control models, by weights.
 
-    Args:
-        runs: Runs by weights: a model and its control models.
-        tidy: One row per document, head and metric; otherwise one row per head and one column per metric, with means
-            over documents.
+    If `tidy`, there is one row per document, head and metric; otherwise one row per head and one column per metric,
+    with means over documents.
     """
     tables = [_tidy_heads(run) if tidy else _wide_heads(run) for run in runs.values()]
     return _together(runs, tables)
 
 
 def layer_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
-    """Return means over the heads of each layer.
+    """Return means over the heads of each layer of a model and its control models, by weights.
 
-    Args:
-        runs: Runs by weights: a model and its control models.
-        tidy: One row per layer and metric, with the 95 % interval over documents; otherwise one row per layer and one
-            column per metric.
+    If `tidy`, there is one row per layer and metric, with the 95 % interval over documents; otherwise one row per layer
+    and one column per metric.
     """
     import pyarrow as pa
 
@@ -365,12 +356,7 @@ def layer_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
 
 
 def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
-    """Return curves, one row per value, with a column for each of their dimensions.
-
-    Args:
-        runs: Runs by weights: a model and its control models.
-        name: Name of the curve; None for all curves of the runs.
-    """
+    """Return the curves of a name, or all, one row per value, with a column for each of their dimensions."""
     import pyarrow as pa
 
     known = sorted({full.rsplit("/", 1)[1] for run in runs.values() for full in run.profiles})

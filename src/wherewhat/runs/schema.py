@@ -62,11 +62,7 @@ KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.k
 
 
 def arrow_schema(*, encoded: bool = True) -> pa.Schema:
-    """Return the Arrow schema of the score table.
-
-    Args:
-        encoded: Whether strings are dictionary-encoded, as they are stored, or plain, as they sort and join.
-    """
+    """Return the Arrow schema of the score table; strings are dictionary-encoded, as stored, or plain, as they sort."""
     import pyarrow as pa
 
     types = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}

@@ -60,10 +60,7 @@ def load_model(
 ) -> LoadedModel:
     """Load the model of a request, without proving it.
 
-    Args:
-        model: The request.
-        say: Called with one line before a slow step.
-        hashed: Whether to hash the weights of a model in memory.
+    ``say`` is called with one line before a slow step; ``hashed`` is whether to hash the weights of a model in memory.
     """
     if isinstance(model, MemoryModel):
         options = {name: getattr(model, name) for name in ("weights", "seed", "loaded")}

@@ -70,9 +70,7 @@ Chosen = Mapping[str, tuple[Measurement, Any]]
 def choose_measurements(names: str | Sequence[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> Chosen:
     """Return measurements of texts with their options for records.
 
-    Args:
-        names: Names of measurements.
-        options: Options by name of the measurement; they take precedence over those that it declares for records.
+    Options, by name of the measurement, take precedence over those that it declares for records.
     """
     listed = [names] if isinstance(names, str) else list(names)
     if not listed:

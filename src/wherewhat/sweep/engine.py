@@ -167,11 +167,8 @@ _UNKNOWN = 8 * _GIB
 def local_slots(cells: Sequence[Cell], *, cpus: int, memory: int, workers: int | None) -> list[dict[str, str]]:
     """Return the environment variables of each local worker process.
 
-    Args:
-        cells: The cells to run.
-        cpus: Threads of a cell.
-        memory: Bytes of the largest cell.
-        workers: Number of workers; None for one per GPU, or as many as cores and memory allow.
+    There are ``workers`` of them, by default one per GPU, or as many as cores and memory allow for cells of ``cpus``
+    threads, of which the largest needs ``memory`` bytes.
     """
     base = {"OMP_NUM_THREADS": str(cpus), "TOKENIZERS_PARALLELISM": "false"}
     # A model distributed over GPUs, or on a chosen device, needs all of them visible.

@@ -25,14 +25,9 @@ _SILENCE = 15.0
 def run_on_ray(
     tasks: Sequence[CellTask], *, address: str | None, resources: Resources, work: Work, watch: Watch
 ) -> None:
-    """Run tasks on a Ray cluster.
+    """Run tasks on a Ray cluster, in their order.
 
-    Args:
-        tasks: The tasks, in the order in which they are submitted.
-        address: The cluster; None for ``$RAY_ADDRESS``, or else a temporary cluster on this machine.
-        resources: Resources of each task.
-        work: Function that a worker applies to a task.
-        watch: Receiver of events.
+    Without an address it is the one at ``$RAY_ADDRESS``, or else a temporary cluster on this machine.
     """
     ray = require("ray", why="--engine ray", install="'wherewhat[ray]'")
     with _cluster(ray, address) as (ours, dashboard):
