@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import check_whole_number, user_path
 from wherewhat.errors import ConfigError, StoreError
+from wherewhat.imports import require
 from wherewhat.measures import statistics
 from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.options import nearest
-from wherewhat.runs.index import FACTS, check_polars, open_index
+from wherewhat.runs.index import FACTS, open_index
 
 if TYPE_CHECKING:
     import polars as pl
@@ -173,7 +174,7 @@ def compare(
         metrics: Metrics to compare; by default the first few of each measurement.
         where: Compare only runs with these facts.
     """
-    check_polars()
+    require("polars", why="comparing runs", install="'wherewhat[compare]'")
     import polars as pl
 
     named = [os.fspath(store) for store in stores]

@@ -192,9 +192,8 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
         missing = [key for key in keys if not directory.has(key)]
         across = isinstance(measurement, DocumentsMeasurement)
         with_model = missing if across else [key for key in missing if key != _TOGETHER]
-        subject = None
+        subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
         if with_model:
-            subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
             # Short pieces are timed only where the estimate is shown, and only texts that can be cut.
             if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
                 ahead = [made.text for name, made in inputs.items() if name in with_model or across]
@@ -214,7 +213,6 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
                 lambda: measurement.combine([stored_document(*directory.part(name)) for name in inputs], config),
             )
         texts = [made.document for made in inputs.values()]
-        subject = subject or ModelSubject(loaded, models.proof())
         directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
     return directory
 

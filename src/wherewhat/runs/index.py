@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
 from wherewhat.hashes import parse_object
-from wherewhat.imports import require
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.storage import Folder, Place, open_place
 
@@ -118,7 +117,6 @@ class Indexed:
 
 def open_index(address: str) -> Indexed:
     """Return the scores of the store at an address, after updating its index."""
-    check_polars()
     import polars as pl
 
     place = open_place(address)
@@ -135,11 +133,6 @@ def open_index(address: str) -> Indexed:
     table = found if known is None else pl.concat([known.filter(pl.col("run").is_in(same)).collect(), found])
     _write(place, table)
     return Indexed(table.lazy(), unreadable)
-
-
-def check_polars() -> None:
-    """Raise if polars is not installed."""
-    require("polars", why="comparing runs", install="'wherewhat[compare]'")
 
 
 def schema() -> dict[str, Any]:

@@ -93,10 +93,9 @@ class Input:
 def read_texts(request: Request, measurement: Measurement) -> list[Document]:
     """Return the documents of a request; none where the run is on prompts or items."""
     makes_own, on_items = (isinstance(measurement, kind) for kind in (QuestionMeasurement, ChoicesMeasurement))
-    if makes_own and (request.given_texts or request.prompts is not None):
-        raise ConfigError(f"{measurement.name} makes its own texts: leave --text and --prompts out")
-    if on_items and (request.given_texts or request.prompts is not None):
-        raise ConfigError(f"{measurement.name} is measured on items: leave --text and --prompts out")
+    if (makes_own or on_items) and (request.given_texts or request.prompts is not None):
+        what = "makes its own texts" if makes_own else "is measured on items"
+        raise ConfigError(f"{measurement.name} {what}: leave --text and --prompts out")
     if on_items and request.items is None:
         raise ConfigError(f"{measurement.name} needs --items: a task such as arc_easy or boolq, or a .jsonl file")
     if request.items is not None and not on_items:

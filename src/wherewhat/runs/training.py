@@ -156,7 +156,7 @@ class TrainingRecorder:
         self._loaded = load_memory(module, read, name=request.model, weights="trained", seed=0, hashed=False)
         if texts is None and read is None:
             raise TextError("there are no texts and no tokenizer for the embedded ones: give texts, such as token ids")
-        listed = (texts or tuple(embedded_documents(documents)))[:documents]
+        self._documents = listed = (texts or tuple(embedded_documents(documents)))[:documents]
         self._texts = _in_tokens(self._loaded, listed, tokens)
         for measurement, _ in self._chosen.values():
             if len(listed) < measurement.least_documents:
@@ -167,7 +167,7 @@ class TrainingRecorder:
             self._subject = ModelSubject(self._loaded, prove(module))
             self._heads: dict[int, int] = {}
             self._subject.run(self._texts[0].ids, lambda layer: self._heads.update({layer.layer: layer.heads}))
-        self._config = self._resolved(name or request.model, listed)
+        self._config = self._resolved(name or request.model)
         self._directory = (
             None
             if out is None
@@ -175,7 +175,6 @@ class TrainingRecorder:
         )
         self._axes: dict[str, tuple[str, ...]] = {}
         self._recorder = self._begin(start)
-        self._documents = listed
         self._written = self._stamp()
         self._step = start
         self._record(start)
@@ -214,8 +213,7 @@ class TrainingRecorder:
 
     def finish(self) -> TrainingRun:
         """Record the last step that was seen, complete the run directory, and return the run."""
-        if self.active:
-            self.record(self._step)
+        self.record(self._step)
         self.active = False
         directory = self._directory
         if directory is not None and (directory.path / RECORDS_FILE).exists():
@@ -307,7 +305,7 @@ class TrainingRecorder:
                 f"another training writes to {self._directory.path}: give each its own name, or its own out"
             )
 
-    def _resolved(self, name: str, documents: Sequence[Document]) -> dict[str, Any]:
+    def _resolved(self, name: str) -> dict[str, Any]:
         """Return everything that is recorded; its hash names the run directory."""
         return study_config(
             TRAINING,
@@ -318,7 +316,7 @@ class TrainingRecorder:
                 for measurement, config in self._chosen.values()
             },
             tokens=self._texts[0].ids.shape[1],
-            documents=[{"name": document.name, "sha256": document.sha256} for document in documents],
+            documents=[{"name": document.name, "sha256": document.sha256} for document in self._documents],
             dtype=self._loaded.dtype,
             device=device_type(self._loaded),
         )
@@ -347,11 +345,10 @@ def _own_forward(model: Any) -> Iterator[None]:
         model.forward = wrapped
 
 
-def warn(error: BaseException | str, *, step: int | None = None) -> None:
+def warn(error: BaseException, *, step: int | None = None) -> None:
     """Log one line of warning: the training goes on without records."""
     when = "" if step is None else f" from step {step} on"
-    why = error if isinstance(error, str) else one_line(error, most=400)
-    _log.warning("wherewhat records nothing%s, training goes on: %s", when, why)
+    _log.warning("wherewhat records nothing%s, training goes on: %s", when, one_line(error, most=400))
 
 
 def check_positive(**values: int) -> None:

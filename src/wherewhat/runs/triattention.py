@@ -91,7 +91,7 @@ class QuerySums:
         }
 
 
-def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: str | os.PathLike[str]) -> Path:
+def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: Path) -> Path:
     """Run a model on texts ``(1, n)`` and write the calibration file of TriAttention.
 
     Its ``triattention/methods/pruning_utils.py`` reads ``stats["layer00_head00"]`` with ``q_mean_real``,
@@ -133,10 +133,9 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: str
     }
     data = io.BytesIO()
     torch.save({"metadata": metadata, "stats": stats}, data)  # noqa: TID251 - TriAttention reads it with torch.load
-    path = output_file(file, name="the file")
-    make_folder(path.parent)
-    write_file(path, data.getvalue())
-    return path
+    make_folder(file.parent)
+    write_file(file, data.getvalue())
+    return file
 
 
 @checked(model=model_request, texts=documents_of)
