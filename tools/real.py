@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from real_models import NAMES, UnavailableError, fetch
-from wherewhat.cli.terminal import Table
+from wherewhat.cli.tables import Table
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.frequencies.measurement import BANDS
 from wherewhat.measures.measurement import Capacity, ReportRun

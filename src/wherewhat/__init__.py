@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
     from wherewhat.runs.directory import RunDirectory
-    from wherewhat.runs.execution import load
-    from wherewhat.runs.layers import attention
-    from wherewhat.runs.learning import TrainingRun
     from wherewhat.runs.planner import make_plan
+    from wherewhat.runs.records import TrainingRun
     from wherewhat.runs.request import ModelRequest, Request
+    from wherewhat.runs.subject import attention, load
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
     from wherewhat.runs.triattention import save_triattention
@@ -70,9 +69,9 @@ _HOMES = {
     "TextMeasurement": "wherewhat.measures.measurement",
     "TrainerCallback": "wherewhat.runs.trainer",
     "TrainingRecorder": "wherewhat.runs.training",
-    "TrainingRun": "wherewhat.runs.learning",
+    "TrainingRun": "wherewhat.runs.records",
     "WherewhatError": "wherewhat.errors",
-    "attention": "wherewhat.runs.layers",
+    "attention": "wherewhat.runs.subject",
     "attention_statistics": "wherewhat.measures.layers",
     "axes": "wherewhat.measures.layers",
     "capture": "wherewhat.captures.proof",
@@ -80,7 +79,7 @@ _HOMES = {
     "frequencies": "wherewhat.measures.layers",
     "intervene": "wherewhat.captures.proof",
     "judge_claims": "wherewhat.report.claims.judgement",
-    "load": "wherewhat.runs.execution",
+    "load": "wherewhat.runs.subject",
     "make_plan": "wherewhat.runs.planner",
     "make_report": "wherewhat.report.report",
     "measure": "wherewhat.report.result",

@@ -54,10 +54,7 @@ def shown(value: str | os.PathLike[str]) -> str:
 def user_path(given: str | os.PathLike[str], *, name: str, error: type[WherewhatError] = ConfigError) -> Path:
     """Return a path that a user named, with ``~`` replaced, that the operating system accepts; it need not exist.
 
-    Args:
-        given: The path.
-        name: What it is, for messages, such as ``--out`` or ``the model``.
-        error: Class of the error.
+    ``name`` says what it is in messages, such as ``--out`` or ``the model``.
     """
     text = os.fspath(given)
     where = f"{name} {shown(text)}"
@@ -97,10 +94,7 @@ def output_file(given: str | os.PathLike[str], *, name: str) -> Path:
 def output_folder(given: str | os.PathLike[str], *, name: str, writable: bool = True) -> Path:
     """Return the path of a folder to write to, after checks that it is one or can be made.
 
-    Args:
-        given: The folder.
-        name: What it is, for messages, such as ``--out``.
-        writable: Whether it must be writable; finished runs can be read from a read-only folder.
+    It need not be ``writable`` where finished runs can be read from it.
     """
     path = user_path(given, name=name, error=StoreError)
     try:
@@ -113,15 +107,8 @@ def output_folder(given: str | os.PathLike[str], *, name: str, writable: bool = 
     return path
 
 
-def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> int:
-    """Return the size of a regular file; refuse folders, pipes and devices, which may never end, and large files.
-
-    Args:
-        path: The file.
-        name: What it is, for messages, with its path.
-        most: Largest size in bytes.
-        error: Class of the error.
-    """
+def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> None:
+    """Refuse folders, and pipes and devices, which may never end, and files of more than ``most`` bytes."""
     try:
         status = path.stat()
     except (OSError, ValueError) as reason:
@@ -133,7 +120,6 @@ def check_file(path: Path, *, name: str, most: int, error: type[WherewhatError] 
         raise error(
             f"{name} cannot be read: it has {size_in_words(status.st_size)}, at most {size_in_words(most)} work"
         )
-    return status.st_size
 
 
 def read_file(path: Path, *, name: str, most: int, error: type[WherewhatError] = ConfigError) -> bytes:
@@ -192,13 +178,8 @@ def parse_settings(
 ) -> Any:
     """Return the value in the UTF-8 text of a file of settings.
 
-    Args:
-        data: The bytes of the file.
-        parse: Returns the value of the text; raises ValueError, or RecursionError for deep nesting.
-        check: Checks the value; raises the same.
-        name: What the file is, for messages.
-        kind: Name of the format, for messages.
-        error: Class of the error.
+    ``parse`` returns the value and ``check`` checks it; both raise ValueError, or RecursionError for deep nesting.
+    ``name`` and ``kind`` are the file and its format in messages.
     """
     try:
         value = parse(data.decode("utf-8-sig"))
@@ -272,9 +253,6 @@ def check_distinct(name: str, given: Sequence[object]) -> None:
 
 def size_in_words(count: int) -> str:
     """Return a number of bytes with a unit, such as ``8.0 TiB``."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if size < 1024 or unit == "PiB":
-            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min((max(count, 1).bit_length() - 1) // 10, len(units) - 1)
+    return f"{count} bytes" if power == 0 else f"{count / 1024**power:.1f} {units[power]}"

@@ -51,19 +51,10 @@ def explain(error: OSError | ValueError) -> str:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new binary file that is renamed to `path` when the context ends without an error."""
-    temporary = _temporary_name(path)
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _fsync_folder(path.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {explain(error)}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with _renamed(path) as temporary, temporary.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -78,25 +69,30 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     Files inside must be flushed to disk when they are written, as `atomic_file` does.
     """
-    temporary = _temporary_name(path)
-    try:
+    with _renamed(path) as temporary:
         temporary.mkdir()
         yield temporary
         _fsync_folder(temporary)
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    """Give a temporary name, under which a file or folder is made and then renamed to `path`."""
+    if not path.name:
+        raise StoreError(f"cannot write a file to {str(path)!r}: give it a name")
+    # Without the final name, which may already be as long as the file system allows.
+    temporary = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+    try:
+        yield temporary
         temporary.replace(path)
         _fsync_folder(path.parent)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {explain(error)}") from error
     finally:
         # After the rename there is nothing under the temporary name, and nothing is removed.
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _temporary_name(path: Path) -> Path:
-    if not path.name:
-        raise StoreError(f"cannot write a file to {str(path)!r}: give it a name")
-    # Without the final name, which may already be as long as the file system allows.
-    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+        shutil.rmtree(temporary, ignore_errors=True)  # ignores a file as well
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _fsync_folder(folder: Path) -> None:
@@ -149,11 +145,11 @@ def open_regular(path: Path) -> BufferedReader:
         raise
 
 
-def read_regular(path: Path, *, most: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path) -> bytes:
     """Return the content of a file of a run directory; raise ForeignFileError if it is no file, or too large."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
-            raise ForeignFileError(errno.EFBIG, f"it has more than {most:,} bytes")
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise ForeignFileError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
         return file.read()
 
 
@@ -224,11 +220,9 @@ def remove(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path, *, older_than: float | None = None) -> None:
-    """Remove unfinished writes of terminated processes from `folder`.
+    """Remove unfinished writes of terminated processes from `folder`, or only those `older_than` that many seconds.
 
-    Args:
-        folder: The folder. Without an age, no other process may write there.
-        older_than: Remove only what was last changed more seconds ago.
+    Without an age, no other process may write there.
     """
     try:
         found = filter(is_temporary, folder.iterdir())

@@ -80,6 +80,16 @@ def parse_object(data: bytes) -> dict[str, JSON] | None:
     return cast("dict[str, JSON]", value) if isinstance(value, dict) else None
 
 
+def read_object(path: Path) -> dict[str, JSON] | None:
+    """Return the JSON object in a file; None when the file is missing or holds anything else."""
+    try:
+        return parse_object(read_regular(path))
+    except ABSENT:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+
+
 def config_hash(config: Mapping[str, JSON]) -> str:
     """Return the SHA-256 of a configuration's canonical JSON, 64 hexadecimal digits."""
     return text_sha256(canonical_json(config))
@@ -108,10 +118,8 @@ def file_sha256(path: Path) -> str:
 def model_file_sha256(path: Path, *, cache: Path | None = None) -> str:
     """Return the SHA-256 of a file of a model.
 
-    Args:
-        path: The file.
-        cache: Folder in which digests of files above 1 GiB are stored by path, size and modification time; None to
-            always read the file.
+    Digests of files above 1 GiB are stored in the folder `cache` by path, size and modification time; without one, the
+    file is always read.
     """
     # The hub cache stores large files under their own SHA-256.
     name = path.resolve().name if path.is_symlink() else ""
@@ -171,12 +179,7 @@ def write_sealed(path: Path, content: Mapping[str, JSON]) -> None:
 
 def read_sealed(path: Path) -> dict[str, JSON] | None:
     """Return the content that `write_sealed` wrote; None if the file is missing, truncated or altered."""
-    try:
-        content = parse_object(read_regular(path))
-    except ABSENT:
-        return None
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+    content = read_object(path)
     if content is None:
         return None
     checksum = content.pop(_CHECKSUM, None)

@@ -16,9 +16,7 @@ from wherewhat.errors import LoadError, PluginWarning, WherewhatError, one_line
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that imports its names on first use (PEP 562).
 
-    Args:
-        package: Name of the package.
-        homes: Module that defines each public name.
+    The module that defines each public name is its value in ``homes``.
     """
 
     def getattribute(name: str) -> Any:

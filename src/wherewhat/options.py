@@ -86,8 +86,7 @@ def check_seed(seed: int, name: str = "seed") -> None:
 def checked(**conversions: Callable[[Any], Any]) -> Callable[[_Checked], _Checked]:
     """Decorate a function or dataclass so that arguments that do not fit their annotations raise a ConfigError.
 
-    Args:
-        conversions: Function by name of an argument, applied before its value is checked.
+    Conversions, by name of an argument, are applied before its value is checked.
     """
 
     def decorate(target: _Checked) -> _Checked:
@@ -150,19 +149,21 @@ _UNIONS = (typing.Union, types.UnionType)
 _SERIES = (tuple, list, Sequence)
 
 
+def type_hints(annotated: Any) -> dict[str, Any]:
+    """Return the types of a function's arguments or a class's fields, except those that only type checkers import."""
+    found: dict[str, Any] = {}
+    names = vars(sys.modules[annotated.__module__])
+    for key, annotation in inspect.get_annotations(annotated).items():
+        alone = types.SimpleNamespace(__annotations__={key: annotation})
+        with contextlib.suppress(NameError):
+            found |= typing.get_type_hints(alone, globalns=names)
+    return found
+
+
 def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[Any], Any]]) -> Any:
     signature = inspect.signature(function)
     name = annotated.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-
-    @functools.cache
-    def kinds() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        names = vars(sys.modules[annotated.__module__])
-        for key, annotation in inspect.get_annotations(annotated).items():
-            alone = types.SimpleNamespace(__annotations__={key: annotation})
-            with contextlib.suppress(NameError):  # a type that only type checkers import
-                found |= typing.get_type_hints(alone, globalns=names)
-        return found
+    kinds = functools.cache(functools.partial(type_hints, annotated))  # later, when all types are defined
 
     @functools.wraps(function)
     def guarded(*args: Any, **named: Any) -> Any:

@@ -42,11 +42,7 @@ class Silent:
 
 
 class TerminalProgress:
-    """Progress on a terminal and, without bars, in a notebook; silent in scripts and logs.
-
-    Args:
-        console: Where to write; standard error by default.
-    """
+    """Progress on a terminal (standard error by default), in a notebook without bars; silent in scripts and logs."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 @functools.cache
 def embedded_model() -> Any:
-    from wherewhat.runs.execution import load
+    from wherewhat.runs.subject import load
 
     return load("smollm2", device="cpu")
 
@@ -49,20 +49,20 @@ def embedded_model() -> Any:
 def surroundings(folder, monkeypatch, request):
     """Run in the folder of all pages, load the embedded model once, and forget registered measurements."""
     from wherewhat.measures import registry
-    from wherewhat.runs import execution
+    from wherewhat.runs import subject
 
-    load = execution.loader.load
+    load = subject.loader.load
 
     def loaded_once(spec="smollm2", **options):
         options.pop("progress", None)
-        default = execution.ModelRequest(model=spec)
+        default = subject.ModelRequest(model=spec)
         changed = [name for name, value in options.items() if value != getattr(default, name)]
         return load(spec, **options) if spec != "smollm2" or changed else embedded_model()
 
     if request.node.get_closest_marker("slow"):
         request.getfixturevalue("smollm2")
-    monkeypatch.setattr(execution.loader, "load", loaded_once)
-    monkeypatch.setattr(execution, "load", loaded_once)
+    monkeypatch.setattr(subject.loader, "load", loaded_once)
+    monkeypatch.setattr(subject, "load", loaded_once)
     monkeypatch.setattr(registry, "_known", dict(registry.measurements()))
     monkeypatch.chdir(folder)
 

@@ -25,9 +25,9 @@ SMALL = {
 PREPARED = """
 def load_once():
     from copy import deepcopy
-    from wherewhat.runs import execution
-    loaded = execution.load("smollm2", device="cpu")
-    execution.load = lambda spec: deepcopy(loaded)  # a copy, which a notebook may train
+    from wherewhat.runs import subject
+    loaded = subject.load("smollm2", device="cpu")
+    subject.load = lambda spec: deepcopy(loaded)  # a copy, which a notebook may train
 load_once()
 """
 

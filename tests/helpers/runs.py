@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import PartResult
-from wherewhat.runs.profiles import Profile, profile_name
-from wherewhat.runs.provenance import Provenance
-from wherewhat.runs.schema import ScoreSource
+from wherewhat.runs.layout import PartResult, Provenance
+from wherewhat.runs.schema import Profile, ScoreSource, profile_name
 
 CONFIG = {"measurement": "entropy", "model": "tiny", "tokens": 128, "rate": 0.1, "layers": [0, 1]}
 KEYS = ["Moby-Dick/1", "../Émile", "a", "B"]

@@ -33,11 +33,10 @@ from wherewhat.measures.measurement import DocumentScores, Spans, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
 from wherewhat.report.result import run
-from wherewhat.runs.execution import load
 from wherewhat.runs.inputs import blank, item_choices
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load
 from wherewhat.text.questions import read_items
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 20, 3))

@@ -41,10 +41,10 @@ from wherewhat.measures.perturb.losses import (
 )
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, PerturbMeasurement
 from wherewhat.report.result import run
+from wherewhat.runs.inputs import find_sentences, find_words, transpose_letters
 from wherewhat.runs.placement import computing, placed
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject
-from wherewhat.runs.words import find_sentences, find_words, transpose_letters
 
 ROTATING = ["llama", "gptj", "gpt_neox", "gemma2", "cohere", "phi3", "mistral"]
 N = 23

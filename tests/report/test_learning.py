@@ -11,7 +11,7 @@ from wherewhat.errors import ConfigError
 from wherewhat.lab.multihop.learning import curves
 from wherewhat.progress import counted
 from wherewhat.report.learning import learning_curves, page_data, training_curves
-from wherewhat.runs.learning import CurvePanel, Series
+from wherewhat.runs.records import CurvePanel, Series
 from wherewhat.runs.training import TrainingRecorder
 
 

@@ -25,8 +25,8 @@ from wherewhat.imports import package_version
 from wherewhat.measures.registry import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt
 from wherewhat.report.report import make_report
-from wherewhat.runs.execution import load_model
 from wherewhat.runs.request import MemoryModel, ModelRequest
+from wherewhat.runs.subject import load_model
 from wherewhat.text.documents import documents_of
 
 MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend"}

@@ -9,8 +9,8 @@ from helpers.capture import proved, tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import MeasureError
 from wherewhat.measures.perturb.changes import swap
-from wherewhat.runs import continuation as continuing
-from wherewhat.runs.continuation import continued
+from wherewhat.runs import placement as continuing
+from wherewhat.runs.placement import continued
 
 FAMILIES = [
     "llama",

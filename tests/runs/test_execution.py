@@ -13,9 +13,9 @@ from wherewhat.errors import CaptureError, StoreError, TextError
 from wherewhat.measures.statistics import interval
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import load
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun, stored_document
+from wherewhat.runs.subject import load
 
 
 @pytest.fixture(scope="module")

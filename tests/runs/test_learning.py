@@ -7,9 +7,8 @@ import torch
 
 from helpers.capture import tiny, tokens
 from wherewhat.errors import StoreError
-from wherewhat.runs.learning import TrainingRun
-from wherewhat.runs.profiles import Profile
-from wherewhat.runs.records import Records
+from wherewhat.runs.records import Records, TrainingRun
+from wherewhat.runs.schema import Profile
 from wherewhat.runs.training import TrainingRecorder
 
 

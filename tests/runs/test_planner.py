@@ -13,8 +13,8 @@ from wherewhat.extend.plan import Plan
 from wherewhat.measures.head_costs import PlanOutcome, measure_plan
 from wherewhat.measures.selectors import SELECTORS
 from wherewhat.runs import planner
-from wherewhat.runs.plan_request import PlanRequest
 from wherewhat.runs.planner import better_selector, make_plan
+from wherewhat.runs.request import PlanRequest
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}

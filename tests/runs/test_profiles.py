@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from wherewhat.errors import StoreError
-from wherewhat.runs.profiles import Profile, ProfileFile, join_profiles, profile_name, write_profiles
+from wherewhat.runs.schema import Profile, ProfileFile, join_profiles, profile_name, write_profiles
 
 
 def many_profiles():

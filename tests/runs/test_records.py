@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import Records
+from wherewhat.runs.schema import Profile
 
 AXES = {"a": ("head",), "b": ()}
 

@@ -16,7 +16,7 @@ import wherewhat
 from helpers.capture import tiny, tokens
 from helpers.training import Rows, same_weights, trainee
 from wherewhat.errors import ConfigError
-from wherewhat.runs.learning import TrainingRun
+from wherewhat.runs.records import TrainingRun
 from wherewhat.runs.trainer import TrainerCallback
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")

@@ -17,8 +17,7 @@ from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric
 from wherewhat.runs import training
 from wherewhat.runs.execution import run as run_request
-from wherewhat.runs.learning import TrainingRun
-from wherewhat.runs.records import RECORDS_FILE
+from wherewhat.runs.records import RECORDS_FILE, TrainingRun
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.training import TrainingRecorder, choose_measurements

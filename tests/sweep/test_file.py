@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from wherewhat.errors import ConfigError, LoadError, TextError
-from wherewhat.sweep.cells import expand, located, request_from_json, request_json, resources_of
-from wherewhat.sweep.engine import Resources
+from wherewhat.sweep.cells import expand, located, request_from_json, request_json
+from wherewhat.sweep.engine import Resources, resources_of
 
 BASE = {"models": ["tiny"], "texts": ["a.txt"], "measurements": ["attention"], "tokens": 24}
 ITEMLESS = {"measurement": "choices", "items": "missing.jsonl"}

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 
@@ -80,13 +80,7 @@ def claims(
 
 
 def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> Table:
-    """Return judged claims with numbers, controls and verdicts.
-
-    Args:
-        claims: Claims as they are stored.
-        title: Title of the table.
-        over: What the intervals are over.
-    """
+    """Return judged claims, as they are stored, with numbers, controls and verdicts; intervals are ``over`` units."""
     from wherewhat.report.claims.claim import verdict_words
 
     table = Table(

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from wherewhat.cli.options import file_to_write
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.measures.statistics import Interval
+from wherewhat.progress import counted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -141,7 +142,7 @@ def _table(rows: pl.DataFrame, title: str, *, before: str, columns: _Columns) ->
 
 
 def _count(row: dict[str, Any]) -> str:
-    return f"{row['n']} {row['over']}{'s' if row['n'] != 1 else ''}"
+    return counted(row["n"], row["over"])
 
 
 def _fact(value: Any, name: str) -> str:

@@ -14,14 +14,13 @@ import typer
 from rich.console import Console
 
 from wherewhat.boundary import shown
-from wherewhat.cli.check import check
 from wherewhat.cli.claims import claims
 from wherewhat.cli.compare import compare
-from wherewhat.cli.measurements import command_for
+from wherewhat.cli.measurements import check, command_for
 from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
-from wherewhat.cli.terminal import print_line
+from wherewhat.cli.tables import print_line
 from wherewhat.errors import ConfigError, PluginWarning, WherewhatError, printable
 from wherewhat.files import explain
 from wherewhat.imports import isolated, plugins

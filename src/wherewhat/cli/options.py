@@ -15,7 +15,7 @@ import typer
 
 from wherewhat.boundary import output_file, output_folder, shown, user_path
 from wherewhat.errors import ConfigError
-from wherewhat.options import build_config, nearest, parse_assignments, read_config
+from wherewhat.options import build_config, nearest, parse_assignments, read_config, type_hints
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_OUT = Path("runs")
@@ -61,28 +61,23 @@ def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-
-        @functools.wraps(command)
-        def called(**given: Any) -> Any:
-            return command(**given)
-
         made = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
-        vars(called)["__signature__"] = inspect.Signature(made)
-        called.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
-        return called
+        vars(command)["__signature__"] = inspect.Signature(made)
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+        return command
 
     return decorate
 
 
 @functools.cache
 def _parameters(request: type) -> list[inspect.Parameter]:
-    hints = typing.get_type_hints(request)
+    hints = type_hints(request)
     found = []
     for field in dataclasses.fields(request):
         if "help" not in field.metadata:
             continue
         described: dict[str, Any] = {"help": field.metadata["help"], "metavar": field.metadata["metavar"]}
-        kind = _terminal_type(hints[field.name])
+        kind = _terminal_type(hints.get(field.name, str))
         if field.name == "model":
             info = typer.Argument(metavar="[MODEL]", help=described["help"])
         else:
@@ -93,26 +88,20 @@ def _parameters(request: type) -> list[inspect.Parameter]:
 
 
 def _terminal_type(hint: Any) -> Any:
-    """Return the type that typer parses: whole numbers, flags, lists, and text for everything else."""
+    """Return the type that typer parses: numbers, flags, lists, and text for everything else."""
     parts = typing.get_args(hint) or (hint,)
     optional = type(None) in parts
     if hint is bool:
         return bool
     if any(typing.get_origin(part) is tuple for part in parts):
         return list[str] | None
-    kind = int if int in parts else str
+    kind = next((number for number in (int, float) if number in parts), str)
     return kind | None if optional else kind
 
 
 @dataclass(frozen=True)
 class Given:
-    """The options of a measurement command.
-
-    Attributes:
-        request: The request.
-        out: Folder of run directories.
-        control: Whether to measure the control models as well.
-    """
+    """The options of a measurement command; ``control`` is whether to measure the control models as well."""
 
     request: Request
     out: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,43 +11,10 @@ from rich.console import Console
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.progress import TerminalProgress, counted
-from wherewhat.runs.request import ModelRequest
+from wherewhat.runs.request import ModelRequest, PlanRequest
 
-_Budget = Annotated[
-    float | None, typer.Option(help="Share of the groups that see the whole text, 0 to 1 (default: 0.25).")
-]
-_MaxRise = Annotated[
-    float | None, typer.Option(metavar="NATS", help="Instead: the smallest share with at most this rise of the loss.")
-]
-_MinFound = Annotated[
-    float | None,
-    typer.Option(
-        metavar="PART", help="Instead: the smallest share that keeps this part of the retrieval, such as 0.95."
-    ),
-]
-_Choose = Annotated[int, typer.Option(help="Number of documents on which heads are scored.")]
-_Documents = Annotated[int, typer.Option(help="Number of other documents on which the plan is measured; 0 for none.")]
-_Tokens = Annotated[int, typer.Option(help="Tokens of each document.")]
-_Window = Annotated[
-    int | None, typer.Option(help="Last keys that limited heads see (default: tokens / 16, at least 64).")
-]
-_Sinks = Annotated[int, typer.Option(help="First keys that limited heads see.")]
-_Unit = Annotated[str, typer.Option(help="group (heads that share keys) or head (single query heads, for analysis).")]
-_Selector = Annotated[
-    str,
-    typer.Option(
-        help="How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also "
-        "costs and combined, with --greedy also greedy."
-    ),
-]
-_Curves = Annotated[bool, typer.Option("--curves", help="Measure all selectors at several shares (slow).")]
-_Costs = Annotated[bool, typer.Option("--costs", help="Measure the costs of single heads (slow; use a GPU).")]
-_Greedy = Annotated[
-    bool, typer.Option("--greedy", help="Choose step by step, by the measured cost of each choice (slow; use a GPU).")
-]
-_Beyond = Annotated[bool, typer.Option("--beyond", help="Allow texts longer than the model's trained length.")]
 _File = Annotated[
     Path | None,
     typer.Option(
@@ -74,23 +42,9 @@ _TriAttention = Annotated[
 ]
 
 
-@with_fields(ModelRequest)
+@with_fields(PlanRequest, ModelRequest)
 def plan(
-    budget: _Budget = None,
-    max_rise: _MaxRise = None,
-    min_found: _MinFound = None,
     text: options.Text = None,
-    choose: _Choose = 2,
-    documents: _Documents = 3,
-    tokens: _Tokens = 512,
-    window: _Window = None,
-    sinks: _Sinks = 4,
-    unit: _Unit = "group",
-    selector: _Selector = "ranks",
-    curves: _Curves = False,
-    costs: _Costs = False,
-    greedy: _Greedy = False,
-    beyond: _Beyond = False,
     file: _File = None,
     pattern: _Pattern = None,
     triattention: _TriAttention = None,
@@ -106,33 +60,21 @@ def plan(
     from wherewhat.report.figures import pareto_figure, save_figure
     from wherewhat.runs.planner import make_plan
 
+    model = {field.name: given.pop(field.name) for field in dataclasses.fields(ModelRequest)}
     made = make_plan(
-        ModelRequest(**given),
-        budget=budget,
-        max_rise=max_rise,
-        min_found=min_found,
+        ModelRequest(**model),
         text=tuple(text) if text else None,
-        choose=choose,
-        documents=documents,
-        tokens=tokens,
-        window=window,
-        sinks=sinks,
-        unit=unit,
-        selector=selector,
-        curves=curves,
-        costs=costs,
-        greedy=greedy,
-        beyond=beyond,
         out=out,
         triattention=triattention,
         progress=TerminalProgress(),
+        **given,
     )
     path = made.save(file or out / f"plan-{made.model}.json")
     measured = bool(made.provenance["curve"])
     console = Console()
     if measured:
         console.print(_table(made))
-    if curves:
+    if given["curves"]:
         console.print(_areas(made))
     print_line(console, made.provenance["sentence"], wrap=True)
     if pattern is not None:

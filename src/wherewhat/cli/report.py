@@ -12,7 +12,7 @@ from rich.markup import escape
 from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import CONTROL_NOTE, Table, print_line
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -91,7 +91,7 @@ def report(
 
 def _numbers_table(models: Sequence[Profiled]) -> Table:
     """Return the headline numbers: one column per model; all controls of a single model, else the random ones."""
-    from wherewhat.cli.tables import CONTROL_NOTE
+    from wherewhat.report.data import CONTROLS
 
     table = Table(title="mean over heads and documents ± 95 % over documents", caption=CONTROL_NOTE)
     alone = len(models) == 1
@@ -104,16 +104,10 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
         if alone:
             cells += controls
         else:
-            cells = [[*own, *_of_random(beside)] for own, beside in zip(cells, controls, strict=True)]
+            random = [[value for value in each if value.name.startswith(CONTROLS["random"])] for each in controls]
+            cells = [[*own, *beside] for own, beside in zip(cells, random, strict=True)]
         table.add_row(title, *("\n".join(map(_line, cell)) for cell in cells))
     return table
-
-
-def _of_random(controls: Sequence[Value]) -> list[Value]:
-    """Return the values of the random control model."""
-    from wherewhat.report.data import CONTROLS
-
-    return [value for value in controls if value.name.startswith(CONTROLS["random"])]
 
 
 def _line(value: Value) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -16,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wherewhat.boundary import user_path
-from wherewhat.cli.terminal import Table, print_line
+from wherewhat.cli.tables import Table, print_line
 from wherewhat.errors import printable
 
 if TYPE_CHECKING:
@@ -48,9 +47,7 @@ class SweepView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the view."""
         if self._shown:
             self._live.stop()

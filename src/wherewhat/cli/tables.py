@@ -1,20 +1,58 @@
-"""Tables on the terminal."""
+"""Tables and lines on the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich import table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 
-from wherewhat.cli.terminal import Table
-from wherewhat.measures.measurement import ComparisonTable, Measurement
-from wherewhat.measures.statistics import Interval
-from wherewhat.runs.results import MetricSummary
+from wherewhat.errors import printable, printable_lines
+from wherewhat.progress import counted
 
 if TYPE_CHECKING:
     from wherewhat.captures.summary import ProofTable
+    from wherewhat.measures.measurement import ComparisonTable, Measurement
+    from wherewhat.measures.statistics import Interval
+    from wherewhat.runs.results import MetricSummary
+
+
+class Table(table.Table):
+    """A table with titles on the left, whose narrow columns wrap instead of truncating numbers.
+
+    Control characters of names are shown by their code; a cell or a caption may have several lines.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Create it as rich's table, with other defaults."""
+        super().__init__(**{"title_justify": "left", "caption_justify": "left", **options})
+
+    def add_column(self, *args: Any, **options: Any) -> None:
+        """Add a column as rich's table, with ``overflow="fold"`` by default."""
+        super().add_column(*map(_printable, args), **{"overflow": "fold", **options})
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row as rich's table."""
+        super().add_row(*map(_printable, cells), **options)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.title, self.caption = _printable(self.title), _printable(self.caption)
+        return super().__rich_console__(console, options)
+
+
+def print_line(console: Console, line: object, *, wrap: bool = False, style: str | None = None) -> None:
+    """Print a line without markup, with control characters shown by their code.
+
+    Only with ``wrap`` it is wrapped at words: paths are not, so that they can be copied or read by a script.
+    """
+    console.print(printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style)
+
+
+def _printable(value: Any) -> Any:
+    return printable_lines(value) if isinstance(value, str) else value
 
 
 CONTROL_NOTE = "Intervals of control models are over documents: random is one untrained model, shuffled one draw."
@@ -28,10 +66,7 @@ def headline(
 ) -> Table:
     """Return every metric of the model, its control models, and the control metric.
 
-    Args:
-        measurement: The measurement.
-        runs: Weights and summaries of each run.
-        left_out: Why a control model is missing, by its weights.
+    Runs are weights with summaries; ``left_out`` says by weights why a control model is missing.
     """
     table = Table(title=measurement.summary, caption=measurement.limits)
     if len(runs) > 1:
@@ -82,9 +117,7 @@ def by_kind(
     for kind, layers in kinds.items():
         found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
         cells = ("\n".join("" if value is None else _interval(value) for value in column) for column in found)
-        table.add_row(
-            f"{len(layers)} layer{'s' * (len(layers) > 1)}: {kind}", "\n".join(weights for weights, _ in runs), *cells
-        )
+        table.add_row(f"{counted(len(layers), 'layer')}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
         table.add_section()
     return table
 

@@ -12,7 +12,7 @@ from wherewhat.hashes import JSON
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.training import MODEL_FILE, STATE_FILE, Record
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.provenance import Provenance
+from wherewhat.runs.layout import Provenance
 from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, TensorTable, save_table, synchronize
 
 

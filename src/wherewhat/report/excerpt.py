@@ -23,12 +23,11 @@ from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation, weight_sample
 from wherewhat.models.positions import max_positions
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_length, document_text
 from wherewhat.runs.known import model_state
-from wherewhat.runs.profiles import Profile, ProfileFile, profile_name, write_profiles
 from wherewhat.runs.request import MemoryModel, ModelRequest
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.schema import Profile, ProfileFile, profile_name, write_profiles
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, text_hash
 
 ROWS, FURTHER_ROWS = 48, 24

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError
+from wherewhat.hashes import read_object
 from wherewhat.imports import plugins
 from wherewhat.progress import counted
 from wherewhat.report.data import rounded
-from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
-from wherewhat.runs.learning import TRAINING, CurvePanel, TrainingRun
-from wherewhat.runs.records import RECORDS_FILE
+from wherewhat.runs.layout import COMPLETE, CONFIG
+from wherewhat.runs.records import RECORDS_FILE, TRAINING, CurvePanel, TrainingRun
 
 _POINTS = 240
 """Largest number of records on a curve."""

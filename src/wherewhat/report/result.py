@@ -25,16 +25,15 @@ from wherewhat.report.page import result_page
 from wherewhat.report.sections import result_data
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run_with_controls
-from wherewhat.runs.frames import FrameKind, as_frame, curve_table, head_table, layer_table
 from wherewhat.runs.known import Controlled
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, model_request
-from wherewhat.runs.results import MetricSummary, StoredRun
+from wherewhat.runs.results import FrameKind, MetricSummary, StoredRun, as_frame, curve_table, head_table, layer_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from plotly.graph_objects import Figure
 
-    from wherewhat.runs.profiles import ProfileFile
+    from wherewhat.runs.schema import ProfileFile
 
 
 class Result:

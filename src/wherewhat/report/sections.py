@@ -44,9 +44,9 @@ from wherewhat.report.figures import figure, pareto_figure
 from wherewhat.report.findings import find
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import profile_name
 from wherewhat.runs.request import option_text
 from wherewhat.runs.results import StoredRun
+from wherewhat.runs.schema import profile_name
 
 
 def bands(runs: Runs) -> dict[str, Any] | None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import check_whole_number, user_path
 from wherewhat.errors import ConfigError, StoreError
+from wherewhat.imports import require
 from wherewhat.measures import statistics
 from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.options import nearest
-from wherewhat.runs.index import FACTS, check_polars, open_index
+from wherewhat.runs.index import FACTS, open_index
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,10 +34,6 @@ def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
 
     Values are averaged within units before units are averaged: documents within a run, runs within a model. The
     interval is over the coarsest units of which the group has at least two; a group of one value has none.
-
-    Args:
-        values: Rows of the index.
-        by: Facts to group by.
 
     Returns:
         Columns ``measurement``, ``metric``, those of ``by``, ``mean``, ``low``, ``high``, ``n``, ``over``, ``runs``.
@@ -63,16 +60,11 @@ def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def trends(values: pl.LazyFrame, along: str, by: Sequence[str]) -> pl.DataFrame:
-    """Return the least-squares slope of every metric per factor of ten of ``along``, by group.
+    """Return the least-squares slope of every metric per factor of ten of ``along`` (``step`` or ``size``), by group.
 
     Each document of a model (each document, along the size of models) has its own slope, so that constant differences
     between documents do not affect the trend. The interval is Student's over models where a group has two or more of
     them, else over documents. Step 0 counts as step 1.
-
-    Args:
-        values: Rows of the index.
-        along: ``step`` or ``size``.
-        by: Further facts to group by.
 
     Returns:
         Columns ``measurement``, ``metric``, those of ``by``, ``along``, ``slope``, ``low``, ``high``, ``n``, ``over``,
@@ -182,7 +174,7 @@ def compare(
         metrics: Metrics to compare; by default the first few of each measurement.
         where: Compare only runs with these facts.
     """
-    check_polars()
+    require("polars", why="comparing runs", install="'wherewhat[compare]'")
     import polars as pl
 
     named = [os.fspath(store) for store in stores]

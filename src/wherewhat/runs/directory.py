@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, cast
 from wherewhat.boundary import user_path
 from wherewhat.errors import StoreError
 from wherewhat.files import check_writable, hold, remove, remove_temporaries, write_file
-from wherewhat.hashes import JSON, config_hash, fingerprints, plain_json, readable_json, run_folder_name, write_sealed
+from wherewhat.hashes import (
+    JSON,
+    config_hash,
+    fingerprints,
+    plain_json,
+    read_object,
+    readable_json,
+    run_folder_name,
+    write_sealed,
+)
 from wherewhat.options import checked
 from wherewhat.runs.layout import (
     COMPLETE,
@@ -24,15 +33,15 @@ from wherewhat.runs.layout import (
     SCORES,
     PartResult,
     Parts,
+    PartTimes,
+    Provenance,
     check_place,
-    read_object,
+    provenance_json,
     stored_config_hash,
     take_away_if_empty,
     verify,
 )
-from wherewhat.runs.profiles import ProfileFile, join_profiles
-from wherewhat.runs.provenance import PartTimes, Provenance, provenance_json
-from wherewhat.runs.schema import SCHEMA_VERSION, encode_scores, join_tables, read_scores
+from wherewhat.runs.schema import SCHEMA_VERSION, ProfileFile, encode_scores, join_profiles, join_tables, read_scores
 
 if TYPE_CHECKING:
     import pyarrow as pa

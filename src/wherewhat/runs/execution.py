@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import WRAPPER_ASSIGNMENTS, partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,68 +29,26 @@ from wherewhat.measures.measurement import (
     measure_text,
 )
 from wherewhat.measures.registry import code_hash, find_measurement
-from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.memory import evaluation, load_memory
+from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config, config_values
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.known import Controlled, KnownRuns
-from wherewhat.runs.layout import PartResult
-from wherewhat.runs.profiles import Profile, profile_name
-from wherewhat.runs.provenance import Provenance
+from wherewhat.runs.layout import PartResult, Provenance, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import stored_document
-from wherewhat.runs.schema import ScoreSource
-from wherewhat.runs.subject import ModelSubject
-from wherewhat.text.documents import Document, text_hash
+from wherewhat.runs.schema import Profile, ScoreSource, profile_name
+from wherewhat.runs.subject import ModelSubject, device_type, load_model
+from wherewhat.text.documents import Document
 
 if TYPE_CHECKING:
     from wherewhat.models.source import Weights
 
 _TOGETHER = "\n"
 """Key of the part with the scores of all documents together; no document has this name."""
-
-_Options = ParamSpec("_Options")
-
-
-def _then_proved(load: Callable[_Options, LoadedModel]) -> Callable[_Options, LoadedModel]:
-    """Return ``load`` with the same options, followed by a proof."""
-
-    @wraps(load, assigned=[name for name in WRAPPER_ASSIGNMENTS if name not in ("__doc__", "__module__")])
-    def proved(*args: _Options.args, **options: _Options.kwargs) -> LoadedModel:
-        """Load a causal language model and prove its capture.
-
-        Options are those of :func:`wherewhat.models.loader.load`: ``smollm2`` (embedded), a Hugging Face id, a folder
-        or a ``.gguf`` file, and how to load it.
-        """
-        loaded = load(*args, **options)
-        prove(loaded.model)
-        return loaded
-
-    return proved
-
-
-load = _then_proved(loader.load)
-
-
-def load_model(
-    model: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None, hashed: bool = True
-) -> LoadedModel:
-    """Load the model of a request, without proving it.
-
-    Args:
-        model: The request.
-        say: Called with one line before a slow step.
-        hashed: Whether to hash the weights of a model in memory.
-    """
-    if isinstance(model, MemoryModel):
-        options = {name: getattr(model, name) for name in ("weights", "seed", "loaded")}
-        return load_memory(model.module, model.tokenizer, name=model.model, hashed=hashed, **options)
-    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return loader.load(options.pop("model"), **options, progress=say)
 
 
 class LastModel:
@@ -130,13 +88,7 @@ class LastModel:
 class Prepared:
     """A request whose model is loaded and whose run directory is known; nothing is measured or written yet.
 
-    Attributes:
-        request: The request.
-        measurement: The measurement it names.
-        config: The measurement's options.
-        loaded: The model.
-        inputs: The documents or prompts, by name.
-        directory: The run directory, finished or not.
+    ``config`` has the measurement's options, and ``inputs`` the documents or prompts by name.
     """
 
     request: Request
@@ -150,16 +102,10 @@ class Prepared:
 def run(
     request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
 ) -> RunDirectory:
-    """Measure, store, and return the finished run directory.
+    """Measure, store in a run directory in ``out``, and return it, finished.
 
     Finished parts are not computed again: an interrupted run continues with the next document, and a complete one is
-    returned as it is.
-
-    Args:
-        request: What to measure.
-        out: Folder of run directories.
-        progress: Progress callback; silent by default.
-        models: Keeps the model for the next request; by default it is released.
+    returned as it is. ``models`` keeps the model for the next request; by default it is released.
     """
     progress, models, known = progress or Silent(), models or LastModel(), KnownRuns(out)
     finished = known.find(request)
@@ -204,8 +150,6 @@ def _resolved(
         "revision": measurement.revision if measurement.revision > 1 else None,
         "code": code_hash(measurement),
     }
-    # Of a model on several devices, the device of the first layers that are not offloaded.
-    device = next((name for name in loaded.device.split("+") if name != "offloaded"), "cpu")
     return {
         **{name: value for name, value in given.items() if value is not None},
         "measurement": measurement.name,
@@ -216,20 +160,14 @@ def _resolved(
         "tokenizer_hash": loaded.tokenizer_hash,
         "seed": loaded.seed,
         "dtype": loaded.dtype,
-        "device": torch.device(device).type,
+        "device": device_type(loaded),
         "tokens": request.tokens,
         "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
     }
 
 
 def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
-    """Measure missing parts and return the finished run directory.
-
-    Args:
-        prepared: What :func:`prepare` returned.
-        progress: Progress callback.
-        models: Holds the model.
-    """
+    """Measure missing parts of what :func:`prepare` returned, and return the finished run directory."""
     request, measurement, config = prepared.request, prepared.measurement, prepared.config
     loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
     if directory.is_complete:
@@ -254,9 +192,8 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
         missing = [key for key in keys if not directory.has(key)]
         across = isinstance(measurement, DocumentsMeasurement)
         with_model = missing if across else [key for key in missing if key != _TOGETHER]
-        subject = None
+        subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
         if with_model:
-            subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
             # Short pieces are timed only where the estimate is shown, and only texts that can be cut.
             if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
                 ahead = [made.text for name, made in inputs.items() if name in with_model or across]
@@ -276,7 +213,6 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
                 lambda: measurement.combine([stored_document(*directory.part(name)) for name in inputs], config),
             )
         texts = [made.document for made in inputs.values()]
-        subject = subject or ModelSubject(loaded, models.proof())
         directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
     return directory
 
@@ -341,12 +277,6 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
 
     Two short pieces of the first text are measured (of the first few, where documents are measured together), and a
     time of ``a n + b n²`` is extrapolated from them.
-
-    Args:
-        subject: The model.
-        measurement: What will be measured.
-        config: Its options.
-        texts: The documents.
     """
     lengths = [text.ids.shape[1] for text in texts]
     if max(lengths) <= _LONG:
@@ -368,13 +298,8 @@ def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None
     """Return the approximate number of bytes of a forward pass: the weights and the activations of one block.
 
     No n × n matrix is stored, and only one layer's queries and keys unless the text is run in chunks, so memory grows
-    linearly with the length of the text.
-
-    Args:
-        model: The model.
-        tokens: Tokens of a text.
-        together: Whether documents are measured together, with float64 sums of every layer's queries and keys.
-        chunk: Tokens of a chunk, if texts are run in chunks: all layers' queries, keys, values and outputs are stored.
+    linearly with the length of the text. Documents that are measured ``together`` need float64 sums of every layer's
+    queries and keys; with texts in chunks, all layers' queries, keys, values and outputs are stored.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
@@ -411,28 +336,13 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
     }
     if loaded.device.startswith("cuda"):
         extra["gpu"] = torch.cuda.get_device_name(loaded.device.split("+")[0])
-    return Provenance(
-        model_hash=loaded.weights_hash,
-        tokenizer_hash=loaded.tokenizer_hash,
-        text_hash=text_hash(texts),
-        dtype=loaded.dtype,
-        device=loaded.device,
-        seed=loaded.seed,
-        extra=extra,
-    )
+    return model_provenance(loaded, texts, extra)
 
 
 def run_with_controls(
     request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None
 ) -> Controlled:
-    """Measure a model, and as controls the same model with other weights.
-
-    Args:
-        request: What to measure.
-        controls: Weights of the controls, such as ``("random", "shuffled")``.
-        out: Folder of run directories.
-        progress: Progress callback; silent by default.
-    """
+    """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``."""
     runs = {str(request.model.weights): run(request, out=out, progress=progress)}
     left_out: dict[str, str] = {}
     for weights in controls:

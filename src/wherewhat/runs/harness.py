@@ -21,9 +21,8 @@ from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.positions import trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.runs.continuation import continued
-from wherewhat.runs.inputs import blank, text_seed
-from wherewhat.runs.words import with_spans
+from wherewhat.runs.inputs import blank, text_seed, with_spans
+from wherewhat.runs.placement import continued
 from wherewhat.text.questions import lm_eval
 
 _AT_ONCE = 32

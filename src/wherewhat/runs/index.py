@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
 from wherewhat.hashes import parse_object
-from wherewhat.imports import require
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.storage import Folder, Place, open_place
 
@@ -50,13 +49,7 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of one run.
-
-    Args:
-        name: Name of its folder.
-        config: Its configuration.
-        provenance: Its provenance.
-    """
+    """Return the facts of one run, by :data:`FACTS`, from the name of its folder, configuration and provenance."""
     extra = provenance.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
     model, checkpoint = _model(config, extra)
@@ -115,18 +108,15 @@ class Indexed:
 
     Attributes:
         values: One row per run, metric and document, read on collection.
-        runs: Number of runs.
         unreadable: Why a finished run cannot be read, by name.
     """
 
     values: pl.LazyFrame
-    runs: int
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def open_index(address: str) -> Indexed:
     """Return the scores of the store at an address, after updating its index."""
-    check_polars()
     import polars as pl
 
     place = open_place(address)
@@ -134,26 +124,15 @@ def open_index(address: str) -> Indexed:
         raise StoreError(f"there is no store at {address}: give a folder that holds run directories")
     stamps = _finished(place)
     known = _read(place)
-    kept = known
-    old: dict[str, str] = {}
-    if known is not None:
-        listed = known.select("run", "stamp").unique().collect()
-        old = dict(zip(listed["run"], listed["stamp"], strict=True))
-        same = [name for name, stamp in old.items() if stamps.get(name) == stamp]
-        kept = known if len(same) == len(old) else known.filter(pl.col("run").is_in(same))
-        old = {name: old[name] for name in same}
-    new = [name for name in stamps if name not in old]
-    if not new and kept is known and known is not None:
-        return Indexed(known, len(old))
+    old: dict[str, str] = {} if known is None else dict(known.select("run", "stamp").unique().collect().iter_rows())
+    same = {name for name, stamp in old.items() if stamps.get(name) == stamp}
+    new = [name for name in stamps if name not in same]
+    if known is not None and not new and len(same) == len(old):
+        return Indexed(known)
     found, unreadable = _condense(place, new, stamps)
-    table = pl.concat([kept.collect(), found]) if kept is not None else found
+    table = found if known is None else pl.concat([known.filter(pl.col("run").is_in(same)).collect(), found])
     _write(place, table)
-    return Indexed(table.lazy(), table["run"].n_unique(), unreadable)
-
-
-def check_polars() -> None:
-    """Raise if polars is not installed."""
-    require("polars", why="comparing runs", install="'wherewhat[compare]'")
+    return Indexed(table.lazy(), unreadable)
 
 
 def schema() -> dict[str, Any]:
@@ -224,8 +203,7 @@ def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tup
     return pl.concat(tables), unreadable
 
 
-def _facts(place: Place, names: Iterable[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
-    names = list(names)
+def _facts(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
     contents = place.read_many(f"{name}/{file}" for name in names for file in (CONFIG, PROVENANCE))
     found = {}
     for name in names:

@@ -16,13 +16,12 @@ from typing import Any
 
 from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, read_regular, remove_temporaries, write_file
-from wherewhat.hashes import JSON, config_hash, parse_object, readable_json
+from wherewhat.hashes import JSON, config_hash, parse_object, read_object, readable_json
 from wherewhat.measures.registry import code_hash, find_measurement, measurements
 from wherewhat.models.source import Weights, resolve
 from wherewhat.options import build_config, config_values
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, read_object
-from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, collect_versions
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import text_hash
 from wherewhat.text.files import read_documents
@@ -47,11 +46,7 @@ class Controlled:
 
 
 class KnownRuns:
-    """Outcomes of requests in a folder of run directories.
-
-    Args:
-        out: The folder.
-    """
+    """Outcomes of requests in a folder of run directories."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -163,6 +158,8 @@ def _key(request: Request) -> str | None:
         name: getattr(request, name)
         for name in ("prompts", "items", "documents", "tokens", "beyond", "chunk", "offload")
     }
+    texts = request.texts if request.text is None else read_documents(request.text)
+    items = None if request.items is None else read_items(request.items, count=request.documents)
     return config_hash(
         {
             **fields,
@@ -171,15 +168,7 @@ def _key(request: Request) -> str | None:
             "code": code_hash(measurement),
             "options": config_values(build_config(measurement.config, request.options)),
             "model": model_state(request.model),
-            "texts": text_hash(request.texts) if request.texts is not None else _texts(request.text),
-            "questions": None if request.items is None else _questions(request.items, request.documents),
+            "texts": None if texts is None else text_hash(texts),
+            "questions": None if items is None else [item.text for item in items],
         }
     )
-
-
-def _texts(text: tuple[str, ...] | None) -> str | None:
-    return None if text is None else text_hash(read_documents(text))
-
-
-def _questions(items: str, count: int | None) -> list[str]:
-    return [item.text for item in read_items(items, count=count)]

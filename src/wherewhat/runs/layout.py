@@ -1,26 +1,25 @@
-"""The files of a run directory, and its parts: one per document, computed once."""
+"""The files of a run directory, its parts (one per document, computed once), and its provenance."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import (
-    ABSENT,
     atomic_folder,
     explain,
     is_temporary,
     make_folder,
     nearest_folder,
-    read_regular,
     remove,
     remove_temporaries,
     write_file,
@@ -31,15 +30,17 @@ from wherewhat.hashes import (
     config_hash,
     fingerprints,
     first_damaged,
-    parse_object,
     part_folder_name,
+    read_object,
     read_sealed,
     write_sealed,
 )
 from wherewhat.imports import package_version
-from wherewhat.runs.profiles import Profile, write_profiles
-from wherewhat.runs.provenance import PartTimes
-from wherewhat.runs.schema import SCHEMA_VERSION, Score, encode_scores, is_current, score_table
+from wherewhat.runs.schema import SCHEMA_VERSION, Profile, Score, encode_scores, is_current, score_table, write_profiles
+from wherewhat.text.documents import Document, text_hash
+
+if TYPE_CHECKING:
+    from wherewhat.models.loaded import LoadedModel
 
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
@@ -50,16 +51,6 @@ PARTS = "parts"
 LOCK = ".lock"
 
 _OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
-
-
-def read_object(path: Path) -> dict[str, JSON] | None:
-    """Return the JSON object in a file; None when the file is missing or holds anything else."""
-    try:
-        return parse_object(read_regular(path))
-    except ABSENT:
-        return None
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {explain(error)}") from error
 
 
 def stored_config_hash(path: Path) -> str | None:
@@ -157,9 +148,7 @@ class Parts:
     def times(self, key: str, *, trust: bool = True) -> PartTimes | None:
         """Return the times of the part `key` if it is finished and undamaged, else None.
 
-        Args:
-            key: Name of the part.
-            trust: Use what this process checked or wrote before, instead of reading again.
+        With `trust`, what this process checked or wrote before is not read again.
         """
         if trust and key in self._known:
             return self._known[key]
@@ -226,3 +215,88 @@ class Parts:
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+_PACKAGES = ("wherewhat", "torch", "transformers", "safetensors", "numpy", "pyarrow", "gguf")
+
+
+def collect_versions() -> dict[str, str | None]:
+    """Return the versions of Python, the platform and the packages that numbers can depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: package_version(name) for name in _PACKAGES},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the caller knows about a run; the run directory adds times and the schema version.
+
+    Attributes:
+        model_hash: Hash of the model's weights.
+        tokenizer_hash: Hash of the tokenizer; None when no text was tokenised.
+        text_hash: Hash of the text; None when no text was read.
+        dtype: Type of the model's weights, such as `float32`.
+        device: Device of the model, such as `cpu` or `cuda:0`.
+        seed: Seed of the run.
+        versions: Versions of Python, the platform and packages.
+        extra: Further facts, such as the name of the GPU.
+    """
+
+    model_hash: str | None
+    tokenizer_hash: str | None
+    text_hash: str | None
+    dtype: str
+    device: str
+    seed: int
+    versions: Mapping[str, str | None] = field(default_factory=collect_versions)
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+def model_provenance(
+    loaded: LoadedModel, texts: Sequence[Document], extra: Mapping[str, JSON] | None = None
+) -> Provenance:
+    """Return the provenance of a run of a model on texts."""
+    return Provenance(
+        model_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        text_hash=text_hash(texts),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        seed=loaded.seed,
+        extra=extra or {},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTimes:
+    """When a part was computed, in UTC and ISO 8601, and how long it took, in seconds of wall time.
+
+    `wherewhat` is the version that computed it; a resumed run can mix versions.
+    """
+
+    key: str
+    started: str
+    finished: str
+    seconds: float
+    wherewhat: str | None
+
+
+def provenance_json(provenance: Provenance, times: Sequence[PartTimes], *, config_hash: str) -> dict[str, JSON]:
+    """Return the content of `provenance.json`.
+
+    Times are those of the parts, so that an interrupted run states the time that was spent on computing.
+    """
+    parts = {part.key: asdict(part) for part in times}
+    for part in parts.values():
+        del part["key"]
+    return {
+        "config_hash": config_hash,
+        **asdict(provenance),
+        # All times are UTC in one format, so that their order as text is their order in time.
+        "created": min(part.started for part in times),
+        "finished": max(part.finished for part in times),
+        "seconds": sum(part.seconds for part in times),
+        "parts": parts,
+    }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import math
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from wherewhat.measures.head_costs import (
     outcome_areas,
     outcome_curve,
 )
+from wherewhat.measures.measurement import DocumentScores
 from wherewhat.measures.selectors import (
     DRAWS,
     RANKED,
@@ -48,17 +49,14 @@ from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_text
-from wherewhat.runs.layout import PartResult
-from wherewhat.runs.plan_request import PlanRequest
-from wherewhat.runs.provenance import Provenance, collect_versions
-from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
+from wherewhat.runs.layout import PartResult, collect_versions, model_provenance
+from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Score, ScoreSource
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, device_type, load_model
 from wherewhat.runs.triattention import write_triattention
-from wherewhat.text.documents import Document, documents_of, text_hash
+from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.files import read_documents
 
 _REVISION = 2
@@ -69,6 +67,9 @@ _GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 
 _SUMMED: tuple[Selector, ...] = ("output", "costs")
 """Selectors whose scores are costs, which add up over the heads of a group."""
+
+_Numbers = Mapping[str, float | Mapping[int, Tensor]]
+"""Numbers of one document by metric: of the model as a whole, or of heads by layer."""
 
 
 @checked(model=model_request, texts=documents_of)
@@ -153,7 +154,7 @@ class _Planner:
             "weights_hash": loaded.weights_hash,
             "tokenizer_hash": loaded.tokenizer_hash,
             "dtype": loaded.dtype,
-            "device": torch.device(loaded.device.split("+")[0]).type,
+            "device": device_type(loaded),
             "window": request.keys,
             "sinks": request.sinks,
             "tokens": request.tokens,
@@ -176,7 +177,7 @@ class _Planner:
             }
             share, note = self._share(units[self.request.selector])
             outcomes = self._outcomes(units, share) if self.evaluating else []
-            self.directory.finish(self.keys, provenance=self._provenance())
+            self.directory.finish(self.keys, provenance=model_provenance(self.loaded, self.documents))
         rows, base = outcome_curve(outcomes) if outcomes else ([], None)
         selector = self.request.selector
         own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
@@ -218,17 +219,24 @@ class _Planner:
             },
         )
 
-    def _part(self, key: str, document: str, compute: Callable[[ScoreSource], list[Score]]) -> Any:
-        """Return the stored numbers of a part, computed now if they are missing."""
+    def _part(
+        self, key: str, name: str, compute: Callable[[str], _Numbers], *, unit: str | None = "nats"
+    ) -> DocumentScores:
+        """Return the stored numbers of a document, computed now if they are missing."""
         self.keys.append(key)
         if not self.directory.has(key):
             loaded, started = self.loaded, time.perf_counter()
             source = ScoreSource(
-                measurement="plan", model=loaded.name, weights=loaded.weights, seed=loaded.seed, document=document
+                measurement="plan", model=loaded.name, weights=loaded.weights, seed=loaded.seed, document=name
             )
-            self.directory.save(
-                key, PartResult(scores=compute(source), profiles={}), seconds=time.perf_counter() - started
-            )
+            rows: list[Score] = []
+            for metric, found in compute(name).items():
+                if isinstance(found, float):
+                    rows.append(source.score(metric, found, unit=unit))
+                    continue
+                for layer, x in found.items():
+                    rows += source.heads(metric, x, layer=layer, unit=unit)
+            self.directory.save(key, PartResult(scores=rows), seconds=time.perf_counter() - started)
         return stored_document(self.directory.part(key)[0])
 
     def _scores(self) -> dict[Selector, dict[int, Tensor]]:
@@ -239,25 +247,26 @@ class _Planner:
             rotating = any(layer.rotation is not None for layer in self.proof.plan.layers)
             ranked = [name for name in RANKED if rotating or name != "distance"]
             wanted = [name for name in SCORED if name in (*wanted, *ranked)]
-        found: dict[Selector, list[dict[int, Tensor]]] = {}
-        for name in self.progress.track(self.choosing, "scores of heads"):
 
-            def compute(source: ScoreSource, name: str = name) -> list[Score]:
-                scores = document_scores(
-                    self.subject,
-                    self.model,
-                    self.proof,
-                    self.ids[name],
-                    self.layers,
-                    selectors=wanted,
-                    window=request.keys,
-                    sinks=request.sinks,
-                )
-                return _rows(source, {f"score_{selector}": x for selector, x in scores.items()})
+        def compute(name: str) -> _Numbers:
+            scores = document_scores(
+                self.subject,
+                self.model,
+                self.proof,
+                self.ids[name],
+                self.layers,
+                selectors=wanted,
+                window=request.keys,
+                sinks=request.sinks,
+            )
+            return {f"score_{selector}": x for selector, x in scores.items()}
 
-            stored = self._part(f"choose:{name}", name, compute)
-            for selector in wanted:
-                found.setdefault(selector, []).append({x.layer: x.heads[f"score_{selector}"] for x in stored.layers})
+        tracked = self.progress.track(self.choosing, "scores of heads")
+        stored = [self._part(f"choose:{name}", name, compute, unit=None) for name in tracked]
+        found: dict[Selector, list[dict[int, Tensor]]] = {
+            selector: [{x.layer: x.heads[f"score_{selector}"] for x in one.layers} for one in stored]
+            for selector in wanted
+        }
         if request.costs:
             found["costs"] = self._costs()
         means = {selector: _mean(each) for selector, each in found.items()}
@@ -276,106 +285,92 @@ class _Planner:
         """Return how much the cost falls if a unit is added to a choice, mean over the documents for choosing."""
         request = self.request
         count = sum(map(len, full.values()))
-        found = []
-        for name in self.choosing:
 
-            def compute(source: ScoreSource, name: str = name) -> list[Score]:
-                started = time.perf_counter()
-                falls = measure_additions(
-                    self.model,
-                    self.proof,
-                    self.ids[name],
-                    self._full_heads(full),
-                    unit=request.unit,
-                    window=request.keys,
-                    sinks=request.sinks,
-                )
-                if count == 0 and name == self.choosing[0]:
-                    counts = greedy_counts(self.layers, request.unit)
-                    total = sum(x.units(request.unit) for x in self.layers.values())
-                    rounds = sum(1 - before / total for before in (0, *counts[:-1])) * len(self.choosing)
-                    what = f"{len(counts)} greedy rounds on {counted(len(self.choosing), 'document')}"
-                    self.progress.say(f"{what}: about {duration((time.perf_counter() - started) * rounds)}")
-                metrics = {
-                    f"{metric}_{count}": {layer: x[index] for layer, x in falls.items()}
-                    for index, metric in enumerate(("fall", "gained"))
-                }
-                return _rows(source, metrics, unit="nats")
+        def compute(name: str) -> _Numbers:
+            started = time.perf_counter()
+            falls = measure_additions(
+                self.model,
+                self.proof,
+                self.ids[name],
+                self._full_heads(full),
+                unit=request.unit,
+                window=request.keys,
+                sinks=request.sinks,
+            )
+            if count == 0 and name == self.choosing[0]:
+                counts = greedy_counts(self.layers, request.unit)
+                total = sum(x.units(request.unit) for x in self.layers.values())
+                rounds = sum(1 - before / total for before in (0, *counts[:-1])) * len(self.choosing)
+                what = f"{len(counts)} greedy rounds on {counted(len(self.choosing), 'document')}"
+                self.progress.say(f"{what}: about {duration((time.perf_counter() - started) * rounds)}")
+            return {
+                f"{metric}_{count}": {layer: x[index] for layer, x in falls.items()}
+                for index, metric in enumerate(("fall", "gained"))
+            }
 
-            stored = self._part(f"greedy:{count}:{name}", name, compute)
-            found.append({x.layer: x.heads[f"fall_{count}"] + x.heads[f"gained_{count}"] for x in stored.layers})
-        return _mean(found)
+        stored = [self._part(f"greedy:{count}:{name}", name, compute) for name in self.choosing]
+        return _mean([_sums(one, f"fall_{count}", f"gained_{count}") for one in stored])
 
     def _costs(self) -> list[dict[int, Tensor]]:
         """Return the measured cost of limiting each head, by document for choosing; others give the statistics."""
         request = self.request
-        found = []
         operations = OPERATIONS if len(self.choosing) > 1 else ("window",)
-        for name in self.choosing:
 
-            def compute(source: ScoreSource, name: str = name) -> list[Score]:
-                others = [other for other in self.choosing if other != name] or [name]
-                statistics = fit_head_statistics(self.subject, [self.ids[other] for other in others])
-                costs = measure_head_costs(
-                    self.model,
-                    self.proof,
-                    self.ids[name],
-                    statistics,
-                    window=request.keys,
-                    sinks=request.sinks,
-                    operations=operations,
-                    progress=self.progress,
-                )
-                metrics = {
-                    f"{what}_{operation}": {layer: x[0] for layer, x in by_layer.items()}
-                    for what, values in (("rise", costs.rise), ("lost", costs.lost))
-                    for operation, by_layer in values.items()
-                }
-                return _rows(source, metrics, unit="nats")
+        def compute(name: str) -> _Numbers:
+            others = [other for other in self.choosing if other != name] or [name]
+            statistics = fit_head_statistics(self.subject, [self.ids[other] for other in others])
+            costs = measure_head_costs(
+                self.model,
+                self.proof,
+                self.ids[name],
+                statistics,
+                window=request.keys,
+                sinks=request.sinks,
+                operations=operations,
+                progress=self.progress,
+            )
+            return {
+                f"{what}_{operation}": {layer: x[0] for layer, x in by_layer.items()}
+                for what, values in (("rise", costs.rise), ("lost", costs.lost))
+                for operation, by_layer in values.items()
+            }
 
-            stored = self._part(f"costs:{name}", name, compute)
-            found.append({x.layer: x.heads["rise_window"] + x.heads["lost_window"] for x in stored.layers})
-        return found
+        stored = [self._part(f"costs:{name}", name, compute) for name in self.choosing]
+        return [_sums(one, "rise_window", "lost_window") for one in stored]
 
     def _share(self, scores: Mapping[int, Tensor]) -> tuple[float, str]:
         """Return the share to keep: the given one, or the smallest that reaches the goals on documents for choosing."""
         request = self.request
         if request.share is not None:
             return request.share, ""
-        known: dict[float, list[float]] = {}
+        known: dict[float, tuple[float, float]] = {}
 
         def reaches(share: float) -> bool:
-            rises, parts = [], []
-            for name in self.choosing:
-                key = f"goal:{name}:{share:g}"
+            def compute(name: str) -> _Numbers:
+                base, own = self._measured(name, None), self._measured(name, chosen(scores, share))
+                numbers = {"loss": base.loss, "found": base.found, "loss_goal": own.loss, "found_goal": own.found}
+                return {f"{metric}_{share:g}": x for metric, x in numbers.items()}
 
-                def compute(source: ScoreSource, name: str = name) -> list[Score]:
-                    base = self._measured(name, None)
-                    own = self._measured(name, chosen(scores, share))
-                    numbers = {"loss": base.loss, "found": base.found, "loss_goal": own.loss, "found_goal": own.found}
-                    return [source.score(f"{metric}_{share:g}", x, unit="nats") for metric, x in numbers.items()]
-
-                whole = {metric.rsplit("_", 1)[0]: x for metric, x in self._part(key, name, compute).whole.items()}
-                rises.append(whole["loss_goal"] - whole["loss"])
-                parts.append((whole["found_goal"], whole["found"]))
-            rise = sum(rises) / len(rises)
-            part = sum(x for x, _ in parts) / max(1e-9, sum(y for _, y in parts))
-            known[share] = [rise, part]
+            wholes = [self._part(f"goal:{name}:{share:g}", name, compute).whole for name in self.choosing]
+            loss, found, loss_goal, found_goal = (
+                [whole[f"{metric}_{share:g}"] for whole in wholes]
+                for metric in ("loss", "found", "loss_goal", "found_goal")
+            )
+            rise = sum(map(operator.sub, loss_goal, loss)) / len(wholes)
+            part = sum(found_goal) / max(1e-9, sum(found))
+            known[share] = rise, part
             enough = request.max_rise is None or rise <= request.max_rise
             return enough and (request.min_found is None or part >= request.min_found)
 
-        low, high = 0, len(_GRID)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if reaches(_GRID[middle]) else (middle + 1, high)
-        if low == len(_GRID):
-            rise, part = known.get(_GRID[-1], [math.nan, math.nan])
+        place = bisect.bisect_left(_GRID, True, key=reaches)
+        if place == len(_GRID):
+            rise, part = known[_GRID[-1]]
             raise MeasureError(
                 f"no plan that keeps at most {_GRID[-1]:.0%} of the {request.unit}s reaches the goal on the documents "
                 f"for choosing; the nearest keeps {_GRID[-1]:.0%}, with a rise of {rise:.3f} nats and {part:.0%} of "
                 "the retrieval: give a smaller goal or a larger --window"
             )
-        share = _GRID[low]
+        share = _GRID[place]
         rise, part = known[share]
         return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
 
@@ -411,47 +406,28 @@ class _Planner:
             ranked = random if selector == "random" else [units[selector]]
             cells |= {f"{selector}_{kept!r}": [chosen(one, kept) for one in ranked] for kept in shares}
         plans = 1 + len({tuple(sorted(choice.items())) for choices in cells.values() for choice in choices})
-        found = []
 
-        def compute(name: str, source: ScoreSource) -> list[Score]:
+        def compute(name: str) -> _Numbers:
             started = time.perf_counter()
             base = self._measured(name, None)
             if name == self.evaluating[0]:
                 seconds = (time.perf_counter() - started) * plans * len(self.evaluating)
                 count = f"{plans} plans on {counted(len(self.evaluating), 'document')} of {request.tokens} tokens"
                 self.progress.say(f"{count}: about {duration(seconds)}")
-            rows = {"loss": base.loss, "found": base.found}
+            rows: dict[str, float] = {"loss": base.loss, "found": base.found}
             for cell, choices in cells.items():
                 each = [self._measured(name, choice) for choice in choices]
                 rows[f"loss_{cell}"] = sum(x.loss for x in each) / len(each)
                 rows[f"found_{cell}"] = sum(x.found for x in each) / len(each)
-            return [source.score(metric, x, unit="nats") for metric, x in rows.items()]
+            return rows
 
-        for name in self.progress.track(self.evaluating, "plans"):
-            key = f"evaluate:{name}:{share:g}"
-            found.append(dict(self._part(key, name, partial(compute, name)).whole))
-        return found
-
-    def _provenance(self) -> Provenance:
-        loaded = self.loaded
-        return Provenance(
-            model_hash=loaded.weights_hash,
-            tokenizer_hash=loaded.tokenizer_hash,
-            text_hash=text_hash(self.documents),
-            dtype=loaded.dtype,
-            device=loaded.device,
-            seed=loaded.seed,
-        )
+        tracked = self.progress.track(self.evaluating, "plans")
+        return [dict(self._part(f"evaluate:{name}:{share:g}", name, compute).whole) for name in tracked]
 
 
-def _rows(source: ScoreSource, values: Mapping[str, Mapping[int, Tensor]], *, unit: str | None = None) -> list[Score]:
-    """Return the rows of scores of heads by metric and layer."""
-    return [
-        row
-        for metric, by_layer in values.items()
-        for layer, x in by_layer.items()
-        for row in source.heads(metric, x, layer=layer, unit=unit)
-    ]
+def _sums(scores: DocumentScores, one: str, other: str) -> dict[int, Tensor]:
+    """Return the sum of two scores of heads, by layer."""
+    return {x.layer: x.heads[one] + x.heads[other] for x in scores.layers}
 
 
 def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:

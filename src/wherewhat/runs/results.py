@@ -1,19 +1,21 @@
-"""Read a finished run: documents, heads, layers, curves, kinds of layers and summaries with intervals."""
+"""Read a finished run: documents, heads, layers, curves, summaries with intervals, and tables of them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from wherewhat.errors import ConfigError
+from wherewhat.imports import require
 from wherewhat.measures.measurement import UNBOUNDED, Curve, DocumentScores, LayerScores, Measurement, Metric
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, interval, wilson
-from wherewhat.options import build_config
+from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import ProfileFile, profile_name
+from wherewhat.runs.schema import ProfileFile, profile_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,11 +90,7 @@ Heads = dict[int, list[float | None]]
 
 
 class StoredRun:
-    """Scores and curves of a finished run.
-
-    Attributes:
-        directory: The run directory.
-    """
+    """Scores and curves of a finished run."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -147,26 +145,20 @@ class StoredRun:
         return next((known.range for known in self.metrics if known.name == metric), UNBOUNDED)
 
     def values(self, metric: str, *, less: str | None = None) -> list[float]:
-        """Return a metric of the model as a whole on each document that has it.
-
-        Args:
-            metric: Name of the metric.
-            less: Another metric to subtract on each document.
-        """
-        first = self._whole.get(metric, {})
+        """Return a metric of the model as a whole on each document that has it, less another metric if one is given."""
+        first = self._whole(metric)
         if less is None:
             return list(first.values())
-        second = self._whole.get(less, {})
+        second = self._whole(less)
         return [value - second[name] for name, value in first.items() if name in second]
 
-    @cached_property
-    def _whole(self) -> dict[str, dict[str, float]]:
-        """Values of the model as a whole by metric and document; undefined ones are left out."""
-        found: dict[str, dict[str, float]] = {}
-        for metric, document, layer, _, value in self._rows:
-            if document is not None and layer is None and value is not None:
-                found.setdefault(metric, {})[document] = value
-        return found
+    def _whole(self, metric: str) -> dict[str, float]:
+        """Return a metric of the model as a whole by document; undefined values are left out."""
+        return {
+            document: value
+            for name, document, layer, _, value in self._rows
+            if name == metric and document is not None and layer is None and value is not None
+        }
 
     @cached_property
     def profiles(self) -> ProfileFile:
@@ -202,14 +194,12 @@ class StoredRun:
 
     def head_documents(self, metric: str) -> dict[tuple[int, int], dict[str, float]]:
         """Return a metric by layer and head, and by document; undefined values are left out."""
-        return self._by_document.get(metric, {})
-
-    @cached_property
-    def _by_document(self) -> dict[str, dict[tuple[int, int], dict[str, float]]]:
-        found: dict[str, dict[tuple[int, int], dict[str, float]]] = {}
-        for metric, document, layer, head, value in self._rows:
-            if document is not None and layer is not None and head is not None and value is not None:
-                found.setdefault(metric, {}).setdefault((layer, head), {})[document] = value
+        found: dict[tuple[int, int], dict[str, float]] = {}
+        for name, document, layer, head, value in self._rows:
+            if name != metric or document is None:
+                continue
+            if layer is not None and head is not None and value is not None:
+                found.setdefault((layer, head), {})[document] = value
         return found
 
     @cached_property
@@ -235,24 +225,18 @@ class StoredRun:
             by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
             if document is None and head is None:
                 together.setdefault(name, {})[layer] = value
-        found = [
-            _summary(metric, by_metric[metric.name], by_metric.get(metric.control or ""), together, len(self.documents))
-            for metric in self.metrics
-            if metric.name in by_metric
-        ]
-        if not self.kinds:
-            return found
-        pooled = self._pooled()
-        return [
-            replace(s, kinds={kind: value.within(s.metric.range) for kind, value in kinds.items()})
-            for s in found
-            for kinds in [_by_kind(by_metric[s.metric.name], pooled.get(s.metric.name), self.kinds)]
-        ]
+        pooled, found = self._pooled(), []
+        for metric in self.metrics:
+            if metric.name in by_metric:
+                values, control = by_metric[metric.name], by_metric.get(metric.control or "")
+                kinds = _by_kind(values, pooled.get(metric.name), self.kinds)
+                found.append(_summary(metric, values, control, together, len(self.documents), kinds))
+        return found
 
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
         """Scores pooled over the heads of each kind of layer, by metric and kind, one per document."""
         found: dict[str, dict[str, list[float]]] = {}
-        if not self.measurement.pools:
+        if not self.measurement.pools or not self.kinds:
             return found
         table = self.directory.scores()
         documents = table["document"].to_pylist()
@@ -286,6 +270,7 @@ def _summary(
     control: _Values | None,
     together: Mapping[str, Mapping[int | None, float]],
     count: int,
+    kinds: Mapping[str, Interval],
 ) -> MetricSummary:
     indices = sorted({layer for layers in documents.values() for layer in layers if layer is not None})
 
@@ -307,9 +292,146 @@ def _summary(
         overall=between([_mean(layers) for layers in documents.values()], None),
         layers={i: between([_mean({i: v[i]}) for v in documents.values() if i in v], i) for i in indices},
         control=None if control is None else sum(map(_mean, control.values())) / len(control),
+        kinds={kind: value.within(metric.range) for kind, value in kinds.items()},
     )
 
 
 def _mean(layers: dict[int | None, list[float]]) -> float:
     values = [value for listed in layers.values() for value in listed]
     return sum(values) / len(values)
+
+
+FrameKind = Literal["pandas", "polars", "pyarrow"]
+"""Library of a table."""
+
+
+def as_frame(table: pa.Table, kind: FrameKind) -> Any:
+    """Return an Arrow table as a table of another library."""
+    if kind == "polars":
+        return require("polars", why="a polars table", install="'wherewhat[compare]'").from_arrow(table)
+    if kind == "pandas":
+        require("pandas", why="a pandas table", install="'wherewhat[notebook]', or ask for frame='pyarrow'")
+        return table.to_pandas()
+    return table
+
+
+def head_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
+    """Return the scores of single heads of a model and its control models, by weights.
+
+    If `tidy`, there is one row per document, head and metric; otherwise one row per head and one column per metric,
+    with means over documents.
+    """
+    tables = [_tidy_heads(run) if tidy else _wide_heads(run) for run in runs.values()]
+    return _together(runs, tables)
+
+
+def layer_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
+    """Return means over the heads of each layer of a model and its control models, by weights.
+
+    If `tidy`, there is one row per layer and metric, with the 95 % interval over documents; otherwise one row per layer
+    and one column per metric.
+    """
+    import pyarrow as pa
+
+    numbers = [(name, pa.float64()) for name in ("mean", "low", "high")]
+    schema = pa.schema([("layer", pa.int32()), ("metric", pa.string()), *numbers])
+    tables = []
+    for run in runs.values():
+        if tidy:
+            rows = [
+                {"layer": layer, "metric": s.metric.name, "mean": about.mean, "low": about.low, "high": about.high}
+                for s in run.summaries
+                for layer, about in sorted(s.layers.items())
+            ]
+            tables.append(pa.Table.from_pylist(rows, schema=schema))
+            continue
+        layers = sorted({layer for s in run.summaries for layer in s.layers})
+        columns: dict[str, Any] = {"layer": pa.array(layers, pa.int32())}
+        for s in run.summaries:
+            if s.layers:
+                means = [s.layers[layer].mean if layer in s.layers else None for layer in layers]
+                columns[s.metric.name] = pa.array(means, pa.float64())
+        tables.append(pa.table(columns))
+    return _together(runs, tables)
+
+
+def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
+    """Return the curves of a name, or all, one row per value, with a column for each of their dimensions."""
+    import pyarrow as pa
+
+    known = sorted({full.rsplit("/", 1)[1] for run in runs.values() for full in run.profiles})
+    if name is not None and name not in known:
+        raise ConfigError(f"there is no curve '{name}': {nearest(name, known)}")
+    tables = []
+    for run in runs.values():
+        found = [_curve(run, full) for full in run.profiles if name in (None, full.rsplit("/", 1)[1])]
+        tables.append(pa.concat_tables(found, promote_options="default"))
+    return _together(runs, tables)
+
+
+def _wide_heads(run: StoredRun) -> pa.Table:
+    import pyarrow as pa
+
+    means = run.head_means
+    places = sorted({(i, h) for layers in means.values() for i, heads in layers.items() for h in range(len(heads))})
+    columns: dict[str, Any] = {
+        "layer": pa.array([layer for layer, _ in places], pa.int32()),
+        "head": pa.array([head for _, head in places], pa.int32()),
+    }
+    order = [metric.name for metric in run.metrics if metric.name in means]
+    for metric in dict.fromkeys([*order, *means]):
+        layers = means[metric]
+        values = [layers[i][h] if i in layers and h < len(layers[i]) else None for i, h in places]
+        columns[metric] = pa.array(values, pa.float64())
+    for metric, names in run.measurement.codes.items():
+        if metric in columns:
+            columns[metric] = pa.array([_commonest(run, metric, names, place) for place in places], pa.string())
+    return pa.table(columns)
+
+
+def _commonest(run: StoredRun, metric: str, names: Sequence[str], place: tuple[int, int]) -> str | None:
+    """Return the name that most documents have for a head; the first of several."""
+    codes = run.head_values.get(metric, {}).get(place, [])
+    return names[int(max(codes, key=codes.count))] if codes else None
+
+
+def _tidy_heads(run: StoredRun) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    scores = run.directory.scores()
+    chosen = scores.filter(pc.is_valid(scores["head"])).select(["document", "layer", "head", "metric", "value"])
+    plain = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in chosen.columns]
+    return pa.table(dict(zip(chosen.column_names, plain, strict=True)))
+
+
+def _curve(run: StoredRun, full: str) -> pa.Table:
+    """Return one curve of one layer and document as rows."""
+    import pyarrow as pa
+    import torch
+
+    document, layer, name = full.rsplit("/", 2)
+    values = run.profiles[full].double()
+    count = values.numel()
+    indices = torch.cartesian_prod(*map(torch.arange, values.shape)).view(count, -1)
+    columns: dict[str, Any] = {
+        "document": pa.array([None if document == "-" else document] * count, pa.string()),
+        "layer": pa.array([None if layer == "-" else int(layer)] * count, pa.int32()),
+        "curve": pa.array([name] * count, pa.string()),
+    }
+    for number, axis in enumerate(run.profiles.axes(full)):
+        columns[axis] = pa.array(indices[:, number].numpy(), pa.int32())
+    columns["value"] = pa.array(values.flatten().numpy(), pa.float64())
+    return pa.table(columns)
+
+
+def _together(runs: Mapping[str, StoredRun], tables: Sequence[pa.Table]) -> pa.Table:
+    """Join the tables of runs, with a column of weights if there are several, and without empty columns."""
+    import pyarrow as pa
+
+    if len(tables) > 1:
+        named = zip(runs, tables, strict=True)
+        tables = [t.add_column(0, "weights", pa.array([weights] * len(t), pa.string())) for weights, t in named]
+    joined = pa.concat_tables(tables, promote_options="default")
+    empty = [name for name in joined.column_names if len(joined) and joined[name].null_count == len(joined)]
+    return joined.drop_columns(empty)

@@ -16,7 +16,7 @@ from transformers.trainer_callback import CallbackHandler
 from wherewhat.errors import CaptureError, TextError
 from wherewhat.numerics import random_states
 from wherewhat.options import checked
-from wherewhat.runs.learning import TrainingRun
+from wherewhat.runs.records import TrainingRun
 from wherewhat.runs.training import MEASUREMENTS, TrainingRecorder, check_positive, choose_measurements, warn
 from wherewhat.text.documents import Document, documents_of
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from wherewhat.captures.proof import prove
 from wherewhat.captures.structure import same_modules, state_of
 from wherewhat.errors import ConfigError, MeasureError, StoreError, TextError, one_line
 from wherewhat.files import remove
+from wherewhat.hashes import JSON
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
     DocumentScores,
@@ -36,14 +38,21 @@ from wherewhat.numerics import few_threads, new_process_settings, random_states,
 from wherewhat.options import build_config, checked, config_values, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import common_length, document_text
-from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE
-from wherewhat.runs.learning import TRAINING, TrainingRun
-from wherewhat.runs.profiles import Profile
-from wherewhat.runs.provenance import Provenance
-from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, Records, save_table, study_config
+from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE, Provenance, model_provenance
+from wherewhat.runs.records import (
+    RECORDS,
+    RECORDS_FILE,
+    TRAINING,
+    Recorder,
+    Records,
+    TrainingRun,
+    save_table,
+    study_config,
+)
 from wherewhat.runs.request import MemoryModel, model_request
-from wherewhat.runs.subject import ModelSubject
-from wherewhat.text.documents import Document, documents_of, embedded_documents, text_hash
+from wherewhat.runs.schema import Profile
+from wherewhat.runs.subject import ModelSubject, device_type
+from wherewhat.text.documents import Document, documents_of, embedded_documents
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +70,7 @@ Chosen = Mapping[str, tuple[Measurement, Any]]
 def choose_measurements(names: str | Sequence[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> Chosen:
     """Return measurements of texts with their options for records.
 
-    Args:
-        names: Names of measurements.
-        options: Options by name of the measurement; they take precedence over those that it declares for records.
+    Options, by name of the measurement, take precedence over those that it declares for records.
     """
     listed = [names] if isinstance(names, str) else list(names)
     if not listed:
@@ -149,7 +156,7 @@ class TrainingRecorder:
         self._loaded = load_memory(module, read, name=request.model, weights="trained", seed=0, hashed=False)
         if texts is None and read is None:
             raise TextError("there are no texts and no tokenizer for the embedded ones: give texts, such as token ids")
-        listed = (texts or tuple(embedded_documents(documents)))[:documents]
+        self._documents = listed = (texts or tuple(embedded_documents(documents)))[:documents]
         self._texts = _in_tokens(self._loaded, listed, tokens)
         for measurement, _ in self._chosen.values():
             if len(listed) < measurement.least_documents:
@@ -160,7 +167,7 @@ class TrainingRecorder:
             self._subject = ModelSubject(self._loaded, prove(module))
             self._heads: dict[int, int] = {}
             self._subject.run(self._texts[0].ids, lambda layer: self._heads.update({layer.layer: layer.heads}))
-        self._config = self._resolved(name or request.model, listed)
+        self._config = self._resolved(name or request.model)
         self._directory = (
             None
             if out is None
@@ -168,7 +175,6 @@ class TrainingRecorder:
         )
         self._axes: dict[str, tuple[str, ...]] = {}
         self._recorder = self._begin(start)
-        self._text_hash = text_hash(listed)
         self._written = self._stamp()
         self._step = start
         self._record(start)
@@ -207,8 +213,7 @@ class TrainingRecorder:
 
     def finish(self) -> TrainingRun:
         """Record the last step that was seen, complete the run directory, and return the run."""
-        if self.active:
-            self.record(self._step)
+        self.record(self._step)
         self.active = False
         directory = self._directory
         if directory is not None and (directory.path / RECORDS_FILE).exists():
@@ -278,12 +283,8 @@ class TrainingRecorder:
     def _undisturbed(self) -> Iterator[None]:
         """Use evaluation mode and the settings of a new process; restore everything that training depends on."""
         model = self._loaded.model
-        with ExitStack() as stack:
-            stack.enter_context(random_states())
-            stack.enter_context(new_process_settings(weight_dtypes(model)))
-            stack.enter_context(few_threads(model))
-            stack.enter_context(evaluation(model))
-            stack.enter_context(_own_forward(model))
+        settings = new_process_settings(weight_dtypes(model))
+        with random_states(), settings, few_threads(model), evaluation(model), _own_forward(model):
             yield
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -304,7 +305,7 @@ class TrainingRecorder:
                 f"another training writes to {self._directory.path}: give each its own name, or its own out"
             )
 
-    def _resolved(self, name: str, documents: Sequence[Document]) -> dict[str, Any]:
+    def _resolved(self, name: str) -> dict[str, Any]:
         """Return everything that is recorded; its hash names the run directory."""
         return study_config(
             TRAINING,
@@ -315,26 +316,19 @@ class TrainingRecorder:
                 for measurement, config in self._chosen.values()
             },
             tokens=self._texts[0].ids.shape[1],
-            documents=[{"name": document.name, "sha256": document.sha256} for document in documents],
+            documents=[{"name": document.name, "sha256": document.sha256} for document in self._documents],
             dtype=self._loaded.dtype,
-            device=torch.device(self._loaded.device.split("+")[0]).type,
+            device=device_type(self._loaded),
         )
 
     def _provenance(self) -> Provenance:
         loaded, recorder = self._loaded, self._recorder
-        return Provenance(
-            model_hash=None,
-            tokenizer_hash=loaded.tokenizer_hash,
-            text_hash=self._text_hash,
-            dtype=loaded.dtype,
-            device=loaded.device,
-            seed=0,
-            extra={
-                "seconds_recording": round(recorder.seconds, 3),
-                "seconds_by_record": {str(step): round(s, 4) for step, s in recorder.seconds_by_step.items()},
-                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-            },
-        )
+        extra: dict[str, JSON] = {
+            "seconds_recording": round(recorder.seconds, 3),
+            "seconds_by_record": {str(step): round(s, 4) for step, s in recorder.seconds_by_step.items()},
+            "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        }
+        return replace(model_provenance(loaded, self._documents, extra), model_hash=None)
 
 
 @contextmanager
@@ -351,11 +345,10 @@ def _own_forward(model: Any) -> Iterator[None]:
         model.forward = wrapped
 
 
-def warn(error: BaseException | str, *, step: int | None = None) -> None:
+def warn(error: BaseException, *, step: int | None = None) -> None:
     """Log one line of warning: the training goes on without records."""
     when = "" if step is None else f" from step {step} on"
-    why = error if isinstance(error, str) else one_line(error, most=400)
-    _log.warning("wherewhat records nothing%s, training goes on: %s", when, why)
+    _log.warning("wherewhat records nothing%s, training goes on: %s", when, one_line(error, most=400))
 
 
 def check_positive(**values: int) -> None:
@@ -404,28 +397,22 @@ def _in_tokens(loaded: LoadedModel, documents: Sequence[Document], tokens: int) 
 
 def _means(documents: Sequence[DocumentScores], heads: Mapping[int, int]) -> dict[str, Tensor]:
     """Return means over documents: of heads, over all layers ``(heads,)``, and of the whole model ``()``."""
-    starts: dict[int, int] = {}
-    total = 0
-    for index, count in sorted(heads.items()):
-        starts[index] = total
-        total += count
-    by_head: dict[str, list[Tensor]] = {}
-    whole: dict[str, list[float]] = {}
+    indices = sorted(heads)
+    starts = dict(zip(indices, accumulate((heads[i] for i in indices), initial=0), strict=False))
+    found: dict[str, list[Tensor]] = {}
     for document in documents:
         rows: dict[str, Tensor] = {}
         of_layers: dict[str, list[float]] = {}
         for layer in document.layers:
             for name, values in layer.heads.items():
-                row = rows.setdefault(name, torch.full((total,), torch.nan, dtype=torch.float64))
+                row = rows.setdefault(name, torch.full((sum(heads.values()),), torch.nan, dtype=torch.float64))
                 row[starts[layer.layer] : starts[layer.layer] + len(values)] = values.double().cpu()
             for name, value in layer.whole.items():
                 of_layers.setdefault(name, []).append(value)
-        for name, row in rows.items():
-            by_head.setdefault(name, []).append(row)
-        for name, value in {**{n: sum(v) / len(v) for n, v in of_layers.items()}, **document.whole}.items():
-            whole.setdefault(name, []).append(value)
-    found = {name: torch.stack(listed).nanmean(0) for name, listed in by_head.items()}
-    means = {name: torch.tensor(listed, dtype=torch.float64).nanmean() for name, listed in whole.items()}
-    if not found and not means:
+        whole = {**{name: sum(values) / len(values) for name, values in of_layers.items()}, **document.whole}
+        single = {name: torch.tensor(value, dtype=torch.float64) for name, value in whole.items()}
+        for name, values in {**single, **rows}.items():
+            found.setdefault(name, []).append(values)
+    if not found:
         raise MeasureError("the texts gave no scores")
-    return {**means, **found}
+    return {name: torch.stack(listed).nanmean(0) for name, listed in found.items()}

@@ -25,10 +25,9 @@ from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
-from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.files import read_documents
 
@@ -92,7 +91,7 @@ class QuerySums:
         }
 
 
-def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: str | os.PathLike[str]) -> Path:
+def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: Path) -> Path:
     """Run a model on texts ``(1, n)`` and write the calibration file of TriAttention.
 
     Its ``triattention/methods/pruning_utils.py`` reads ``stats["layer00_head00"]`` with ``q_mean_real``,
@@ -134,10 +133,9 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: str
     }
     data = io.BytesIO()
     torch.save({"metadata": metadata, "stats": stats}, data)  # noqa: TID251 - TriAttention reads it with torch.load
-    path = output_file(file, name="the file")
-    make_folder(path.parent)
-    write_file(path, data.getvalue())
-    return path
+    make_folder(file.parent)
+    write_file(file, data.getvalue())
+    return file
 
 
 @checked(model=model_request, texts=documents_of)

@@ -15,14 +15,11 @@ from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
-from wherewhat.measures.registry import find_measurement
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
-from wherewhat.options import build_config, config_values
 from wherewhat.runs.inputs import read_texts
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.sweep.engine import Resources
 from wherewhat.sweep.file import (
     EMBEDDED_TEXT,
     ON_MODELS,
@@ -125,8 +122,9 @@ def located(request: Request) -> Request:
     path = model_path(model)
     if model != EMBEDDED and path.exists():
         model = str(path.absolute())
-    named = None if request.text is None else [user_path(name, name="text") for name in request.text]
-    text = None if named is None else tuple(str(path.absolute()) for path in named)
+    text = request.text
+    if text is not None:
+        text = tuple(str(user_path(name, name="text").absolute()) for name in text)
     items = request.items
     if items is not None and user_path(items, name="items").is_file():
         items = str(user_path(items, name="items").absolute())
@@ -158,13 +156,7 @@ class Variant:
 
 
 def variants(entry: ModelEntry, shared: dict[str, Any], where: str) -> Iterator[Variant]:
-    """Return the variants of one entry of ``models``.
-
-    Args:
-        entry: The model and its axes.
-        shared: Options of all models.
-        where: Location in the file, for error messages.
-    """
+    """Return the variants of one entry of ``models``; ``shared`` are the options of all models."""
     options = {**shared, **entry.shared}
     resolve_dtype(options.get("dtype", "float32"))
     check_device_map(options.get("device_map"), options.get("device", "auto"))
@@ -248,16 +240,6 @@ _MOST_CELLS = 100_000
 _OWN_KEYS = ("store", "resources", "models", "texts", "measurements")
 
 
-def resources_of(file: SweepFile) -> Resources:
-    """Return the ``resources`` of the file."""
-    table = file.values.get("resources", {})
-    where = f"{file.path}: resources"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table, with {', '.join(names_of(Resources))}")
-    check_keys(table, names_of(Resources), where)
-    return Resources(**typed(Resources, table, where))
-
-
 def expand(file: SweepFile) -> list[Cell]:
     """Return the cells of a sweep, in the order of the file: models outside, measurements inside.
 
@@ -298,8 +280,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """Yield the cells of one variant of a model."""
     for entry in measurements:
-        measurement = find_measurement(entry.measurement)
-        options = config_values(build_config(measurement.config, entry.options))
+        measurement = entry.measurement
         for text in _on(measurement, texts):
             makes_own = isinstance(measurement, QuestionMeasurement)
             drawn = variant.request.weights != "trained" or makes_own or (text is not None and text.prompts is not None)
@@ -310,7 +291,7 @@ def _cells(
                 model=variant.request,
                 text=text.text if text else None,
                 prompts=text.prompts if text else None,
-                options=options,
+                options=entry.options,
                 **{**on_texts, **(text.shared if text else {}), **entry.shared},
             )
             inputs: dict[str, JSON] = {"texts": identify(request, measurement), "model": variant.files}

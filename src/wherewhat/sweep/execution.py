@@ -19,13 +19,21 @@ from wherewhat.runs.execution import LastModel, measure, prepare
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES
 from wherewhat.runs.request import Request
 from wherewhat.runs.storage import Folder, Place, open_place
-from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json, resources_of
-from wherewhat.sweep.engine import MOST_PROCESSES, CellTask, Resources, Watch, Work
+from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json
+from wherewhat.sweep.engine import (
+    MOST_PROCESSES,
+    CellTask,
+    Resources,
+    Watch,
+    Work,
+    local_slots,
+    memory_needed,
+    resources_of,
+)
 from wherewhat.sweep.file import SweepFile
 from wherewhat.sweep.local_engine import run_locally
 from wherewhat.sweep.ray_engine import run_on_ray
 from wherewhat.sweep.records import Record, SweepFolder, finished_elsewhere, sweep_name
-from wherewhat.sweep.resources import local_slots, memory_needed
 
 _log = logging.getLogger(__name__)
 _MODELS = LastModel()

@@ -12,9 +12,10 @@ from typing import Any
 from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError
 from wherewhat.hashes import file_sha256
+from wherewhat.measures.measurement import Measurement
 from wherewhat.measures.registry import find_measurement
 from wherewhat.models.source import Weights
-from wherewhat.options import build_config, check_seed, nearest, read_config
+from wherewhat.options import build_config, check_seed, config_values, nearest, read_config
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_STORE = "runs"
@@ -96,11 +97,11 @@ class TextEntry:
 
 @dataclass(frozen=True)
 class MeasurementEntry:
-    """One measurement with its options."""
+    """One measurement, all its options, and options of requests."""
 
-    measurement: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    shared: Mapping[str, Any] = field(default_factory=dict)
+    measurement: Measurement
+    options: Mapping[str, Any]
+    shared: Mapping[str, Any]
 
 
 def names_of(kind: type[Any]) -> list[str]:
@@ -212,10 +213,10 @@ def _measurement_entry(name: str | None, entry: Any, where: str) -> MeasurementE
         raise ConfigError(f"{where}: '{misplaced[0]}' is an option of {measurement.name}: put it under 'set'")
     check_keys(table, ["measurement", "set", *names_of(ON_TEXTS)], where)
     try:
-        build_config(measurement.config, options)
+        config = build_config(measurement.config, options)
     except ConfigError as error:
         raise ConfigError(f"{where}.set: {error}") from error
-    return MeasurementEntry(measurement.name, options, typed(ON_TEXTS, table, where))
+    return MeasurementEntry(measurement, config_values(config), typed(ON_TEXTS, table, where))
 
 
 def _at(where: str, name: str | None, index: int) -> str:

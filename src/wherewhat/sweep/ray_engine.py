@@ -11,6 +11,7 @@ from typing import Any
 
 from wherewhat.errors import ConfigError, StoreError, one_line
 from wherewhat.imports import require
+from wherewhat.progress import counted
 from wherewhat.sweep.engine import CellTask, EngineError, Resources, Watch, Work, record_death, record_failure
 from wherewhat.sweep.records import Record
 
@@ -24,23 +25,18 @@ _SILENCE = 15.0
 def run_on_ray(
     tasks: Sequence[CellTask], *, address: str | None, resources: Resources, work: Work, watch: Watch
 ) -> None:
-    """Run tasks on a Ray cluster.
+    """Run tasks on a Ray cluster, in their order.
 
-    Args:
-        tasks: The tasks, in the order in which they are submitted.
-        address: The cluster; None for ``$RAY_ADDRESS``, or else a temporary cluster on this machine.
-        resources: Resources of each task.
-        work: Function that a worker applies to a task.
-        watch: Receiver of events.
+    Without an address it is the one at ``$RAY_ADDRESS``, or else a temporary cluster on this machine.
     """
     ray = require("ray", why="--engine ray", install="'wherewhat[ray]'")
-    with _cluster(ray, address) as context:
-        gpus = _gpus(ray, resources, ours=context.ours)
+    with _cluster(ray, address) as (ours, dashboard):
+        gpus = _gpus(ray, resources, ours=ours)
         remote = ray.remote(_call)
-        watch.begin(workers=_described(ray), dashboard=context.dashboard)
+        watch.begin(workers=_described(ray), dashboard=dashboard)
         waiting = list(reversed(tasks))
         under_way: dict[Any, CellTask] = {}
-        head = _Head(context.gcs)
+        head = _Head(ray.get_runtime_context().gcs_address)
         while waiting or under_way:
             while waiting and len(under_way) < _AT_ONCE:
                 task = waiting.pop()
@@ -77,19 +73,12 @@ def _outcome(ray: Any, reference: Any, task: CellTask, resources: Resources) -> 
     return record
 
 
-class _Context:
-    """A connection to a cluster."""
-
-    def __init__(self, ray: Any, context: Any, *, ours: bool) -> None:
-        self.ours = ours
-        self.gcs: str = ray.get_runtime_context().gcs_address
-        url = getattr(context, "dashboard_url", None)
-        self.dashboard: str | None = f"http://{url}" if url else None
-
-
 @contextmanager
-def _cluster(ray: Any, address: str | None) -> Iterator[_Context]:
-    """Connect to a cluster, or start one on this machine; close the connection at the end if it was opened here."""
+def _cluster(ray: Any, address: str | None) -> Iterator[tuple[bool, str | None]]:
+    """Connect to a cluster, or start one on this machine; close the connection at the end if it was opened here.
+
+    Yields whether the cluster was started here, and the address of its dashboard.
+    """
     already = ray.is_initialized()
     if not already:
         _knock(address or os.environ.get("RAY_ADDRESS"))
@@ -100,7 +89,8 @@ def _cluster(ray: Any, address: str | None) -> Iterator[_Context]:
         where = f"the Ray cluster at {address} cannot be reached" if address else "Ray cannot be started"
         raise EngineError(f"{where}: {one_line(error)}") from error
     try:
-        yield _Context(ray, context, ours=address is None and not already)
+        url = getattr(context, "dashboard_url", None)
+        yield address is None and not already, f"http://{url}" if url else None
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
         raise _gone(error) from error
     finally:
@@ -156,7 +146,7 @@ def _gpus(ray: Any, resources: Resources, *, ours: bool) -> float:
 def _described(ray: Any) -> str:
     nodes = sum(node["Alive"] for node in ray.nodes())
     there = ray.cluster_resources()
-    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", f"{there.get('CPU', 0):g} CPUs"]
+    parts = [counted(nodes, "node"), f"{there.get('CPU', 0):g} CPUs"]
     return "Ray: " + ", ".join([*parts, *([f"{there['GPU']:g} GPUs"] if there.get("GPU") else [])])
 
 

@@ -152,12 +152,7 @@ class Status:
 
 
 def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
-    """Return the progress of the sweeps of a store.
-
-    Args:
-        place: The store.
-        file_sha256: Only those started from the sweep file with this hash.
-    """
+    """Return the progress of the sweeps of a store: of all, or of those started from the file with this hash."""
     found = []
     for folder in sweep_folders(place):
         content = folder.content()

@@ -27,8 +27,8 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.runs import results as summary
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import Records
+from wherewhat.runs.schema import Profile
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)
 SMALL = LabConfig(vocabulary=TASK.vocabulary, layers=2, heads=2, width=16, positions=16)

@@ -14,8 +14,8 @@ from wherewhat.lab.multihop.accuracy import measure_accuracy
 from wherewhat.lab.multihop.records import best_step
 from wherewhat.lab.multihop.study import Setup, measure_extra, open_run, train, train_and_record
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import Records
+from wherewhat.runs.schema import Profile
 
 OPTIONS = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
 SETUP = Setup.of("number", {**OPTIONS, "threads": 1})
@@ -145,5 +145,5 @@ def test_comparison_of_measurements_leaves_trainings_out(whole):
     from wherewhat.runs.index import open_index
 
     index = open_index(str(whole.path.parent))
-    assert (index.runs, index.unreadable) == (0, {})
+    assert (len(index.values.collect()), index.unreadable) == (0, {})
     remove(whole.path.parent / "index.parquet")

@@ -19,7 +19,7 @@ from wherewhat.measures.measurement import DocumentScores, Subject
 from wherewhat.measures.perturb.losses import measure_perturb
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.residual import ResidualConfig, measure_residual
-from wherewhat.runs.profiles import Profile
+from wherewhat.runs.schema import Profile
 
 BUCKETS = 4
 """Number of position ranges that a context is divided into."""

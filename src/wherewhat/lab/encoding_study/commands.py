@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wherewhat.boundary import user_path
 from wherewhat.cli.options import folder_to_write
-from wherewhat.cli.terminal import print_line
+from wherewhat.cli.tables import print_line
 
 app = typer.Typer(
     name="encodings",

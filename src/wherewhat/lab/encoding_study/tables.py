@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from wherewhat.cli.terminal import Table
+from wherewhat.cli.tables import Table
 from wherewhat.lab.encoding_study.summary import (
     ADDITIVITY,
     EVENTS,

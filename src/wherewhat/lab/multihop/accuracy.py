@@ -16,8 +16,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.statistics import share_bounds
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import TensorTable
+from wherewhat.runs.schema import Profile
 
 Result = TypeVar("Result")
 

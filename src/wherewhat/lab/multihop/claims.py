@@ -38,7 +38,7 @@ from wherewhat.report.claims.claim import (
     verdict_of,
 )
 from wherewhat.report.claims.judgement import CLAIMS, FORMAT, Judgement
-from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.layout import collect_versions
 
 Runs = Mapping[str, Sequence[RunFigures]]
 """Runs with different seeds by task, ``number`` and ``letter``."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, check_whole_number
 from wherewhat.cli.options import Out, file_to_write
-from wherewhat.cli.terminal import print_line
+from wherewhat.cli.tables import print_line
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:

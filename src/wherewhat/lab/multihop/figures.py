@@ -26,8 +26,8 @@ from wherewhat.lab.multihop.study import Checkpoint, MultihopRun, measure_extra
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.frequencies.planes import mean_frequency_softmax
 from wherewhat.numerics import new_process_settings
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import Axes, Records, read_part, save_table
+from wherewhat.runs.schema import Profile
 
 Tensors = Mapping[str, Tensor]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from wherewhat.hashes import read_object
 from wherewhat.lab.multihop.purity import PURE, find_learning, find_purity
 from wherewhat.lab.multihop.records import noise_level
 from wherewhat.lab.multihop.study import STUDY, MultihopRun, open_run
@@ -12,8 +13,8 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.progress import counted
 from wherewhat.report.learning import page_data
-from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
-from wherewhat.runs.learning import CurvePanel, Series, spread_over_heads
+from wherewhat.runs.layout import COMPLETE, CONFIG
+from wherewhat.runs.records import CurvePanel, Series, spread_over_heads
 
 _GAMMA, _LEVEL = 0.1, 0.9
 _SCORES = {"s_pos": "positional score", "s_sym": "symbolic score", "r": "r"}

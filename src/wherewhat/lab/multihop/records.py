@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.lab.multihop.scores import HeadScores, HeldOutSequences, score_model
-from wherewhat.runs.profiles import Profile
 from wherewhat.runs.records import Axes, Recorder, Records, TensorTable
+from wherewhat.runs.schema import Profile
 
 _HEAD = ("layer", "head")
 AXES: Axes = {

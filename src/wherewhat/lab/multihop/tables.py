@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from wherewhat.cli.terminal import Table
+from wherewhat.cli.tables import Table
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:

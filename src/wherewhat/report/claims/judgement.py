@@ -24,7 +24,7 @@ from wherewhat.report.measurements import Runs, measure
 from wherewhat.report.report import seen_model
 from wherewhat.report.schedule import GivenText, ScheduledRun, given_text
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.provenance import collect_versions
+from wherewhat.runs.layout import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
 from wherewhat.runs.results import StoredRun
 from wherewhat.text.documents import Document, documents_of
