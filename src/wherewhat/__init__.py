@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TextMeasurement,
     )
     from wherewhat.measures.registry import register
-    from wherewhat.models.catalog import SupportedModel, supported_models
+    from wherewhat.models.source import SupportedModel, supported_models
     from wherewhat.report.claims.judgement import Judgement, judge_claims
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
@@ -65,7 +65,7 @@ _HOMES = {
     "Request": "wherewhat.runs.request",
     "Result": "wherewhat.report.result",
     "RunDirectory": "wherewhat.runs.directory",
-    "SupportedModel": "wherewhat.models.catalog",
+    "SupportedModel": "wherewhat.models.source",
     "Text": "wherewhat.measures.measurement",
     "TextMeasurement": "wherewhat.measures.measurement",
     "TrainerCallback": "wherewhat.runs.trainer",
@@ -91,7 +91,7 @@ _HOMES = {
     "register": "wherewhat.measures.registry",
     "run": "wherewhat.report.result",
     "save_triattention": "wherewhat.runs.triattention",
-    "supported_models": "wherewhat.models.catalog",
+    "supported_models": "wherewhat.models.source",
     "swaps": "wherewhat.measures.layers",
 }
 

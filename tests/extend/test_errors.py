@@ -12,7 +12,7 @@ from wherewhat.extend.infllm import InfLLM
 from wherewhat.extend.method import extended, generate
 from wherewhat.extend.methods import METHODS, find_method
 from wherewhat.extend.windows import LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
-from wherewhat.models.positions import trained_length
+from wherewhat.models.loaded import trained_length
 
 
 @pytest.mark.parametrize("method", [SlidingWindow, StreamingLLM, LMInfinite, InfLLM, SelfExtend, ReRoPE])

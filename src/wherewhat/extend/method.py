@@ -19,7 +19,7 @@ from wherewhat.captures.wrappers import unwrapped
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.attention import FarKeys
 from wherewhat.extend.visibility import Visibility, Windowed
-from wherewhat.models.positions import hard_limit, trained_length
+from wherewhat.models.loaded import hard_limit, trained_length
 
 BLOCK_MIB = 64
 """Default memory for one block of logits on a CPU, in MiB."""

@@ -23,8 +23,7 @@ from safetensors import SafetensorError
 from wherewhat.errors import LoadError, one_line
 from wherewhat.hashes import model_file_sha256
 from wherewhat.imports import quiet, require
-from wherewhat.models.capacity import check_layers
-from wherewhat.models.suitability import check_config, check_loaded, count_parameters, describe_folder
+from wherewhat.models.suitability import check_config, check_layers, check_loaded, count_parameters, describe_folder
 from wherewhat.models.trial import attempt, time_limit
 
 # Bump when conversions change, so that older folders are converted again.

@@ -17,7 +17,6 @@ from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import make_folder
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
-from wherewhat.models.capacity import check_layers, check_memory, check_stored
 from wherewhat.models.controls import random_control, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
@@ -36,7 +35,10 @@ from wherewhat.models.loaded import (
 from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
 from wherewhat.models.suitability import (
     check_finite,
+    check_layers,
     check_loaded,
+    check_memory,
+    check_stored,
     describe_folder,
     is_readable,
     read_config,

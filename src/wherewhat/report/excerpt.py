@@ -19,9 +19,8 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
 from wherewhat.hashes import JSON, config_hash, file_sha256, read_sealed, run_folder_name, write_sealed
 from wherewhat.measures.measurement import Capacity
-from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.models.memory import evaluation, weight_sample
-from wherewhat.models.positions import max_positions
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.execution import load_model
 from wherewhat.runs.inputs import document_length, document_text

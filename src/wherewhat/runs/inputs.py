@@ -12,8 +12,7 @@ import torch
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.measures.choices.answers import Choices
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Question, QuestionMeasurement, Text
-from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.positions import max_positions
+from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.runs.request import Request
 from wherewhat.runs.words import with_spans
 from wherewhat.text.documents import Document, check_count

@@ -17,8 +17,7 @@ from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.errors import CaptureError
 from wherewhat.extend.plan import Plan
 from wherewhat.measures.variants import VariantRuns
-from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.positions import max_positions, trained_length
+from wherewhat.models.loaded import LoadedModel, max_positions, trained_length
 from wherewhat.runs.continuation import continued
 from wherewhat.runs.placement import computing, placed, positions_refused, reordered
 

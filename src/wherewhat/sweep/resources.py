@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from wherewhat.models.capacity import free_memory
 from wherewhat.models.source import EMBEDDED
+from wherewhat.models.suitability import free_memory
 from wherewhat.sweep.cells import Cell, model_path
 
 _GIB = 1 << 30
