@@ -32,8 +32,7 @@ from wherewhat.report.claims.claim import (
     verdict_words,
 )
 from wherewhat.report.claims.judgement import CLAIMS, _runs, _schedule
-from wherewhat.report.measurements import Runs
-from wherewhat.report.schedule import given_text, schedule
+from wherewhat.report.measurements import Runs, given_text, schedule
 from wherewhat.report.sections import _newest_claims
 from wherewhat.runs import execution
 from wherewhat.runs.request import ModelRequest, Request

@@ -18,9 +18,8 @@ from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
 from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.learning import learning_curves
-from wherewhat.report.measurements import Pace, Runs, measure
+from wherewhat.report.measurements import TOKENS, GivenText, Pace, Runs, given_text, measure, schedule
 from wherewhat.report.page import Profiled, Report, plotly_js
-from wherewhat.report.schedule import TOKENS, GivenText, given_text, schedule
 from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.execution import LastModel

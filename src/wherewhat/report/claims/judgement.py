@@ -20,9 +20,8 @@ from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.claims import behaviour, heads, logits
 from wherewhat.report.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
-from wherewhat.report.measurements import Runs, measure
+from wherewhat.report.measurements import GivenText, Runs, ScheduledRun, given_text, measure
 from wherewhat.report.report import seen_model
-from wherewhat.report.schedule import GivenText, ScheduledRun, given_text
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.provenance import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
