@@ -39,6 +39,17 @@ def random_control(config: Any, *, seed: int, attn_implementation: str | None = 
         )
 
 
+def random_model(config: Any, *, seed: int, placement: dict[str, Any], **options: Any) -> Any:
+    """Return :func:`random_control` with the dtype, attention implementation and device map of ``placement``."""
+    if hasattr(config, "quantization_config"):  # describes the stored weights, which are not used
+        del config.quantization_config
+    model = random_control(config, seed=seed, attn_implementation=placement["attn_implementation"], **options)
+    if placement["dtype"] == torch.float32 and "device_map" not in placement:
+        return model
+    # By the loader of transformers, which keeps rotary frequencies in float32 and distributes layers.
+    return type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **placement)
+
+
 def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
     """Permute, in place, the entries of every layer's query and key projection matrices.
 

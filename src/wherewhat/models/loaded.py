@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-DTYPES = {dtype: getattr(torch, dtype) for dtype in ("float32", "bfloat16", "float16", "float64")}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Supported dtypes by name."""
 
 PROBE = "a"
@@ -133,8 +133,7 @@ def resolve_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a name."""
     if name not in DTYPES:
         raise ConfigError(f"unknown dtype {name!r}: choose one of {', '.join(DTYPES)}")
-    dtype: torch.dtype = DTYPES[name]
-    return dtype
+    return DTYPES[name]
 
 
 def resolve_device(name: str) -> torch.device:

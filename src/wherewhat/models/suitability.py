@@ -27,14 +27,7 @@ _LAYERS = re.compile(r"(num|n)_(\w+_)?layers?")
 
 
 def read_config(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
-    """Return the transformers config of a model folder, if the model can be measured.
-
-    Args:
-        folder: Folder in Hugging Face layout.
-        spec: Model name for error messages.
-        trust_remote_code: Whether Python code of the folder may run.
-        local_only: Whether files may only be read from this machine.
-    """
+    """Return the transformers config of a model folder, if the model can be measured."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     raw = read_json(folder / "config.json", name=f"config.json of {spec!r}", error=LoadError)
@@ -110,11 +103,9 @@ def check_config(config: Any, spec: str) -> None:
 
 
 def check_loaded(report: dict[str, Any], spec: str) -> None:
-    """Refuse a model with weights that transformers initialised at random, which it only logs.
+    """Refuse a model with weights that transformers initialised at random, by the loading report of `from_pretrained`.
 
-    Args:
-        report: The loading report of `from_pretrained(..., output_loading_info=True)`.
-        spec: Model name for error messages.
+    transformers itself only logs them.
     """
     problems = {"missing_keys": "has no weights for", "mismatched_keys": "has weights of another shape for"}
     for key, verb in problems.items():
@@ -151,12 +142,7 @@ def stored_tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_layers(settings: Any, spec: str) -> None:
-    """Refuse settings with more layers than any model has, since configs make lists of that length.
-
-    Args:
-        settings: Content of ``config.json``.
-        spec: Model name for error messages.
-    """
+    """Refuse a ``config.json`` with more layers than any model has, since configs make lists of that length."""
     waiting = [settings]
     while waiting:
         table = waiting.pop()
@@ -171,13 +157,7 @@ def check_layers(settings: Any, spec: str) -> None:
 
 
 def check_stored(parameters: int, files: list[Path], spec: str) -> None:
-    """Refuse a model of which the files can hold only a small part, before it is allocated.
-
-    Args:
-        parameters: Number of parameters that the config describes.
-        files: Files of weights.
-        spec: Model name for error messages.
-    """
+    """Refuse a model of which the files of weights can hold only a small part, before it is allocated."""
     stored = sum(file.stat().st_size for file in files)
     if parameters > 8 * stored:  # every format of weights has at least one bit for each
         raise LoadError(
@@ -187,14 +167,7 @@ def check_stored(parameters: int, files: list[Path], spec: str) -> None:
 
 
 def check_memory(parameters: int, dtype: torch.dtype, device: torch.device | None, spec: str) -> None:
-    """Refuse a model that is larger than the free memory.
-
-    Args:
-        parameters: Number of parameters.
-        dtype: Their type in memory.
-        device: The model's device; None for several, which is not checked.
-        spec: Model name for error messages.
-    """
+    """Refuse a model that is larger than the free memory; with a device of None, for several, nothing is checked."""
     if device is None:
         return
     needed = parameters * dtype.itemsize
