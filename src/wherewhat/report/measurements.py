@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from wherewhat.boundary import read_user_file
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
 from wherewhat.extend.plan import Plan
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object
-from wherewhat.measures.measurement import Capacity
+from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
 from wherewhat.runs.directory import RunDirectory
@@ -26,6 +26,8 @@ from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.text.documents import Document, check_count
 from wherewhat.text.files import read_documents
+
+T = TypeVar("T")
 
 DOCUMENTS, TOKENS = 4, 512
 """Documents and tokens of each by default."""
@@ -146,7 +148,7 @@ def schedule(
         documents: Documents of the decomposition; the others use fewer.
         tokens: Tokens of each; the others use fewer, except a length curve beyond the trained length.
     """
-    scheduled, controls, left_out = [], [], []
+    wanted, left_out = [], []
     for measurement in measurements().values():
         run = measurement.report_run(capacity, tokens=tokens)
         if run is None:
@@ -154,23 +156,36 @@ def schedule(
         if isinstance(run, str):
             left_out.append(f"{measurement.name}: {run}")
             continue
-        length = run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
+        count, length = min(run.documents or documents, documents), run_length(run, tokens)
         request = Request(
             measurement=measurement.name,
             model=model,
             text=tuple(text) if text else None,
             texts=texts,
-            documents=min(run.documents or documents, documents),
+            documents=count,
             tokens=length,
             beyond=run.beyond,
             options=run.options,
         )
-        cost = run.passes * (request.documents or 1) * length
-        scheduled.append(ScheduledRun(request, cost))
-        if model.weights == "trained":
-            controls += [ScheduledRun(request.with_weights(weights), cost) for weights in run.controls]
+        wanted.append((ScheduledRun(request, run.passes * count * length), run))
+    return with_controls(wanted), left_out
+
+
+def run_length(run: ReportRun, tokens: int) -> int:
+    """Return the tokens of each document of a run: at most ``tokens``, except beyond the trained length."""
+    return run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
+
+
+def with_controls(wanted: Sequence[tuple[ScheduledRun, ReportRun]]) -> list[ScheduledRun]:
+    """Return runs of a model and then, if it is trained, those of its control models."""
+    controls = [
+        ScheduledRun(one.request.with_weights(weights), one.cost)
+        for one, run in wanted
+        if one.request.model.weights == "trained"
+        for weights in run.controls
+    ]
     # Sorted by weights, because a model is kept only until another one is requested.
-    return scheduled + sorted(controls, key=lambda control: str(control.request.model.weights)), left_out
+    return [*(one for one, _ in wanted), *sorted(controls, key=lambda control: str(control.request.model.weights))]
 
 
 @dataclass(frozen=True)
@@ -328,10 +343,6 @@ def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
     """Return finished runs of the same model and weights that have no part of the page yet, without measuring.
 
     A measurement that the report ran is shown by that run, others by their newest one.
-
-    Args:
-        runs: The runs of the report.
-        known: The folder of run directories.
     """
     _, first = runs.first
     same = {name: first.directory.config[name] for name in ("weights", "weights_hash", "tokenizer_hash")}
@@ -369,20 +380,24 @@ def _newest(paths: Sequence[Path], weights: str) -> dict[str, StoredRun]:
 
 def _plans(out: Path, weights_hash: str) -> list[Plan]:
     """Return the readable plans of a model with these weights in a folder, newest first."""
-    found = []
-    for file in sorted(out.glob("plan-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
-        with suppress(ConfigError):
-            found.append(Plan.load(file))
+    found = _readable(out, "plan-*.json", Plan.load)
     return [plan for plan in found if plan.provenance.get("weights_hash") == weights_hash]
 
 
 def _claims(out: Path, weights_hash: str) -> list[dict[str, Any]]:
     """Return the contents of the files of judged claims of a model with these weights in a folder, newest first."""
+    found = _readable(out, "claims-*.json", lambda file: parse_object(read_user_file(file, name="the claims")) or {})
+    same = [dict(one) for one in found if one.get("weights_hash") == weights_hash]
+    return [one for one in same if isinstance(one.get("claims"), list)]
+
+
+def _readable(out: Path, pattern: str, read: Callable[[Path], T]) -> list[T]:
+    """Return the contents of the files in a folder that can be read, newest first."""
     found = []
-    for file in sorted(out.glob("claims-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
+    for file in sorted(out.glob(pattern), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
         with suppress(ConfigError):
-            found.append(dict(parse_object(read_user_file(file, name="the claims")) or {}))
-    return [one for one in found if one.get("weights_hash") == weights_hash and isinstance(one.get("claims"), list)]
+            found.append(read(file))
+    return found
 
 
 def _beginning(count: int, finished: int, seconds: float) -> str:
