@@ -28,6 +28,11 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.{_DIGITS}g}")
 
 
+def rounded_list(values: Tensor) -> list[float | None]:
+    """Return numbers ``(n,)`` as :func:`rounded` returns each."""
+    return [rounded(value) for value in values.tolist()]
+
+
 def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
     """Return numbers ``(n,)`` as unsigned integers between their least and greatest, in base64.
 
@@ -133,11 +138,10 @@ def sizes(runs: Runs) -> dict[str, Any]:
     found = {}
     for request, run in runs.finished:
         if request.model.weights == runs.own:
-            queries = run.options.get("queries")
             found[request.measurement] = {
                 "documents": len(run.documents),
                 "tokens": request.tokens,
-                "queries": len(run.options.get("positions") or ()) or queries,
+                "queries": len(run.options.get("positions") or ()) or run.options.get("queries"),
             }
     return found
 
@@ -273,17 +277,15 @@ WANTED = (
 
 def headline(runs: Runs) -> list[Number]:
     """Return the headline numbers of the runs."""
-    summaries = {
-        (request.measurement, str(request.model.weights)): {summary.metric.name: summary for summary in run.summaries}
-        for request, run in runs.finished
-    }
     numbers = []
     for wanted in WANTED:
-        own = summaries.get((wanted.measurement, runs.own), {})
+        found = runs.weights(wanted.measurement)
+        summaries = {weights: {one.metric.name: one for one in run.summaries} for weights, run in found.items()}
+        own = summaries.get(runs.own, {})
         beside = [
-            (control, of_control)
+            (control, summaries[weights])
             for weights, control in CONTROLS.items()
-            if weights != runs.own and (of_control := summaries.get((wanted.measurement, weights)))
+            if weights != runs.own and weights in summaries
         ]
         metrics = [(name, title) for name, title in wanted.metrics if name in own]
         if not metrics:

@@ -13,7 +13,7 @@ from torch import Tensor
 from wherewhat.errors import ConfigError
 from wherewhat.imports import plugins
 from wherewhat.progress import counted
-from wherewhat.report.data import rounded
+from wherewhat.report.data import rounded_list
 from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
 from wherewhat.runs.learning import TRAINING, CurvePanel, TrainingRun
 from wherewhat.runs.records import RECORDS_FILE
@@ -104,9 +104,9 @@ def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequen
                 "series": [
                     {
                         "name": one.name,
-                        "mean": _numbers(one.mean[kept]),
-                        "low": None if one.low is None else _numbers(one.low[kept]),
-                        "high": None if one.high is None else _numbers(one.high[kept]),
+                        "mean": rounded_list(one.mean[kept]),
+                        "low": None if one.low is None else rounded_list(one.low[kept]),
+                        "high": None if one.high is None else rounded_list(one.high[kept]),
                         "shape": "hv" if one.steps else "linear",
                     }
                     for one in panel.series
@@ -121,10 +121,6 @@ def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequen
 def _spread(count: int, most: int) -> Tensor:
     """Return at most ``most`` indices below ``count``, evenly spread from the first to the last."""
     return torch.linspace(0, count - 1, min(most, count)).round().long()
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    return [rounded(value) for value in values.tolist()]
 
 
 def _cell(value: float, *, whole: bool) -> str:

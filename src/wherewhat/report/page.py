@@ -94,7 +94,7 @@ def result_page(data: dict[str, Any]) -> Report:
 
 
 def comparison_page(found: RunComparison) -> str:
-    """Return the page of a comparison. Names of models and documents are in the data only, as in :meth:`Report.html`."""
+    """Return the page of a comparison. Names of models and documents are in the data only, see :meth:`Report.html`."""
     groups = within_ranges(found.groups)
     along = str(found.trends["along"][0]) if len(found.trends) else None
     keys = ["measurement", "metric"]

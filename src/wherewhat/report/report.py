@@ -108,13 +108,8 @@ def seen_model(
 ) -> tuple[Excerpt, Pace]:
     """Return the excerpt of a model, stored or made now, and the model's expected speed.
 
-    Args:
-        model: The model, which is loaded only if there is no excerpt.
-        documents: The documents.
-        tokens: Tokens of each; None for 512, or as many as model and texts have.
-        out: Folder of run directories and excerpts.
-        progress: Progress callback.
-        models: Keeps the model.
+    The model is loaded only if there is no excerpt. Without a number of tokens of each document there are 512, or as
+    many as model and texts have.
     """
     stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out)
     seen = stored.read()

@@ -64,11 +64,7 @@ class ComparedModel:
 
 
 def compare_models(models: Sequence[ComparedModel]) -> dict[str, Any] | None:
-    """Return the numbers of each model, their differences to the first one, and its heads matched; None for one model.
-
-    Args:
-        models: The models, in the order of the page.
-    """
+    """Return the numbers of each model, their differences to the first, and its heads matched; None for one model."""
     first, *others = models
     if not others:
         return None
