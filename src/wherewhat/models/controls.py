@@ -56,10 +56,6 @@ def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
     Entries are permuted within the queries and within the keys of a layer, which keeps the distribution of each matrix
     and removes its structure. Values, outputs and all biases are not changed. Each permutation depends only on the
     seed, the layer's name and the role, so it is the same on every device.
-
-    Args:
-        model: A causal language model.
-        seed: Seed of the permutations.
     """
     # Weights of some formats get their final shape in the first pass only.
     if getattr(model, "hf_quantizer", None) is not None:
@@ -215,10 +211,7 @@ def _per_head(name: str) -> _Layout:
     """Return the layout [query | key | value] for each head."""
 
     def parts(module: Any) -> Iterator[ProjectionPart]:
-        fused = getattr(module, name)
-        head = getattr(module, "head_dim", None) or module.head_size
-        index = torch.arange(_rows(fused)).view(-1, 3, int(head))
-        yield from _fused(fused, index[:, 0], index[:, 1])
+        yield from _grouped(getattr(module, name), 3, getattr(module, "head_dim", None) or module.head_size)
 
     return parts
 

@@ -226,10 +226,7 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequen
 
 
 def max_positions(model: Any) -> tuple[int | None, bool]:
-    """Return the largest number of tokens of a model.
-
-    Args:
-        model: A causal language model of transformers.
+    """Return the largest number of tokens of a causal language model of transformers.
 
     Returns:
         `(limit, hard)`. `limit` is None if there is none (ALiBi). `hard` is True if a longer text cannot be computed:

@@ -173,11 +173,8 @@ def _cached_hub_ids() -> list[str]:
     """Return the hub ids with files in the local hub cache."""
     from huggingface_hub import constants
 
-    try:
-        names = [entry.name for entry in Path(constants.HF_HUB_CACHE).iterdir()]
-    except OSError:
-        return []
-    return [name.removeprefix("models--").replace("--", "/") for name in names if name.startswith("models--")]
+    names = [name for name in _names(Path(constants.HF_HUB_CACHE)) if name.startswith("models--")]
+    return [name.removeprefix("models--").replace("--", "/") for name in names]
 
 
 def _cached(repo: str, revision: str | None, hint: str) -> Path:
@@ -238,11 +235,15 @@ def _looks_like_path(spec: str) -> bool:
 
 def _siblings(path: Path) -> list[str]:
     """Return the paths beside one that does not exist, in the form in which the user wrote it."""
+    return [str(path.parent / name) for name in _names(path.parent)]
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder; none if it cannot be read."""
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        return [entry.name for entry in folder.iterdir()]
     except OSError:
         return []
-    return [str(path.parent / name) for name in names]
 
 
 def _hint(spec: str, candidates: list[str]) -> str:
@@ -300,7 +301,6 @@ def _catalog() -> tuple[SupportedModel, ...]:
     """Return the content of the file that ``make models`` writes."""
     found = json.loads((files("wherewhat.models") / "data" / "catalog.json").read_text("utf-8"))
     rows: list[dict[str, Any]] = found["models"]
-    return tuple(
-        SupportedModel(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
-        for row in rows
-    )
+    for row in rows:
+        row |= {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return tuple(SupportedModel(**row) for row in rows)
