@@ -136,13 +136,12 @@ def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list
 def sizes(runs: Runs) -> dict[str, Any]:
     """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
     found = {}
-    for request, run in runs.finished:
-        if request.model.weights == runs.own:
-            found[request.measurement] = {
-                "documents": len(run.documents),
-                "tokens": request.tokens,
-                "queries": len(run.options.get("positions") or ()) or run.options.get("queries"),
-            }
+    for request, run in runs.of_model:
+        found[request.measurement] = {
+            "documents": len(run.documents),
+            "tokens": request.tokens,
+            "queries": len(run.options.get("positions") or ()) or run.options.get("queries"),
+        }
     return found
 
 
@@ -167,7 +166,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     """Return every metric of heads, with its title, its control, and values of the model and its control models."""
     tables = []
     seen: set[str] = set()
-    for run in (run for request, run in runs.finished if request.model.weights == runs.own):
+    for _, run in runs.of_model:
         name = run.measurement.name
         controls = {summary.metric.name: summary.control for summary in run.summaries}
         for metric in run.metrics:

@@ -81,11 +81,7 @@ class Excerpt:
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
     """Run the model once on the first tokens of each of the first documents.
 
-    Args:
-        loaded: The model.
-        texts: The texts that will be measured.
-        tokens: Tokens of each: as many as the decomposition will have, for rotations that depend on the length.
-        proof: The model's proof; a new one by default.
+    Each has as many tokens as the decomposition will have, for rotations that depend on the length.
     """
     loaded.check_length(tokens)
     shortest = min(document_length(loaded, text) for text in texts)

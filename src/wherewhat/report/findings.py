@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.claims.claim import document_difference, document_mean, negative
+from wherewhat.report.claims.claim import declared_mean, document_difference, document_mean, model_mean, negative
 from wherewhat.report.data import head_labels
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.results import MetricSummary, StoredRun
+from wherewhat.runs.results import StoredRun
 
 MOST = 6
 """Largest number of findings on a page."""
@@ -186,11 +186,8 @@ def _length(runs: Runs) -> Finding | None:
     if found is None or not found[0].beyond:
         return None
     request, run = found
-    rises = {}
-    for name in request.options["methods"]:
-        values = run.values(f"loss_beyond_{name}", less="loss_beyond_none")
-        if values and name != "none":
-            rises[name] = interval(values)
+    methods = [name for name in request.options["methods"] if name != "none"]
+    rises = {name: model_mean(run, f"loss_beyond_{name}", less="loss_beyond_none") for name in methods}
     helping = {name: about for name, about in rises.items() if _excludes(about, 0.0) and about.mean < 0}
     if not helping:
         return None
@@ -206,11 +203,8 @@ def _answers(measurement: str, right: str, unit: str) -> Rule:
     """Return the rule of an accuracy above chance."""
 
     def rule(runs: Runs) -> Finding | None:
-        accuracy = next((found for found in _summaries(runs, measurement) if found.metric.name == "accuracy"), None)
-        if accuracy is None or accuracy.control is None:
-            return None
-        about, chance = accuracy.overall, accuracy.control
-        if about.mean <= chance or not _excludes(about, chance):
+        about, chance = declared_mean(runs.other(measurement), "accuracy")
+        if about is None or chance is None or about.mean <= chance or not _excludes(about, chance):
             return None
         text = f"The model {right} {_percent(about)} of {about.n} {unit}; chance is {100 * chance:.0f} %."
         return Finding(text, f"measured-{measurement}", _strength(about, chance))
@@ -220,8 +214,8 @@ def _answers(measurement: str, right: str, unit: str) -> Rule:
 
 def _position(runs: Runs) -> Finding | None:
     """Compare the share of position in the keys with that of the untrained model."""
-    found = [_summaries(runs, "split", weights) for weights in (runs.own, _UNTRAINED)]
-    own, untrained = (next((x.overall for x in each if x.metric.name == "k_position"), None) for each in found)
+    both = (runs.other("split", weights) for weights in (runs.own, _UNTRAINED))
+    own, untrained = (declared_mean(run, "k_position")[0] for run in both)
     if own is None or untrained is None or runs.own == _UNTRAINED or None in (own.low, own.high, untrained.low):
         return None
     middle, reach = own.mean - untrained.mean, math.hypot(own.reach or 0.0, untrained.reach or 0.0)
@@ -238,8 +232,7 @@ def _position(runs: Runs) -> Finding | None:
 def _residual(runs: Runs) -> Finding | None:
     """Return the cost of exactly additive logits."""
     run = runs.other("residual")
-    rises = [] if run is None else run.values("loss_strength_0", less="loss")
-    cost = interval(rises) if rises else None
+    cost = None if run is None else model_mean(run, "loss_strength_0", less="loss")
     if cost is None or not _excludes(cost, 0.0) or cost.mean < _LEAST_COST:
         return None
     text = f"Exactly additive logits in all heads cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
@@ -261,12 +254,6 @@ RULES: Mapping[str, Rule] = {
     "additivity": _additivity,
 }
 """The rules by name; of two findings of the same strength the earlier rule comes first."""
-
-
-def _summaries(runs: Runs, measurement: str, weights: str | None = None) -> Sequence[MetricSummary]:
-    """Return the summaries of a measurement without its own part of the page; none if it was not measured."""
-    run = runs.other(measurement, weights)
-    return [] if run is None else run.summaries
 
 
 def _against_untrained(runs: Runs, metric: str) -> tuple[Interval, Interval, Interval] | None:

@@ -29,10 +29,6 @@ def learning_curves(given: Sequence[Path], *, out: Path) -> list[dict[str, Any]]
 
     Recorded trainings are known here; the entry point ``learning`` of the group ``wherewhat.report`` is a function
     from a folder to the curves of the trainings that it knows.
-
-    Args:
-        given: Run directories of trainings, or folders of them.
-        out: Folder of run directories.
     """
     known = [training_curves, *([find] if (find := plugins("wherewhat.report").get("learning")) else [])]
     found: dict[Path, dict[str, Any]] = {}
@@ -49,8 +45,7 @@ def learning_curves(given: Sequence[Path], *, out: Path) -> list[dict[str, Any]]
 def training_curves(folder: Path) -> dict[Path, dict[str, Any]]:
     """Return the curves of recorded trainings by run directory: finished, killed or still running ones.
 
-    Args:
-        folder: A run directory, a folder of them, or the output folder of a trainer.
+    The folder is a run directory, a folder of them, or the output folder of a trainer.
     """
     listed = [folder, *sorted(folder.glob("training-*")), *sorted(folder.glob("wherewhat/training-*"))]
     found = {}
@@ -77,15 +72,7 @@ def _training_data(run: TrainingRun) -> dict[str, Any]:
 
 
 def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequence[CurvePanel]) -> dict[str, Any]:
-    """Return panels of curves as plain JSON, with at most 240 points, and a table of five steps.
-
-    Args:
-        name: Name of the run directory.
-        title: Title in the list of trainings.
-        note: Paragraph above the curves.
-        steps: Step of each record, ``(records,)``.
-        panels: The curves.
-    """
+    """Return panels of curves over steps ``(records,)`` as plain JSON, with at most 240 points, and a table of five."""
     kept = _spread(len(steps), _POINTS)
     series = [one for panel in panels for one in panel.series]
     rows = [

@@ -88,14 +88,9 @@ def given_text(
     texts: tuple[Document, ...] | None = None,
     default: int = DOCUMENTS,
 ) -> GivenText:
-    """Read the texts of a report.
+    """Read the texts of a report: files, folders or ``-``, documents in memory instead, or the embedded text.
 
-    Args:
-        text: Files, folders or ``-``; None for the embedded text.
-        documents: Number of documents; the first ``default`` by default.
-        out: Folder of run directories, and of the content of standard input.
-        texts: Documents in memory instead.
-        default: Largest number of documents where none was asked for.
+    Without a number of documents, these are the first ``default``. The content of standard input is kept in ``out``.
     """
     if texts is not None:
         if text:
@@ -138,15 +133,8 @@ def schedule(
 ) -> tuple[list[ScheduledRun], list[str]]:
     """Return the runs of a report, in order, and one line for each measurement that is left out.
 
-    The first run is the decomposition of the model.
-
-    Args:
-        model: The model. A trained model is measured together with its control models.
-        capacity: What the model and the texts allow to be measured.
-        text: Files or folders; None for the embedded text.
-        texts: Documents in memory instead.
-        documents: Documents of the decomposition; the others use fewer.
-        tokens: Tokens of each; the others use fewer, except a length curve beyond the trained length.
+    The first run is the decomposition of the model, on all documents and tokens; the others use fewer, except a length
+    curve beyond the trained length. A trained model is measured together with its control models.
     """
     wanted, left_out = [], []
     for measurement in measurements().values():
@@ -245,6 +233,11 @@ class Runs:
         """The weights the report is about; others are control models."""
         return self.first[0].model.weights
 
+    @property
+    def of_model(self) -> list[tuple[Request, StoredRun]]:
+        """Request and run of each measurement on the model itself."""
+        return [(request, run) for request, run in self.finished if request.model.weights == self.own]
+
     def find(self, measurement: str) -> StoredRun | None:
         """Return the run of a measurement on the model itself, if there is one."""
         found = self.request(measurement)
@@ -252,8 +245,7 @@ class Runs:
 
     def request(self, measurement: str) -> tuple[Request, StoredRun] | None:
         """Return request and run of a measurement on the model itself, if there is one."""
-        wanted = (measurement, self.own)
-        return next(((r, run) for r, run in self.finished if (r.measurement, r.model.weights) == wanted), None)
+        return next((made for made in self.of_model if made[0].measurement == measurement), None)
 
     def other(self, measurement: str, weights: str | None = None) -> StoredRun | None:
         """Return the run of a measurement without its own part of the page, on the model itself by default."""
@@ -298,14 +290,8 @@ def measure(
 ) -> Runs:
     """Make every scheduled run that is not finished.
 
-    Args:
-        scheduled: The runs; the first must succeed, others are left out where the model cannot be measured so, and
-            control models where they cannot be made.
-        out: Folder of run directories.
-        pace: Expected speed, for the first estimate; later estimates use the time taken so far.
-        progress: Progress callback.
-        models: Keeps a model from one run to the next.
-        tolerated: Errors for which a run other than the first is left out.
+    The first must succeed; others are left out where they raise a ``tolerated`` error, and control models where they
+    cannot be made. The first estimate of the time is by the pace, later ones are by the time taken so far.
     """
     runs, earlier = Runs(), KnownRuns(out)
     known = {number: earlier.find(item.request) for number, item in enumerate(scheduled)}

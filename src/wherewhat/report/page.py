@@ -145,14 +145,9 @@ def asset(name: str) -> str:
 
 
 def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any) -> str:
-    """Return a page in the common frame: shared and own style and script, plotly.js and data.
+    """Return a page in the common frame: shared and own style and script, plotly.js and data as plain JSON.
 
-    Args:
-        title: Title of the window.
-        body: Its HTML.
-        style: Its own CSS.
-        scripts: Its own JavaScript; all files are put into one function, so that their names are local.
-        data: Content of the element ``data``, as plain JSON.
+    All scripts are put into one function, so that their names are local.
     """
     code = "\n".join([asset("elements.js"), *scripts])
     parts = {
