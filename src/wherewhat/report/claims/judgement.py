@@ -33,7 +33,6 @@ from wherewhat.report.report import seen_model
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.provenance import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
-from wherewhat.runs.results import StoredRun
 from wherewhat.text.documents import Document, documents_of
 
 CLAIMS: tuple[Claim, ...] = tuple(
@@ -249,15 +248,8 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
     _, first = runs.first
     config = first.directory.config
     used = {name for one in verdicts for name in one["runs"]}
-    listed: dict[str, tuple[Request | None, StoredRun]] = {
-        run.directory.path.name: (request, run) for request, run in runs.finished
-    }
-    listed |= {
-        run.directory.path.name: (None, run)
-        for other in runs.others
-        for run in other.runs.values()
-        if run.directory.path.name in used and run.directory.path.name not in listed
-    }
+    commands = {run.directory.path.name: request.command() for request, run in runs.finished}
+    shown = {run.directory.path.name: run for run in runs.shown}
     result = {
         "wherewhat_claims": FORMAT,
         **{
@@ -273,9 +265,10 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
                 "measurement": run.measurement.name,
                 "weights": run.directory.config["weights"],
                 "config_hash": run.directory.config_hash,
-                "command": None if request is None else request.command(),
+                "command": commands.get(name),
             }
-            for name, (request, run) in listed.items()
+            for name, run in shown.items()
+            if name in commands or name in used
         ],
         "left_out": list(runs.left_out),
         "versions": collect_versions(),
