@@ -19,8 +19,8 @@ import torch
 
 from wherewhat.models.loader import load
 from wherewhat.progress import TerminalProgress
+from wherewhat.report.measurements import DOCUMENTS, TOKENS
 from wherewhat.report.report import make_report
-from wherewhat.report.schedule import DOCUMENTS, TOKENS
 from wherewhat.runs.request import ModelRequest
 from wherewhat.text.files import read_documents
 

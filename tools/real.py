@@ -27,7 +27,7 @@ from wherewhat.measures.frequencies.measurement import BANDS
 from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.models.positions import max_positions
+from wherewhat.models.loaded import max_positions
 from wherewhat.models.source import Weights
 from wherewhat.progress import TerminalProgress
 from wherewhat.report.report import make_report

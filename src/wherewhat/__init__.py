@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         TextMeasurement,
     )
     from wherewhat.measures.registry import register
-    from wherewhat.models.catalog import SupportedModel, supported_models
+    from wherewhat.models.loader import load
+    from wherewhat.models.source import SupportedModel, supported_models
     from wherewhat.report.claims.judgement import Judgement, judge_claims
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from wherewhat.runs.planner import make_plan
     from wherewhat.runs.records import TrainingRun
     from wherewhat.runs.request import ModelRequest, Request
-    from wherewhat.runs.subject import attention, load
+    from wherewhat.runs.subject import attention
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
     from wherewhat.runs.triattention import save_triattention
@@ -64,7 +65,7 @@ _HOMES = {
     "Request": "wherewhat.runs.request",
     "Result": "wherewhat.report.result",
     "RunDirectory": "wherewhat.runs.directory",
-    "SupportedModel": "wherewhat.models.catalog",
+    "SupportedModel": "wherewhat.models.source",
     "Text": "wherewhat.measures.measurement",
     "TextMeasurement": "wherewhat.measures.measurement",
     "TrainerCallback": "wherewhat.runs.trainer",
@@ -90,7 +91,7 @@ _HOMES = {
     "register": "wherewhat.measures.registry",
     "run": "wherewhat.report.result",
     "save_triattention": "wherewhat.runs.triattention",
-    "supported_models": "wherewhat.models.catalog",
+    "supported_models": "wherewhat.models.source",
     "swaps": "wherewhat.measures.layers",
 }
 

@@ -23,7 +23,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.comparison import LayerProof
 from wherewhat.captures.proof import Proof, capture
 from wherewhat.errors import LoadError
-from wherewhat.models.projections import ProjectionPart, query_key_parts
+from wherewhat.models.controls import ProjectionPart, query_key_parts
 
 PLANES, HEADS, NORMS = "dead planes", "dead heads", "zero norms"
 TOKENS, DIMENSIONS = "outlier tokens", "outlier dimensions"

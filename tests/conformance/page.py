@@ -19,7 +19,7 @@ from conformance.hard import KINDS, NO_NORM, NORMS, WITHOUT, harden, shown
 from conformance.tiny_models import NotBuildable, Tiny, build, causal_lm_types, variants
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import CaptureError
-from wherewhat.models.catalog import SupportedModel
+from wherewhat.models.source import SupportedModel
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 CATALOG = Path(__file__).parents[2] / "src" / "wherewhat" / "models" / "data" / "catalog.json"

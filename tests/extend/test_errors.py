@@ -11,7 +11,7 @@ from wherewhat.extend import METHODS, find_method
 from wherewhat.extend.frequencies import DynamicNTK, NTKAware, YaRN
 from wherewhat.extend.method import extended, generate
 from wherewhat.extend.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
-from wherewhat.models.positions import trained_length
+from wherewhat.models.loaded import trained_length
 
 
 @pytest.mark.parametrize("method", [SlidingWindow, StreamingLLM, LMInfinite, InfLLM, SelfExtend, ReRoPE])

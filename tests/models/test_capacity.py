@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wherewhat.models.capacity import free_memory
+from wherewhat.models.suitability import free_memory
 
 _GIB = 1 << 30
 _V1 = "4:memory:/jobs/one\n0::/\n"
@@ -58,5 +58,5 @@ def test_a_container_without_a_limit(system):
 
 def test_without_system_files_free_pages_are_counted_or_nothing_is_known(tmp_path, monkeypatch):
     assert free_memory(root=tmp_path) > 0
-    monkeypatch.setattr("wherewhat.models.capacity.os.sysconf", lambda name: int("not known"))
+    monkeypatch.setattr("wherewhat.models.suitability.os.sysconf", lambda name: int("not known"))
     assert free_memory(root=tmp_path) is None

@@ -23,9 +23,8 @@ from transformers import (
 )
 
 from wherewhat.errors import LoadError
-from wherewhat.models.controls import random_control, shuffle_query_key
+from wherewhat.models.controls import query_key_parts, random_control, shuffle_query_key
 from wherewhat.models.loader import load
-from wherewhat.models.projections import query_key_parts
 
 SMALL = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL_GPT = {"vocab_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}

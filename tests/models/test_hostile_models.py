@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from wherewhat.errors import ConfigError, LoadError, TextError, WherewhatError
-from wherewhat.models import capacity
+from wherewhat.models import suitability
 from wherewhat.models.loader import load
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
@@ -124,7 +124,7 @@ def test_settings_out_of_range(folder, changes, match):
 
 
 def test_a_model_larger_than_the_memory(folder, monkeypatch):
-    monkeypatch.setattr(capacity, "free_memory", lambda: 1000)
+    monkeypatch.setattr(suitability, "free_memory", lambda: 1000)
     refused(folder, r"needs [0-9.]+ KiB for its [0-9,]+ weights, 1000 bytes of main memory are free")
     configured(folder, hidden_size=2**17, intermediate_size=2**20, vocab_size=2**21)
     refused(folder, "TiB for its .* weights", weights="random")

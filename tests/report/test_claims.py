@@ -32,9 +32,8 @@ from wherewhat.report.claims.claim import (
     verdict_words,
 )
 from wherewhat.report.claims.judgement import CLAIMS, _runs, _schedule
-from wherewhat.report.measurements import Runs
-from wherewhat.report.schedule import given_text, schedule
-from wherewhat.report.sections import _newest_claims
+from wherewhat.report.measurements import Runs, given_text, schedule
+from wherewhat.report.sections import _claims, _first_undamaged
 from wherewhat.runs import execution
 from wherewhat.runs.request import ModelRequest, Request
 
@@ -420,7 +419,7 @@ def test_newest_claims_that_are_not_damaged_are_shown(tmp_path):
     (tmp_path / "claims-damaged.json").write_text("{")
     found = measurements._claims(tmp_path, made.data["weights_hash"])
     assert found == [made.data]
-    shown = _newest_claims(Runs(claims=[{"claims": [{}]}, *found]))
+    shown = _first_undamaged([{"claims": [{}]}, *found], _claims)
     assert [row["number"] for row in shown["rows"]] == [1, 11]
     assert shown["rows"][1]["verdict"].startswith("not judged: about trained small models")
-    assert _newest_claims(Runs()) is None
+    assert _first_undamaged([], _claims) is None

@@ -11,8 +11,8 @@ import pytest
 import wherewhat.report.report
 from wherewhat.cli.main import run_cli
 from wherewhat.errors import ConfigError
+from wherewhat.report.measurements import GivenText
 from wherewhat.report.report import _command
-from wherewhat.report.schedule import GivenText
 from wherewhat.runs.request import ModelRequest
 
 EVERYTHING = {

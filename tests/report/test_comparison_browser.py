@@ -11,7 +11,7 @@ from helpers.runs import finished
 
 pytest.importorskip("polars")
 
-from wherewhat.report.comparison import page as page_of
+from wherewhat.report.page import comparison_page
 from wherewhat.runs.comparison import compare
 
 pytestmark = pytest.mark.browser
@@ -26,7 +26,7 @@ def test_names_are_text_in_charts_and_tables(browser, shots, tmp_path, steps):
             values = {"a": 0.5, "b": 0.6}
             finished(tmp_path / "store", values, model=model, metric="<b>r", extra={"checkpoint": step})
     path = tmp_path / "page.html"
-    path.write_text(page_of(compare([tmp_path / "store"], metrics=["<b>r"])))
+    path.write_text(comparison_page(compare([tmp_path / "store"], metrics=["<b>r"])))
     with opening(browser, path) as page:
         page.wait_for_selector("#plot-0 svg.main-svg")
         assert LINK in page.text_content("#plot-0")

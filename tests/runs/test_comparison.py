@@ -229,11 +229,11 @@ def test_without_polars_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_the_page_holds_names_as_data_only(tmp_path):
-    from wherewhat.report.comparison import page
+    from wherewhat.report.page import comparison_page
 
     finished(tmp_path, {"a": 0.5, "b": 0.6}, model="</script><b>bold", extra={"checkpoint": "step1"})
     finished(tmp_path, {"a": 0.7, "b": 0.6}, model="</script><b>bold", extra={"checkpoint": "step10"})
-    text = page(compare([tmp_path]))
+    text = comparison_page(compare([tmp_path]))
     assert "<b>bold" not in text
     assert "Content-Security-Policy" in text
     assert "<noscript>" in text

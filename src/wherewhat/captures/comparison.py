@@ -18,7 +18,7 @@ from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder
 from wherewhat.captures.session import capture_with, describe, observing
 from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
-from wherewhat.models.positions import hard_limit
+from wherewhat.models.loaded import hard_limit
 
 
 def input_device(model: Any) -> torch.device:

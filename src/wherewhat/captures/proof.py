@@ -33,8 +33,7 @@ from wherewhat.captures.summary import ProofTable, layer_values
 from wherewhat.captures.wrappers import opened, transformers_model, uncompiled, wrapped_model
 from wherewhat.errors import CaptureError, one_line
 from wherewhat.imports import package_version
-from wherewhat.models.loaded import describe_device, describe_dtype, model_name
-from wherewhat.models.positions import hard_limit
+from wherewhat.models.loaded import describe_device, describe_dtype, hard_limit, model_name
 from wherewhat.numerics import onednn_for, weight_dtypes
 from wherewhat.options import checked
 

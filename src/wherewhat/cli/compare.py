@@ -96,9 +96,9 @@ def _save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html:
         found.groups.write_parquet(buffer)
         contents[parquet] = buffer.getvalue()
     if html is not None:
-        from wherewhat.report.comparison import page
+        from wherewhat.report.page import comparison_page
 
-        contents[html] = page(found).encode()
+        contents[html] = comparison_page(found).encode()
     for path, content in contents.items():
         make_folder(path.parent)
         write_file(path, content)

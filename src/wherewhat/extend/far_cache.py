@@ -22,7 +22,7 @@ from wherewhat.extend.edits import edited_layer
 from wherewhat.extend.method import required
 from wherewhat.extend.near_far import NearFar, judged_queries, largest
 from wherewhat.extend.visibility import full_attention
-from wherewhat.models.positions import trained_length
+from wherewhat.models.loaded import trained_length
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from wherewhat.captures.wrappers import unwrapped
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.extend.attention import FarKeys, default_block_mib
 from wherewhat.extend.visibility import Visibility, Windowed
-from wherewhat.models.positions import hard_limit, trained_length
+from wherewhat.models.loaded import hard_limit, trained_length
 
 
 @dataclass(frozen=True)

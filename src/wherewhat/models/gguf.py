@@ -23,8 +23,7 @@ from safetensors import SafetensorError
 from wherewhat.errors import LoadError, one_line
 from wherewhat.hashes import model_file_sha256
 from wherewhat.imports import quiet, require
-from wherewhat.models.capacity import check_layers
-from wherewhat.models.suitability import check_config, check_loaded, count_parameters, describe_folder
+from wherewhat.models.suitability import check_config, check_layers, check_loaded, count_parameters, describe_folder
 from wherewhat.models.trial import attempt, time_limit
 
 # Bump when conversions change, so that older folders are converted again.
@@ -376,12 +375,7 @@ def check_tokenizer(tokenizer: Any, source: str, kind: str | None) -> None:
     """Refuse a tokenizer that splits texts otherwise than the file says.
 
     transformers 5.17 reads the sentencepiece vocabulary of Gemma 3 as a unigram model, or without its merges; 5.22
-    reads it correctly.
-
-    Args:
-        tokenizer: The tokenizer that transformers read.
-        source: The file, for error messages.
-        kind: ``tokenizer.ggml.model`` of the file.
+    reads it correctly. ``kind`` is ``tokenizer.ggml.model`` of the file.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = {} if backend is None else json.loads(backend.to_str())["model"]

@@ -17,8 +17,7 @@ from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import make_folder
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
-from wherewhat.models.capacity import check_layers, check_memory, check_stored
-from wherewhat.models.controls import random_control, shuffle_query_key
+from wherewhat.models.controls import random_model, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
@@ -36,7 +35,10 @@ from wherewhat.models.loaded import (
 from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
 from wherewhat.models.suitability import (
     check_finite,
+    check_layers,
     check_loaded,
+    check_memory,
+    check_stored,
     describe_folder,
     is_readable,
     read_config,
@@ -108,16 +110,15 @@ def load(
             if weights != "random" and source.gguf is None:
                 check_stored(parameters, files.weights, source.spec)
             check_memory(parameters, target_dtype, target, source.spec)
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
         if device_map is not None:
             placement["device_map"] = device_map
         with as_one_line(LoadError, f"{source.spec!r} could not be loaded"):
             if weights == "random":
-                model = _random(config, seed, options, placement)
+                model = random_model(config, seed=seed, placement=placement, trust_remote_code=trust_remote_code)
             else:
-                options["local_files_only"] = local_only
-                model = _trained(folder, source.spec, config, options, placement)
+                options = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
+                model = _trained(folder, source.spec, config, **options, **placement)
                 if source.adapter is not None:
                     model = apply_adapter(model, source.adapter, source.spec)
             if weights == "shuffled":
@@ -215,7 +216,7 @@ def _try(files: _Files, spec: str, cache: Path, progress: Callable[[str], None] 
     return parameters if isinstance(parameters, int) else None
 
 
-def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], placement: dict[str, Any]) -> Any:
+def _trained(folder: Path, spec: str, config: Any, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -226,20 +227,9 @@ def _trained(folder: Path, spec: str, config: Any, options: dict[str, Any], plac
         # Refused below by name, instead of by a table on stderr.
         ignore_mismatched_sizes=True,
         **options,
-        **placement,
     )
     check_loaded(report, spec)
     return model
-
-
-def _random(config: Any, seed: int, options: dict[str, Any], placement: dict[str, Any]) -> Any:
-    if hasattr(config, "quantization_config"):  # describes the stored weights, which are not used
-        del config.quantization_config
-    model = random_control(config, seed=seed, attn_implementation=placement["attn_implementation"], **options)
-    if placement["dtype"] == torch.float32 and "device_map" not in placement:
-        return model
-    # By the loader of transformers, which keeps rotary frequencies in float32 and distributes layers.
-    return type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **placement)
 
 
 def _load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.imports import quiet
-from wherewhat.models.controls import random_control, shuffle_query_key
+from wherewhat.models.controls import random_model, shuffle_query_key
 from wherewhat.models.loaded import LoadedModel, describe_device, describe_dtype, text_prefix, tokenizer_hash
 from wherewhat.models.source import Weights
 
@@ -122,12 +122,10 @@ def weight_sample(model: nn.Module) -> list[float]:
     for name, weight in model.named_parameters():
         if weight.ndim != 2 or weight.is_meta or not weight.is_floating_point() or "lora_" in name:
             continue
-        count = weight.numel()
-        places = [(2 * i + 1) * count // (2 * _SAMPLED) for i in range(_SAMPLED)]
-        rows = torch.tensor([place // weight.shape[1] for place in places], device=weight.device)
-        columns = torch.tensor([place % weight.shape[1] for place in places], device=weight.device)
+        places = [(2 * i + 1) * weight.numel() // (2 * _SAMPLED) for i in range(_SAMPLED)]
+        entries = weight.detach()[torch.unravel_index(torch.tensor(places, device=weight.device), weight.shape)]
         spread = float(weight.detach()[:: max(1, weight.shape[0] // 64)].float().std()) or 1.0
-        found += [float(f"{value / spread:.4g}") for value in weight.detach()[rows, columns].float().tolist()]
+        found += [float(f"{value / spread:.4g}") for value in entries.float().tolist()]
     return found
 
 
@@ -199,16 +197,10 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
             made = copy.deepcopy(model)
             shuffle_query_key(made, seed=seed)
         else:
-            config = copy.deepcopy(model.config)
-            if hasattr(config, "quantization_config"):  # describes weights that are not used
-                del config.quantization_config
-            dtype = getattr(torch, describe_dtype(model))
+            config, dtype = copy.deepcopy(model.config), getattr(torch, describe_dtype(model))
+            placement = {"dtype": dtype, "attn_implementation": config._attn_implementation}
             with quiet():
-                made = random_control(config, seed=seed, attn_implementation=config._attn_implementation)
-                if dtype != torch.float32:  # by transformers' loader, which keeps rotary frequencies in float32
-                    made = type(made).from_pretrained(
-                        None, config=made.config, state_dict=made.state_dict(), dtype=dtype
-                    )
+                made = random_model(config, seed=seed, placement=placement)
             made.to(next(model.parameters()).device)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"no {weights} control model can be made from {type(model).__name__}: {error}") from error

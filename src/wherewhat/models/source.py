@@ -1,13 +1,16 @@
-"""Resolve a name, folder, file or hub id to files on this machine."""
+"""Models by name: the files of a name, folder, file or hub id on this machine, and the types that are verified."""
 
 from __future__ import annotations
 
 import base64
 import difflib
+import json
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +18,7 @@ from wherewhat.boundary import check_file, shown, user_path
 from wherewhat.errors import ConfigError, LoadError, as_one_line
 from wherewhat.imports import quiet
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter
+from wherewhat.options import checked
 
 Weights = Literal["trained", "random", "shuffled"]
 """Trained weights, or those of a control model: see :mod:`wherewhat.models.controls`."""
@@ -169,11 +173,8 @@ def _cached_hub_ids() -> list[str]:
     """Return the hub ids with files in the local hub cache."""
     from huggingface_hub import constants
 
-    try:
-        names = [entry.name for entry in Path(constants.HF_HUB_CACHE).iterdir()]
-    except OSError:
-        return []
-    return [name.removeprefix("models--").replace("--", "/") for name in names if name.startswith("models--")]
+    names = [name for name in _names(Path(constants.HF_HUB_CACHE)) if name.startswith("models--")]
+    return [name.removeprefix("models--").replace("--", "/") for name in names]
 
 
 def _cached(repo: str, revision: str | None, hint: str) -> Path:
@@ -196,10 +197,10 @@ def _cached(repo: str, revision: str | None, hint: str) -> Path:
 def _embedded(spec: str) -> Source:
     """Return the GGUF file of the installed wheel, found in its file list so that its code does not run."""
     try:
-        files = distribution(_EMBEDDED_PACKAGE).files or []
+        listed = distribution(_EMBEDDED_PACKAGE).files or []
     except PackageNotFoundError:
-        files = []
-    found = [file for file in files if file.name.endswith(".gguf")]
+        listed = []
+    found = [file for file in listed if file.name.endswith(".gguf")]
     path = Path(str(found[0].locate())) if found else None
     if path is None or not path.is_file():
         raise LoadError(f"the embedded model {spec!r} is not installed: {_EMBEDDED_INSTALL}")
@@ -234,14 +235,72 @@ def _looks_like_path(spec: str) -> bool:
 
 def _siblings(path: Path) -> list[str]:
     """Return the paths beside one that does not exist, in the form in which the user wrote it."""
+    return [str(path.parent / name) for name in _names(path.parent)]
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder; none if it cannot be read."""
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        return [entry.name for entry in folder.iterdir()]
     except OSError:
         return []
-    return [str(path.parent / name) for name in names]
 
 
 def _hint(spec: str, candidates: list[str]) -> str:
     lowered = {candidate.lower(): candidate for candidate in candidates}
     near = difflib.get_close_matches(spec.lower(), list(lowered), n=1, cutoff=0.75)
     return f"; did you mean {lowered[near[0]]!r}?" if near else ""
+
+
+@dataclass(frozen=True)
+class SupportedModel:
+    """Result of the verification of one model type of transformers, built as a tiny random model.
+
+    Attributes:
+        model_type: ``model_type`` of the config, such as ``llama``.
+        variant: Name of a variant of the type, such as ``yarn``; None for the type with its usual settings.
+        verified: Whether captured queries and keys reproduce its attention.
+        attention: Whether it has softmax attention over the tokens of a text at all.
+        route: How attention is observed, ``interface`` or ``trace``; None if it is not verified.
+        position: How layers encode position, such as ``RoPE half``, one entry per kind of layer.
+        features: What else layers have, such as ``GQA``, ``window``, ``soft-cap`` or ``sinks``.
+        dtypes: Dtypes in which it is also verified with the properties of trained weights.
+        reason: Why it is not verified; None if it is.
+    """
+
+    model_type: str
+    variant: str | None
+    verified: bool
+    attention: bool
+    route: str | None
+    position: tuple[str, ...]
+    features: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    reason: str | None
+
+
+@checked()
+def supported_models(*, variants: bool = False) -> list[SupportedModel]:
+    """Return all causal language model types of transformers, verified or not, in alphabetical order.
+
+    The list was made with the version of transformers that ``docs/models.md`` names. A model is verified again when it
+    is loaded, so types that are not listed work if they pass, and listed ones are refused if they do not.
+
+    Args:
+        variants: Whether to include variants of types, such as Llama with YaRN, at the end.
+
+    Examples:
+        >>> [model.model_type for model in supported_models() if "sinks" in model.features]
+        ['flint', 'gpt_oss', 'granite_swa', 'granitemoe_swa', 'hy_v4', 'mimo_v2_flash']
+    """
+    return [model for model in _catalog() if variants or model.variant is None]
+
+
+@cache
+def _catalog() -> tuple[SupportedModel, ...]:
+    """Return the content of the file that ``make models`` writes."""
+    found = json.loads((files("wherewhat.models") / "data" / "catalog.json").read_text("utf-8"))
+    rows: list[dict[str, Any]] = found["models"]
+    for row in rows:
+        row |= {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return tuple(SupportedModel(**row) for row in rows)

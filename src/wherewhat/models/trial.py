@@ -108,15 +108,11 @@ class _Server:
         )
         self._ready = False
 
-    def wait(self) -> None:
-        """Wait until the process has imported its libraries."""
-        if not self._ready:
-            self._read(None)
-            self._ready = True
-
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer to one request, within a time limit that begins when the process is ready."""
-        self.wait()
+        if not self._ready:  # until it has imported its libraries
+            self._read(None)
+            self._ready = True
         stream = cast("BinaryIO", self.process.stdin)
         try:
             stream.write(json.dumps(request).encode() + b"\n")

@@ -28,6 +28,11 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.{_DIGITS}g}")
 
 
+def rounded_list(values: Tensor) -> list[float | None]:
+    """Return numbers ``(n,)`` as :func:`rounded` returns each."""
+    return [rounded(value) for value in values.tolist()]
+
+
 def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
     """Return numbers ``(n,)`` as unsigned integers between their least and greatest, in base64.
 
@@ -131,14 +136,12 @@ def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list
 def sizes(runs: Runs) -> dict[str, Any]:
     """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
     found = {}
-    for request, run in runs.finished:
-        if request.model.weights == runs.own:
-            queries = run.options.get("queries")
-            found[request.measurement] = {
-                "documents": len(run.documents),
-                "tokens": request.tokens,
-                "queries": len(run.options.get("positions") or ()) or queries,
-            }
+    for request, run in runs.of_model:
+        found[request.measurement] = {
+            "documents": len(run.documents),
+            "tokens": request.tokens,
+            "queries": len(run.options.get("positions") or ()) or run.options.get("queries"),
+        }
     return found
 
 
@@ -163,7 +166,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
     """Return every metric of heads, with its title, its control, and values of the model and its control models."""
     tables = []
     seen: set[str] = set()
-    for run in (run for request, run in runs.finished if request.model.weights == runs.own):
+    for _, run in runs.of_model:
         name = run.measurement.name
         controls = {summary.metric.name: summary.control for summary in run.summaries}
         for metric in run.metrics:
@@ -273,17 +276,15 @@ WANTED = (
 
 def headline(runs: Runs) -> list[Number]:
     """Return the headline numbers of the runs."""
-    summaries = {
-        (request.measurement, str(request.model.weights)): {summary.metric.name: summary for summary in run.summaries}
-        for request, run in runs.finished
-    }
     numbers = []
     for wanted in WANTED:
-        own = summaries.get((wanted.measurement, runs.own), {})
+        found = runs.weights(wanted.measurement)
+        summaries = {weights: {one.metric.name: one for one in run.summaries} for weights, run in found.items()}
+        own = summaries.get(runs.own, {})
         beside = [
-            (control, of_control)
+            (control, summaries[weights])
             for weights, control in CONTROLS.items()
-            if weights != runs.own and (of_control := summaries.get((wanted.measurement, weights)))
+            if weights != runs.own and weights in summaries
         ]
         metrics = [(name, title) for name, title in wanted.metrics if name in own]
         if not metrics:

@@ -18,16 +18,16 @@ from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
 from wherewhat.hashes import JSON, config_hash, file_sha256, read_sealed, run_folder_name, write_sealed
+from wherewhat.lab.checkpoints import load_model
 from wherewhat.measures.measurement import Capacity
-from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.models.memory import evaluation, weight_sample
-from wherewhat.models.positions import max_positions
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.inputs import document_length, document_text
 from wherewhat.runs.known import model_state
 from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.schema import Profile, ProfileFile, profile_name, write_profiles
-from wherewhat.runs.subject import ModelSubject, load_model
+from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.documents import Document, text_hash
 
 ROWS, FURTHER_ROWS = 48, 24
@@ -81,11 +81,7 @@ class Excerpt:
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
     """Run the model once on the first tokens of each of the first documents.
 
-    Args:
-        loaded: The model.
-        texts: The texts that will be measured.
-        tokens: Tokens of each: as many as the decomposition will have, for rotations that depend on the length.
-        proof: The model's proof; a new one by default.
+    Each has as many tokens as the decomposition will have, for rotations that depend on the length.
     """
     loaded.check_length(tokens)
     shortest = min(document_length(loaded, text) for text in texts)

@@ -82,9 +82,6 @@ def band(
     }
 
 
-_BY_RATE, _BY_POSITION = "loss_by_rate_", "loss_by_position_"
-
-
 def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
     """Draw the distance term a[d] of one head, one line for each document."""
     from plotly.graph_objects import Figure
@@ -105,13 +102,13 @@ def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
 
 def loss_by_rate(run: StoredRun) -> Figure:
     """Draw the loss by rate, one line for each kind of perturbation, with its 95 % interval over documents."""
-    figure = _lines(run, _BY_RATE, KINDS, percent=True)
+    figure = _lines(run, "loss_by_rate_", KINDS, percent=True)
     return styled(figure, title=f"Perturbation: {run.title}", x="perturbed, %", y="loss, nats")
 
 
 def loss_by_position(run: StoredRun) -> Figure:
     """Draw the loss by position, one line for each length method, with its 95 % interval over documents."""
-    figure = _lines(run, _BY_POSITION, {}, percent=False)
+    figure = _lines(run, "loss_by_position_", {}, percent=False)
     trained = run.values("trained_length")
     if trained:
         figure.add_vline(x=trained[0], line={"dash": "dot", "color": COLOURS[-1]}, annotation_text="trained length")

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
+from wherewhat.report.claims.claim import declared_mean, document_difference, document_mean, model_mean, negative
 from wherewhat.report.data import head_labels
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.results import MetricSummary, StoredRun
+from wherewhat.runs.results import StoredRun
 
 MOST = 6
 """Largest number of findings on a page."""
@@ -60,7 +61,7 @@ def find(runs: Runs) -> list[Finding]:
     for name, rule in RULES.items():
         finding = rule(runs)
         if finding is not None:
-            found.append(Finding(finding.text, finding.link, finding.strength, name))
+            found.append(replace(finding, rule=name))
     return sorted(found, key=lambda finding: -finding.strength)[:MOST]
 
 
@@ -68,9 +69,10 @@ def _of_training(metric: str, what: str) -> Rule:
     """Return the rule of a share of variance that training changed."""
 
     def rule(runs: Runs) -> Finding | None:
-        own, untrained, change = _against_untrained(runs, "axes", metric)
-        if own is None or untrained is None or change is None or not _excludes(change, 0.0):
+        found = _against_untrained(runs, metric)
+        if found is None or not _excludes(found[2], 0.0):
             return None
+        own, untrained, change = found
         # The interval is over documents: one untrained model differs from another by more than that.
         if max(own.mean, untrained.mean) < _CLEAR_RATIO * min(own.mean, untrained.mean):
             return None
@@ -86,9 +88,10 @@ def _of_training(metric: str, what: str) -> Rule:
 
 def _additivity(runs: Runs) -> Finding | None:
     """Compare r with that of the untrained model: it is no sign of learning where they do not differ."""
-    own, untrained, change = _against_untrained(runs, "axes", "r")
-    if own is None or untrained is None or change is None or change.low is None:
+    found = _against_untrained(runs, "r")
+    if found is None or found[2].low is None:
         return None
+    own, untrained, change = found
     sizes = f"{_plus_minus(own)} here, {_plus_minus(untrained)} in one untrained model ({_documents(own)})"
     if not _excludes(change, 0.0) or abs(change.mean) < _CLEAR_CHANGE:
         high = "A high r" if own.mean >= _HIGH else "r"
@@ -144,8 +147,8 @@ def _sink(runs: Runs) -> Finding | None:
     run = runs.find("heads")
     if run is None:
         return None
-    own, even = (_over_documents(run, name) for name in ("sink_mass", "sink_mass_uniform"))
-    if own is None or even is None or not _excludes(own, 2 * even.mean) or own.mean < 2 * even.mean:
+    own, even = (document_mean(run, name) for name in ("sink_mass", "sink_mass_uniform"))
+    if not even.n or not _excludes(own, 2 * even.mean) or own.mean < 2 * even.mean:
         return None
     text = (
         f"Heads give {_percent(own)} of their attention to the first token; uniform attention would give "
@@ -183,17 +186,14 @@ def _length(runs: Runs) -> Finding | None:
     if found is None or not found[0].beyond:
         return None
     request, run = found
-    rises = {}
-    for name in request.options["methods"]:
-        values = run.values(f"loss_beyond_{name}", less="loss_beyond_none")
-        if values and name != "none":
-            rises[name] = interval(values)
+    methods = [name for name in request.options["methods"] if name != "none"]
+    rises = {name: model_mean(run, f"loss_beyond_{name}", less="loss_beyond_none") for name in methods}
     helping = {name: about for name, about in rises.items() if _excludes(about, 0.0) and about.mean < 0}
     if not helping:
         return None
     best = min(helping, key=lambda name: helping[name].mean)
     text = (
-        f"Beyond the trained length, {best} lowers the loss by {_plus_minus(_negative(helping[best]))} nats per token "
+        f"Beyond the trained length, {best} lowers the loss by {_plus_minus(negative(helping[best]))} nats per token "
         f"({_documents(helping[best])})."
     )
     return Finding(text, "length", _strength(helping[best], 0.0))
@@ -203,11 +203,8 @@ def _answers(measurement: str, right: str, unit: str) -> Rule:
     """Return the rule of an accuracy above chance."""
 
     def rule(runs: Runs) -> Finding | None:
-        accuracy = next((found for found in _summaries(runs, measurement) if found.metric.name == "accuracy"), None)
-        if accuracy is None or accuracy.control is None:
-            return None
-        about, chance = accuracy.overall, accuracy.control
-        if about.mean <= chance or not _excludes(about, chance):
+        about, chance = declared_mean(runs.other(measurement), "accuracy")
+        if about is None or chance is None or about.mean <= chance or not _excludes(about, chance):
             return None
         text = f"The model {right} {_percent(about)} of {about.n} {unit}; chance is {100 * chance:.0f} %."
         return Finding(text, f"measured-{measurement}", _strength(about, chance))
@@ -217,8 +214,8 @@ def _answers(measurement: str, right: str, unit: str) -> Rule:
 
 def _position(runs: Runs) -> Finding | None:
     """Compare the share of position in the keys with that of the untrained model."""
-    found = [_summaries(runs, "split", weights) for weights in (runs.own, _UNTRAINED)]
-    own, untrained = (next((x.overall for x in each if x.metric.name == "k_position"), None) for each in found)
+    both = (runs.other("split", weights) for weights in (runs.own, _UNTRAINED))
+    own, untrained = (declared_mean(run, "k_position")[0] for run in both)
     if own is None or untrained is None or runs.own == _UNTRAINED or None in (own.low, own.high, untrained.low):
         return None
     middle, reach = own.mean - untrained.mean, math.hypot(own.reach or 0.0, untrained.reach or 0.0)
@@ -235,8 +232,7 @@ def _position(runs: Runs) -> Finding | None:
 def _residual(runs: Runs) -> Finding | None:
     """Return the cost of exactly additive logits."""
     run = runs.other("residual")
-    rises = [] if run is None else run.values("loss_strength_0", less="loss")
-    cost = interval(rises) if rises else None
+    cost = None if run is None else model_mean(run, "loss_strength_0", less="loss")
     if cost is None or not _excludes(cost, 0.0) or cost.mean < _LEAST_COST:
         return None
     text = f"Exactly additive logits in all heads cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
@@ -260,32 +256,14 @@ RULES: Mapping[str, Rule] = {
 """The rules by name; of two findings of the same strength the earlier rule comes first."""
 
 
-def _summaries(runs: Runs, measurement: str, weights: str | None = None) -> Sequence[MetricSummary]:
-    """Return the summaries of a measurement without its own part of the page; none if it was not measured."""
-    run = runs.other(measurement, weights)
-    return [] if run is None else run.summaries
-
-
-def _over_documents(run: StoredRun, metric: str) -> Interval | None:
-    """Return the interval over documents of a mean over heads; None if it was not measured."""
-    values = list(run.document_means(metric).values())
-    return interval(values).within(run.range_of(metric)) if values else None
-
-
-def _against_untrained(
-    runs: Runs, measurement: str, metric: str
-) -> tuple[Interval | None, Interval | None, Interval | None]:
-    """Return a metric of the model and of the untrained one, and the difference on the same documents."""
-    found = runs.weights(measurement)
+def _against_untrained(runs: Runs, metric: str) -> tuple[Interval, Interval, Interval] | None:
+    """Return a metric of axes on the model and on the untrained one, and the difference on the same documents."""
+    found = runs.weights("axes")
     if runs.own == _UNTRAINED or runs.own not in found or _UNTRAINED not in found:
-        return None, None, None
-    own, untrained = (found[weights].document_means(metric) for weights in (runs.own, _UNTRAINED))
-    changes = [own[name] - untrained[name] for name in own if name in untrained]
-    if not changes:
-        return None, None, None
-    possible = found[runs.own].range_of(metric)
-    here, there = (interval(list(values.values())).within(possible) for values in (own, untrained))
-    return here, there, interval(changes)
+        return None
+    own, untrained = found[runs.own], found[_UNTRAINED]
+    change = document_difference(own, metric, untrained)
+    return None if change is None else (document_mean(own, metric), document_mean(untrained, metric), change)
 
 
 def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
@@ -325,12 +303,6 @@ def _excludes(about: Interval, value: float) -> bool:
 def _strength(about: Interval, value: float) -> float:
     half = ((about.high or 0.0) - (about.low or 0.0)) / 2
     return abs(about.mean - value) / half if half > 0 else math.inf
-
-
-def _negative(about: Interval) -> Interval:
-    assert about.low is not None
-    assert about.high is not None
-    return Interval(-about.mean, -about.high, -about.low, about.n)
 
 
 def _verb(now: float, before: float) -> str:

@@ -14,8 +14,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.hashes import read_object
 from wherewhat.imports import plugins
 from wherewhat.progress import counted
-from wherewhat.report.data import rounded
-from wherewhat.runs.layout import COMPLETE, CONFIG
+from wherewhat.report.data import rounded_list
+from wherewhat.runs.layout import COMPLETE, CONFIG, read_object
 from wherewhat.runs.records import RECORDS_FILE, TRAINING, CurvePanel, TrainingRun
 
 _POINTS = 240
@@ -29,10 +29,6 @@ def learning_curves(given: Sequence[Path], *, out: Path) -> list[dict[str, Any]]
 
     Recorded trainings are known here; the entry point ``learning`` of the group ``wherewhat.report`` is a function
     from a folder to the curves of the trainings that it knows.
-
-    Args:
-        given: Run directories of trainings, or folders of them.
-        out: Folder of run directories.
     """
     known = [training_curves, *([find] if (find := plugins("wherewhat.report").get("learning")) else [])]
     found: dict[Path, dict[str, Any]] = {}
@@ -49,8 +45,7 @@ def learning_curves(given: Sequence[Path], *, out: Path) -> list[dict[str, Any]]
 def training_curves(folder: Path) -> dict[Path, dict[str, Any]]:
     """Return the curves of recorded trainings by run directory: finished, killed or still running ones.
 
-    Args:
-        folder: A run directory, a folder of them, or the output folder of a trainer.
+    The folder is a run directory, a folder of them, or the output folder of a trainer.
     """
     listed = [folder, *sorted(folder.glob("training-*")), *sorted(folder.glob("wherewhat/training-*"))]
     found = {}
@@ -77,15 +72,7 @@ def _training_data(run: TrainingRun) -> dict[str, Any]:
 
 
 def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequence[CurvePanel]) -> dict[str, Any]:
-    """Return panels of curves as plain JSON, with at most 240 points, and a table of five steps.
-
-    Args:
-        name: Name of the run directory.
-        title: Title in the list of trainings.
-        note: Paragraph above the curves.
-        steps: Step of each record, ``(records,)``.
-        panels: The curves.
-    """
+    """Return panels of curves over steps ``(records,)`` as plain JSON, with at most 240 points, and a table of five."""
     kept = _spread(len(steps), _POINTS)
     series = [one for panel in panels for one in panel.series]
     rows = [
@@ -104,9 +91,9 @@ def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequen
                 "series": [
                     {
                         "name": one.name,
-                        "mean": _numbers(one.mean[kept]),
-                        "low": None if one.low is None else _numbers(one.low[kept]),
-                        "high": None if one.high is None else _numbers(one.high[kept]),
+                        "mean": rounded_list(one.mean[kept]),
+                        "low": None if one.low is None else rounded_list(one.low[kept]),
+                        "high": None if one.high is None else rounded_list(one.high[kept]),
                         "shape": "hv" if one.steps else "linear",
                     }
                     for one in panel.series
@@ -121,10 +108,6 @@ def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequen
 def _spread(count: int, most: int) -> Tensor:
     """Return at most ``most`` indices below ``count``, evenly spread from the first to the last."""
     return torch.linspace(0, count - 1, min(most, count)).round().long()
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    return [rounded(value) for value in values.tolist()]
 
 
 def _cell(value: float, *, whole: bool) -> str:

@@ -1,29 +1,179 @@
-"""The runs of a report: those that are finished are found, the others are made."""
+"""The runs of a report: its texts, the schedule, and the runs themselves, of which finished ones are found."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar, cast
 
 from wherewhat.boundary import read_user_file
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
 from wherewhat.extend.plan import Plan
+from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object
+from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
-from wherewhat.report.schedule import ScheduledRun
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
 from wherewhat.runs.known import KnownRuns
-from wherewhat.runs.request import Request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
+from wherewhat.text.documents import Document, check_count
+from wherewhat.text.files import read_documents
+
+T = TypeVar("T")
+
+DOCUMENTS, TOKENS = 4, 512
+"""Documents and tokens of each by default."""
+
+_STANDARD_INPUT = "-"
 
 DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
 """Measurements with their own parts of the page."""
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """The texts of a report.
+
+    Attributes:
+        sources: Files and folders to read it from; None for the embedded text.
+        documents: The documents.
+        kept: The file for the content of standard input, and that content; None if it was not given.
+        texts: The documents if they are only in memory.
+    """
+
+    sources: tuple[str, ...] | None
+    documents: list[Document]
+    kept: tuple[Path, bytes] | None = None
+    texts: tuple[Document, ...] | None = None
+
+    def keep(self) -> None:
+        """Write the content of standard input to its file, so that it can be read again."""
+        if self.kept is None:
+            return
+        path, data = self.kept
+        if not path.is_file() or path.read_bytes() != data:
+            make_folder(path.parent)
+            write_file(path, data)
+
+
+class _RecordedStream:
+    """A stream that records what is read from it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.data = bytearray()
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._stream.read(size)
+        self.data += found
+        return found
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+def given_text(
+    text: Sequence[str] | None,
+    *,
+    documents: int | None,
+    out: Path,
+    texts: tuple[Document, ...] | None = None,
+    default: int = DOCUMENTS,
+) -> GivenText:
+    """Read the texts of a report: files, folders or ``-``, documents in memory instead, or the embedded text.
+
+    Without a number of documents, these are the first ``default``. The content of standard input is kept in ``out``.
+    """
+    if texts is not None:
+        if text:
+            raise ConfigError("text (files) and texts (strings or token ids) were both given: give one of them")
+        check_count(documents, len(texts))
+        chosen = texts[: documents or default]
+        return GivenText(None, list(chosen), texts=chosen)
+    sources = tuple(text) if text else None
+    if sources is None:
+        return GivenText(None, read_documents(None, count=documents or default))
+    piped = getattr(sys.stdin, "buffer", None) if _STANDARD_INPUT in sources else None
+    recorded = None if piped is None else _RecordedStream(piped)
+    found = read_documents(sources, stdin=cast("BinaryIO | None", recorded), count=documents)
+    if documents is None:
+        found = found[:default]
+    if recorded is None:
+        return GivenText(sources, found)
+    data = bytes(recorded.data)
+    # The file has the name of the document, so that the runs are those of `--text -` in other commands.
+    path = out / f"stdin-{hashlib.sha256(data).hexdigest()[:12]}" / "stdin.txt"
+    return GivenText(tuple(str(path) if s == _STANDARD_INPUT else s for s in sources), found, (path, data))
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """One run of a report, and its cost in tokens of a plain pass."""
+
+    request: Request
+    cost: float
+
+
+def schedule(
+    model: ModelRequest | MemoryModel,
+    capacity: Capacity,
+    *,
+    text: Sequence[str] | None = None,
+    texts: tuple[Document, ...] | None = None,
+    documents: int = DOCUMENTS,
+    tokens: int = TOKENS,
+) -> tuple[list[ScheduledRun], list[str]]:
+    """Return the runs of a report, in order, and one line for each measurement that is left out.
+
+    The first run is the decomposition of the model, on all documents and tokens; the others use fewer, except a length
+    curve beyond the trained length. A trained model is measured together with its control models.
+    """
+    wanted, left_out = [], []
+    for measurement in measurements().values():
+        run = measurement.report_run(capacity, tokens=tokens)
+        if run is None:
+            continue
+        if isinstance(run, str):
+            left_out.append(f"{measurement.name}: {run}")
+            continue
+        count, length = min(run.documents or documents, documents), run_length(run, tokens)
+        request = Request(
+            measurement=measurement.name,
+            model=model,
+            text=tuple(text) if text else None,
+            texts=texts,
+            documents=count,
+            tokens=length,
+            beyond=run.beyond,
+            options=run.options,
+        )
+        wanted.append((ScheduledRun(request, run.passes * count * length), run))
+    return with_controls(wanted), left_out
+
+
+def run_length(run: ReportRun, tokens: int) -> int:
+    """Return the tokens of each document of a run: at most ``tokens``, except beyond the trained length."""
+    return run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
+
+
+def with_controls(wanted: Sequence[tuple[ScheduledRun, ReportRun]]) -> list[ScheduledRun]:
+    """Return runs of a model and then, if it is trained, those of its control models."""
+    controls = [
+        ScheduledRun(one.request.with_weights(weights), one.cost)
+        for one, run in wanted
+        if one.request.model.weights == "trained"
+        for weights in run.controls
+    ]
+    # Sorted by weights, because a model is kept only until another one is requested.
+    return [*(one for one, _ in wanted), *sorted(controls, key=lambda control: str(control.request.model.weights))]
 
 
 @dataclass(frozen=True)
@@ -83,6 +233,11 @@ class Runs:
         """The weights the report is about; others are control models."""
         return self.first[0].model.weights
 
+    @property
+    def of_model(self) -> list[tuple[Request, StoredRun]]:
+        """Request and run of each measurement on the model itself."""
+        return [(request, run) for request, run in self.finished if request.model.weights == self.own]
+
     def find(self, measurement: str) -> StoredRun | None:
         """Return the run of a measurement on the model itself, if there is one."""
         found = self.request(measurement)
@@ -90,8 +245,7 @@ class Runs:
 
     def request(self, measurement: str) -> tuple[Request, StoredRun] | None:
         """Return request and run of a measurement on the model itself, if there is one."""
-        wanted = (measurement, self.own)
-        return next(((r, run) for r, run in self.finished if (r.measurement, r.model.weights) == wanted), None)
+        return next((made for made in self.of_model if made[0].measurement == measurement), None)
 
     def other(self, measurement: str, weights: str | None = None) -> StoredRun | None:
         """Return the run of a measurement without its own part of the page, on the model itself by default."""
@@ -136,14 +290,8 @@ def measure(
 ) -> Runs:
     """Make every scheduled run that is not finished.
 
-    Args:
-        scheduled: The runs; the first must succeed, others are left out where the model cannot be measured so, and
-            control models where they cannot be made.
-        out: Folder of run directories.
-        pace: Expected speed, for the first estimate; later estimates use the time taken so far.
-        progress: Progress callback.
-        models: Keeps a model from one run to the next.
-        tolerated: Errors for which a run other than the first is left out.
+    The first must succeed; others are left out where they raise a ``tolerated`` error, and control models where they
+    cannot be made. The first estimate of the time is by the pace, later ones are by the time taken so far.
     """
     runs, earlier = Runs(), KnownRuns(out)
     known = {number: earlier.find(item.request) for number, item in enumerate(scheduled)}
@@ -181,10 +329,6 @@ def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
     """Return finished runs of the same model and weights that have no part of the page yet, without measuring.
 
     A measurement that the report ran is shown by that run, others by their newest one.
-
-    Args:
-        runs: The runs of the report.
-        known: The folder of run directories.
     """
     _, first = runs.first
     same = {name: first.directory.config[name] for name in ("weights", "weights_hash", "tokenizer_hash")}
@@ -222,20 +366,24 @@ def _newest(paths: Sequence[Path], weights: str) -> dict[str, StoredRun]:
 
 def _plans(out: Path, weights_hash: str) -> list[Plan]:
     """Return the readable plans of a model with these weights in a folder, newest first."""
-    found = []
-    for file in sorted(out.glob("plan-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
-        with suppress(ConfigError):
-            found.append(Plan.load(file))
+    found = _readable(out, "plan-*.json", Plan.load)
     return [plan for plan in found if plan.provenance.get("weights_hash") == weights_hash]
 
 
 def _claims(out: Path, weights_hash: str) -> list[dict[str, Any]]:
     """Return the contents of the files of judged claims of a model with these weights in a folder, newest first."""
+    found = _readable(out, "claims-*.json", lambda file: parse_object(read_user_file(file, name="the claims")) or {})
+    same = [dict(one) for one in found if one.get("weights_hash") == weights_hash]
+    return [one for one in same if isinstance(one.get("claims"), list)]
+
+
+def _readable(out: Path, pattern: str, read: Callable[[Path], T]) -> list[T]:
+    """Return the contents of the files in a folder that can be read, newest first."""
     found = []
-    for file in sorted(out.glob("claims-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
+    for file in sorted(out.glob(pattern), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
         with suppress(ConfigError):
-            found.append(dict(parse_object(read_user_file(file, name="the claims")) or {}))
-    return [one for one in found if one.get("weights_hash") == weights_hash and isinstance(one.get("claims"), list)]
+            found.append(read(file))
+    return found
 
 
 def _beginning(count: int, finished: int, seconds: float) -> str:

@@ -1,43 +1,39 @@
-"""Pages: one HTML file with style, script, plotly.js and data, which opens offline."""
+"""Pages of reports, single results and comparisons: one HTML file each, which opens offline."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import output_file
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
 from wherewhat.imports import package_version
 from wherewhat.report.data import Number, script_json
+from wherewhat.runs.comparison import RunComparison, known_metrics, within_ranges
+
+if TYPE_CHECKING:
+    import polars as pl
+
 
 _SCRIPTS = (
-    "tools",
-    "charts",
-    "downloads",
-    "model",
-    "side_by_side",
-    "map",
-    "heads",
-    "matrix",
-    "panel",
-    "plane",
-    "curves",
-    "learning",
-    "claims",
-    "others",
-    "method",
-    "terms",
-    "state",
-    "start",
-)
+    "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "panel", "plane", "curves",
+    "learning", "claims", "others", "method", "terms", "state", "start",
+)  # fmt: skip
 """The page's script, a file for each section; later ones use what earlier ones define."""
+
+_ABOUT = (
+    "{runs} runs, grouped by {by}. Means are over heads and layers, then documents, then runs. Intervals are "
+    "Student's, 95 %, over the models of a group where there are several, else over its runs, else over documents. "
+    "An interval over documents is of one model: of weights random, of one untrained model."
+)
 
 
 @dataclass(frozen=True)
@@ -97,20 +93,61 @@ def result_page(data: dict[str, Any]) -> Report:
     return Report("result", data, body="result.html", scripts=scripts)
 
 
+def comparison_page(found: RunComparison) -> str:
+    """Return the page of a comparison. Names of models and documents are in the data only, see :meth:`Report.html`."""
+    groups = within_ranges(found.groups)
+    along = str(found.trends["along"][0]) if len(found.trends) else None
+    keys = ["measurement", "metric"]
+    data = {
+        "about": _ABOUT.format(runs=f"{found.runs:,}", by=", ".join(found.by)),
+        "by": [name for name in found.by if name not in keys],
+        "along": along,
+        "columns": [name for name in groups.columns if name not in keys],
+        "trend_columns": [name for name in found.trends.columns if name not in (*keys, "along")],
+        "sections": [
+            _section(groups, found.trends, *pair) for pair in groups.select(keys).unique(maintain_order=True).rows()
+        ],
+    }
+    return whole_page(
+        title="wherewhat: comparison of runs",
+        body=asset("compare.html"),
+        style=asset("compare.css"),
+        scripts=[asset("compare.js")],
+        data=data,
+    )
+
+
+def _section(groups: pl.DataFrame, trends: pl.DataFrame, measurement: str, metric: str) -> dict[str, Any]:
+    known = next((known for known in known_metrics(measurement) if known.name == metric), None)
+    return {
+        "measurement": measurement,
+        "metric": metric,
+        "title": metric if known is None else known.title,
+        "reading": "" if known is None else known.reading,
+        "groups": _rows(groups, measurement, metric),
+        "trends": _rows(trends, measurement, metric),
+    }
+
+
+def _rows(table: pl.DataFrame, measurement: str, metric: str) -> list[dict[str, Any]]:
+    """Return the rows of one metric as plain JSON; numbers that are not finite become null."""
+    if not len(table):
+        return []
+    rows = table.filter((table["measurement"] == measurement) & (table["metric"] == metric)).iter_rows(named=True)
+    return [
+        {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()} for row in rows
+    ]
+
+
 def asset(name: str) -> str:
     """Return the content of a file in ``assets``."""
     return (files("wherewhat.report") / "assets" / name).read_text("utf-8")
 
 
 def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any) -> str:
-    """Return a page in the common frame: shared and own style and script, plotly.js and data.
+    """Return a page in the common frame: shared and own style and script, plotly.js and data as plain JSON.
 
-    Args:
-        title: Title of the window.
-        body: Its HTML.
-        style: Its own CSS.
-        scripts: Its own JavaScript; all files are put into one function, so that their names are local.
-        data: Content of the element ``data``, as plain JSON.
+    All scripts are put into one function, so that their names are local.
     """
     code = "\n".join([asset("elements.js"), *scripts])
     parts = {

@@ -18,9 +18,8 @@ from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
 from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.learning import learning_curves
-from wherewhat.report.measurements import Pace, Runs, measure
+from wherewhat.report.measurements import TOKENS, GivenText, Pace, Runs, given_text, measure, schedule
 from wherewhat.report.page import Profiled, Report, plotly_js
-from wherewhat.report.schedule import TOKENS, GivenText, given_text, schedule
 from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.execution import LastModel
@@ -109,13 +108,8 @@ def seen_model(
 ) -> tuple[Excerpt, Pace]:
     """Return the excerpt of a model, stored or made now, and the model's expected speed.
 
-    Args:
-        model: The model, which is loaded only if there is no excerpt.
-        documents: The documents.
-        tokens: Tokens of each; None for 512, or as many as model and texts have.
-        out: Folder of run directories and excerpts.
-        progress: Progress callback.
-        models: Keeps the model.
+    The model is loaded only if there is no excerpt. Without a number of tokens of each document there are 512, or as
+    many as model and texts have.
     """
     stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out)
     seen = stored.read()

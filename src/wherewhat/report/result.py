@@ -180,8 +180,7 @@ class Result:
     def __repr__(self) -> str:
         """Return a table of means, intervals and controls."""
         run = self.stored
-        rows = [_cells(summary, self._beside) for summary in run.summaries]
-        header = [run.measurement.over, "value (95 %)", *(f"one {name} control" for name in self._beside), "control"]
+        header, rows = self._header, [_cells(summary, self._beside) for summary in run.summaries]
         keep = [i for i in range(len(header)) if i < 2 or any(row[i] for row in rows)]
         table = [[row[i] for i in keep] for row in (header, *rows)]
         widths = [max(len(row[i]) for row in table) for i in range(len(keep))]
@@ -194,8 +193,7 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows; names of models and documents are escaped."""
         run = self.stored
-        header = [run.measurement.over, "value (95 %)", *(f"one {name} control" for name in self._beside), "control"]
-        header += [f"{kind} ({len(layers)})" for kind, layers in run.kinds.items()]
+        header = [*self._header, *(f"{kind} ({len(layers)})" for kind, layers in run.kinds.items())]
         rows = ""
         for summary in run.summaries:
             kinds = [_words(summary.kinds[kind]) if kind in summary.kinds else "" for kind in run.kinds]
@@ -211,6 +209,11 @@ class Result:
             + f"</tr></thead><tbody>{rows}</tbody></table>"
             f"<small>{html.escape(' '.join([*self._missing, run.measurement.limits]))}</small>"
         )
+
+    @property
+    def _header(self) -> list[str]:
+        controls = (f"one {weights} control" for weights in self.controls)
+        return [self.stored.measurement.over, "value (95 %)", *controls, "control"]
 
     @property
     def _missing(self) -> list[str]:

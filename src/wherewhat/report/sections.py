@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from wherewhat.report.data import (
     metric_tables,
     packed,
     rounded,
+    rounded_list,
     sizes,
     terms,
 )
@@ -47,6 +48,8 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import option_text
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.schema import profile_name
+
+T = TypeVar("T")
 
 
 def bands(runs: Runs) -> dict[str, Any] | None:
@@ -168,15 +171,8 @@ def head_records(
     interval, and for each drawn document its logits and its curves, so that ``a[i-j] + b[i] + c[j]`` is the fit.
     ``a`` is stored as its difference to the mean curve, plus the number ``level``; the logits of further documents as
     their difference to the fit, which eight bits represent well.
-
-    Args:
-        runs: Finished runs.
-        excerpt: Logits of the first documents.
-        layers: The layers.
-        distances: Distances of the curves.
     """
-    names = ("heads", "planes", "frequencies")
-    heads, planes, frequencies = (runs.find(name) for name in names)
+    heads, planes, frequencies = (runs.find(name) for name in ("heads", "planes", "frequencies"))
     records = []
     for layer in layers:
         by_plane = {
@@ -238,7 +234,7 @@ def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None
     """Return the turns per token of each plane by layer; None for layers without RoPE."""
     planes = runs.find("planes")
     found = (_curve(planes, layer, "plane_turns_per_token") for layer in layers)
-    return [None if turns is None else _list(turns) for turns in found]
+    return [None if turns is None else rounded_list(turns) for turns in found]
 
 
 _DISTANCE = {
@@ -264,26 +260,19 @@ def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | N
         same = [curve.double() for curve in found if curve.shape[-1] == len(grid)]
         if same:
             quartiles = torch.cat(same).nanquantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
-            curves[name] = {"title": title, **dict(zip(("low", "mid", "high"), map(_list, quartiles), strict=True))}
-    return {"distances": _list(grid), "curves": curves}
+            curves[name] = {
+                "title": title,
+                **dict(zip(("low", "mid", "high"), map(rounded_list, quartiles), strict=True)),
+            }
+    return {"distances": rounded_list(grid), "curves": curves}
 
 
 def _curve(run: StoredRun | None, layer: int, name: str) -> Tensor | None:
     return None if run is None else run.curve(layer, name)
 
 
-def _list(values: Tensor) -> list[float | None]:
-    return [rounded(value) for value in values.tolist()]
-
-
 def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
-    """Return everything that a page shows of one model.
-
-    Args:
-        runs: Finished runs.
-        excerpt: Logits and tokens of the first documents.
-        name: Name of the model on the page.
-    """
+    """Return everything that a page shows of one model, under a name that is unique on the page."""
     request, first = runs.first
     layers = sorted(excerpt.logits)
     distances = drawn_distances(len(excerpt.passages[0].tokens))
@@ -300,10 +289,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "embedded": request.text is None and request.texts is None,
         },
         "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
-        "numbers": [
-            {**_number(number), "measurement": number.measurement, "metrics": list(number.metrics)}
-            for number in headline(runs)
-        ],
+        "numbers": [_number(number) for number in headline(runs)],
         "sizes": sizes(runs),
         "terms": terms(runs),
         "metrics": metric_tables(runs, layers),
@@ -319,13 +305,13 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "perturbation": perturbation(runs),
         "lengths": lengths(runs),
         "bands": bands(runs),
-        "claims": _newest_claims(runs),
+        "claims": _first_undamaged(runs.claims, _claims),
         "others": [
             *(
                 {**numbers_and_figure(other.runs), "more": other.more, "command": other.command}
                 for other in runs.others
             ),
-            *_newest_plan(runs),
+            *filter(None, [_first_undamaged(runs.plans, _plan)]),
         ],
         "method": [
             {"name": made.name, "summary": made.summary, "limits": made.limits}
@@ -337,15 +323,10 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
 
 
 def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
-    """Return the metrics of one measurement with intervals and controls, and its figure.
-
-    Args:
-        runs: Runs by weights: the model, then its control models.
-    """
-    run, *controls = runs.values()
+    """Return the metrics of one measurement with intervals and controls, and its figure; the model's run is first."""
+    (_, run), *controls = runs.items()
     beside = {
-        weights: {summary.metric.name: summary.overall for summary in other.summaries}
-        for weights, other in zip(list(runs)[1:], controls, strict=True)
+        weights: {summary.metric.name: summary.overall for summary in other.summaries} for weights, other in controls
     }
     rows = [
         {
@@ -368,11 +349,11 @@ def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
     return {"name": made.name, "summary": made.summary, "about": _about(run), "rows": rows, "figure": drawn}
 
 
-def _newest_claims(runs: Runs) -> dict[str, Any] | None:
-    """Return the newest judged claims of the model that are not damaged; None if there are none."""
-    for found in runs.claims:
+def _first_undamaged(files: Sequence[T], show: Callable[[T], dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what the page shows of the first file that is not damaged; None if there is none."""
+    for found in files:
         with suppress(KeyError, TypeError, ValueError):
-            return _claims(found)
+            return show(found)
     return None
 
 
@@ -397,16 +378,8 @@ def _claims(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"note": note, "rows": rows, "command": found["command"]}
 
 
-def _newest_plan(runs: Runs) -> list[dict[str, Any]]:
-    """Return the newest plan of the model that is not damaged, if there is one, in the form of a measurement."""
-    for plan in runs.plans:
-        with suppress(KeyError, TypeError, ValueError):
-            return [_plan(plan)]
-    return []
-
-
 def _plan(plan: Plan) -> dict[str, Any]:
-    """Return the costs of a plan and its figure."""
+    """Return the costs of a plan and its figure, in the form of a measurement."""
     found = plan.provenance
     metrics = {
         "rise": ("rise of the loss", "nats", "Loss beyond the window minus that of the unchanged model."),
@@ -447,11 +420,9 @@ def _about(run: StoredRun) -> str:
     """Return what a run was measured on, in a sentence."""
     config, made = run.directory.config, run.measurement
     defaults = json.loads(canonical_json(asdict(made.config())))
-    count, each = len(run.documents), f" of {config['tokens']} tokens"
-    if isinstance(made, QuestionMeasurement | ChoicesMeasurement):
-        word, each = "prompt" if isinstance(made, QuestionMeasurement) else "item", ""
-    else:
-        word = "document"
+    words = {QuestionMeasurement: "prompt", ChoicesMeasurement: "item"}
+    word = next((word for kind, word in words.items() if isinstance(made, kind)), "document")
+    count, each = len(run.documents), f" of {config['tokens']} tokens" if word == "document" else ""
     changed = {name: value for name, value in run.options.items() if value != defaults.get(name)}
     options = ", ".join(f"{name}={option_text(value)}" for name, value in changed.items())
     over = f"; intervals are 95 % over {word}s" if count > 1 else ""
@@ -464,9 +435,7 @@ def _about(run: StoredRun) -> str:
 def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> dict[str, Any]:
     """Return everything that the page of one measurement shows.
 
-    Args:
-        runs: Runs by weights: the model, then its control models.
-        left_out: Why a control model is missing, by its weights.
+    The runs are by weights, the model's first; ``left_out`` says why a control model is missing, by its weights.
     """
     weights, run = next(iter(runs.items()))
     made = run.measurement
@@ -490,6 +459,8 @@ def _number(number: Number) -> dict[str, Any]:
         "controls": listed(number.controls),
         "kinds": listed(number.kinds),
         "reading": number.reading,
+        "measurement": number.measurement,
+        "metrics": list(number.metrics),
     }
 
 

@@ -10,6 +10,7 @@ import torch
 
 from wherewhat.measures.statistics import Interval, interval, welch
 from wherewhat.measures.swaps import LABELS
+from wherewhat.report.claims.claim import declared_mean
 from wherewhat.report.data import WANTED, head_labels, interval_json, rounded
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.measurements import Runs
@@ -55,20 +56,15 @@ class ComparedModel:
     def head_runs(self) -> dict[str, StoredRun]:
         """Return the run of every metric that single heads have, with the model's own weights."""
         found: dict[str, StoredRun] = {}
-        for request, run in self.runs.finished:
-            if request.model.weights == self.runs.own:
-                for metric in run.metrics:
-                    if metric.name in run.head_means:
-                        found.setdefault(metric.name, run)
+        for _, run in self.runs.of_model:
+            for metric in run.metrics:
+                if metric.name in run.head_means:
+                    found.setdefault(metric.name, run)
         return found
 
 
 def compare_models(models: Sequence[ComparedModel]) -> dict[str, Any] | None:
-    """Return the numbers of each model, their differences to the first one, and its heads matched; None for one model.
-
-    Args:
-        models: The models, in the order of the page.
-    """
+    """Return the numbers of each model, their differences to the first, and its heads matched; None for one model."""
     first, *others = models
     if not others:
         return None
@@ -99,11 +95,11 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
             base = models[0].runs.find(wanted.measurement)
             for one in models:
                 run = one.runs.find(wanted.measurement)
-                summary = None if run is None else _overall(run, metric)
+                summary, _ = declared_mean(run, metric)
                 if run is None or summary is None:
                     continue
                 beside = {} if one.runs.own == _UNTRAINED else one.runs.weights(wanted.measurement)
-                control = _overall(beside[_UNTRAINED], metric) if _UNTRAINED in beside else None
+                control, _ = declared_mean(beside.get(_UNTRAINED), metric)
                 change, over = None, ""
                 if one is not models[0] and base is not None:
                     means = [each.document_means(metric) for each in (base, run)]
@@ -121,10 +117,6 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
                     }
                 )
     return rows
-
-
-def _overall(run: StoredRun, metric: str) -> Interval | None:
-    return next((summary.overall for summary in run.summaries if summary.metric.name == metric), None)
 
 
 def _same_texts(first: StoredRun, second: StoredRun) -> bool:

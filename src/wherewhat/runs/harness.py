@@ -18,8 +18,7 @@ from wherewhat.extend.windows import Untouched
 from wherewhat.measures.choices import continued_positions, perturb_context
 from wherewhat.measures.perturb.changes import Change, no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig
-from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.positions import trained_length
+from wherewhat.models.loaded import LoadedModel, trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.inputs import blank, text_seed, with_spans
 from wherewhat.runs.placement import continued

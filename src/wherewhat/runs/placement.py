@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wherewhat.captures.comparison import input_device, last_logits, random_prompt
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, one_line
-from wherewhat.models.positions import max_positions
+from wherewhat.models.loaded import max_positions
 
 _PROBE_TOKENS = 8
 

@@ -23,9 +23,8 @@ from wherewhat.errors import CaptureError, ConfigError, TextError
 from wherewhat.extend.plan import Plan
 from wherewhat.measures.variants import VariantRuns
 from wherewhat.models import loader
-from wherewhat.models.loaded import LoadedModel, resolve_device
+from wherewhat.models.loaded import LoadedModel, max_positions, resolve_device, trained_length
 from wherewhat.models.memory import evaluation, load_memory
-from wherewhat.models.positions import max_positions, trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.runs.placement import computing, continued, placed, positions_refused, reordered

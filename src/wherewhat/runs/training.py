@@ -31,9 +31,8 @@ from wherewhat.measures.measurement import (
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement
-from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.models.memory import evaluation, load_memory
-from wherewhat.models.positions import max_positions
 from wherewhat.numerics import few_threads, new_process_settings, random_states, weight_dtypes
 from wherewhat.options import build_config, checked, config_values, nearest
 from wherewhat.runs.directory import RunDirectory

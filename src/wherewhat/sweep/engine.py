@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from wherewhat.boundary import check_at_most
 from wherewhat.errors import ConfigError, WherewhatError
-from wherewhat.models.capacity import free_memory
 from wherewhat.models.source import EMBEDDED
+from wherewhat.models.suitability import free_memory
 from wherewhat.runs.storage import open_place
 from wherewhat.sweep.cells import Cell, model_path
 from wherewhat.sweep.file import SweepFile, check_keys, names_of, typed

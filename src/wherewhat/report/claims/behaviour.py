@@ -38,17 +38,17 @@ def transposed_words(evidence: Evidence) -> Judged:
         ("", "all targets", "all targets are counted"),
         ("_untouched", "targets that were not moved", "only targets that were not moved are counted"),
     ):
-        few, many = (model_mean(run, f"rise_words_at_{rate}{ending}") for rate in (5, 20))
-        numbers.append(ClaimNumber(f"rise of the loss at 5 % of words, {title}", few, many.mean, "at 20 %"))
+        low, high = (model_mean(run, f"rise_words_at_{rate}{ending}") for rate in (5, 20))
+        numbers.append(ClaimNumber(f"rise of the loss at 5 % of words, {title}", low, high.mean, "at 20 %"))
         statement = f"the rise is at most {COSTLY} nats at 5 % and at least {COSTLY} at 20 %: {title}"
-        parts.append(ClaimPart(statement, both(at_most(few, COSTLY), at_least(many, COSTLY)), condition))
+        parts.append(ClaimPart(statement, both(at_most(low, COSTLY), at_least(high, COSTLY)), condition))
     items = evidence.find("choices")
-    answers = [None if items is None else declared_mean(items, f"change_words_at_{rate}")[0] for rate in (5, 20)]
-    if answers[0] is None or answers[1] is None:
+    few, many = (declared_mean(items, f"change_words_at_{rate}")[0] for rate in (5, 20))
+    if few is None or many is None:
         return Judged(numbers, parts, ["Answers to questions were not measured: use wherewhat choices --items TASK."])
-    numbers.append(ClaimNumber("change of accuracy at 5 % of words", answers[0], answers[1].mean, "at 20 %"))
+    numbers.append(ClaimNumber("change of accuracy at 5 % of words", few, many.mean, "at 20 %"))
     statement = "accuracy falls by at most 0.02 at 5 % and by at least 0.02 at 20 %"
-    outcome = both(at_least(answers[0], -0.02), at_most(answers[1], -0.02))
+    outcome = both(at_least(few, -0.02), at_most(many, -0.02))
     return Judged(numbers, [*parts, ClaimPart(statement, outcome, "answers to questions are counted")])
 
 
@@ -230,11 +230,4 @@ def answer_place(evidence: Evidence) -> Judged:
     return Judged(numbers, parts, [*notes, "The model's own frequencies are used, none is wrong by construction."])
 
 
-CLAIMS = (
-    transposed_words,
-    positions_and_features,
-    outputs_inside,
-    criterion,
-    longer_inputs,
-    answer_place,
-)
+CLAIMS = (transposed_words, positions_and_features, outputs_inside, criterion, longer_inputs, answer_place)

@@ -266,9 +266,10 @@ def control_mean(run: StoredRun | None, metric: str) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def declared_mean(run: StoredRun, metric: str) -> tuple[Interval | None, float | None]:
-    """Return a metric with its declared interval, and its control metric."""
-    found = next((summary for summary in run.summaries if summary.metric.name == metric), None)
+def declared_mean(run: StoredRun | None, metric: str) -> tuple[Interval | None, float | None]:
+    """Return a metric with its declared interval, and its control metric; None for what does not exist."""
+    summaries = [] if run is None else run.summaries
+    found = next((summary for summary in summaries if summary.metric.name == metric), None)
     return (None, None) if found is None else (found.overall, found.control)
 
 

@@ -39,7 +39,14 @@ TOP = 0.1
 """Share of all heads that are called retrieval heads."""
 
 _AS_USUAL = f"at least {MOST:.0%}, or 0.1 less than on two documents of text"
-_LABORATORY = "about trained small models: see wherewhat multihop"
+_LABORATORY = {
+    11: "Successful learning comes with pure heads; purity precedes or coincides with accuracy.",
+    12: "Number needs positional and symbolic heads, letter only symbolic ones.",
+    13: "Hops are learned in order for number, together for letter.",
+    14: "Heads implement Index, Retrieval and Reflexive; Reflexive is symbolic.",
+    15: "One RoPE layer realises Index and Retrieval; discrepancy bounds.",
+}
+"""Claims of arXiv 2605.31558 about trained small models."""
 
 
 @claim(
@@ -301,26 +308,8 @@ CLAIMS = (
     random_tokens,
     massive_values,
     retrieval_heads,
-    Claim(
-        11,
-        "Successful learning comes with pure heads; purity precedes or coincides with accuracy.",
-        "arXiv 2605.31558",
-        reason=_LABORATORY,
-    ),
-    Claim(
-        12,
-        "Number needs positional and symbolic heads, letter only symbolic ones.",
-        "arXiv 2605.31558",
-        reason=_LABORATORY,
-    ),
-    Claim(13, "Hops are learned in order for number, together for letter.", "arXiv 2605.31558", reason=_LABORATORY),
-    Claim(
-        14,
-        "Heads implement Index, Retrieval and Reflexive; Reflexive is symbolic.",
-        "arXiv 2605.31558",
-        reason=_LABORATORY,
-    ),
-    Claim(
-        15, "One RoPE layer realises Index and Retrieval; discrepancy bounds.", "arXiv 2605.31558", reason=_LABORATORY
+    *(
+        Claim(number, statement, "arXiv 2605.31558", reason="about trained small models: see wherewhat multihop")
+        for number, statement in _LABORATORY.items()
     ),
 )

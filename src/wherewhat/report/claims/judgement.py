@@ -20,13 +20,19 @@ from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.claims import behaviour, heads, logits
 from wherewhat.report.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
-from wherewhat.report.measurements import Runs, measure
+from wherewhat.report.measurements import (
+    GivenText,
+    Runs,
+    ScheduledRun,
+    given_text,
+    measure,
+    run_length,
+    with_controls,
+)
 from wherewhat.report.report import seen_model
-from wherewhat.report.schedule import GivenText, ScheduledRun, given_text
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.layout import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
-from wherewhat.runs.results import StoredRun
 from wherewhat.text.documents import Document, documents_of
 
 CLAIMS: tuple[Claim, ...] = tuple(
@@ -68,10 +74,7 @@ def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     """Return the runs that claims need, by name; the decomposition is first.
 
     Numbers of passes were measured on two cores. Intervals need four documents, and losses under perturbation more.
-
-    Args:
-        prompts: Prompts of each kind and size.
-        capacity: What the model allows to be measured.
+    ``prompts`` are those of each kind and size.
     """
     words = {"kinds": ("words",), "rates": (0.05, 0.1, 0.2), "seeds": 1, "axes": False, "equivalence": False}
     swaps = {"kinds": ("position_swap", "features"), "rates": (0.05,), "seeds": 1}
@@ -117,11 +120,10 @@ class Judgement:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return everything about one claim."""
-        for one in self.data["claims"]:
-            if one["number"] == number:
-                return cast("dict[str, Any]", one)
-        known = ", ".join(str(one["number"]) for one in self.data["claims"])
-        raise KeyError(f"claim {number} is not in this judgement: choose from {known}")
+        known: dict[int, dict[str, Any]] = {one["number"]: one for one in self.data["claims"]}
+        if number not in known:
+            raise KeyError(f"claim {number} is not in this judgement: choose from {', '.join(map(str, known))}")
+        return known[number]
 
     def __repr__(self) -> str:
         """Return model and verdicts, one per line."""
@@ -217,7 +219,7 @@ def _schedule(
     """Return the request of each run by name, all runs in order with their control models, and reasons for others."""
     requests: dict[str, Request] = {}
     reasons: dict[str, str] = {}
-    scheduled, controls = [], []
+    scheduled = []
     for name, made in wanted.items():
         measurement = find_measurement(made.measurement)
         run = made.run or measurement.report_run(capacity, tokens=tokens)
@@ -226,7 +228,7 @@ def _schedule(
         if not isinstance(run, ReportRun):
             reasons[name] = run or f"{made.measurement} was not measured"
             continue
-        length = run.tokens or tokens if run.beyond else min(run.tokens or tokens, tokens)
+        length = run_length(run, tokens)
         count = documents or min(max(run.documents or 0, _DOCUMENTS), len(given.documents))
         request = Request(measurement=made.measurement, model=model, beyond=run.beyond, options=run.options)
         if isinstance(measurement, QuestionMeasurement):
@@ -236,13 +238,9 @@ def _schedule(
             request = replace(request, prompts=made.prompts, documents=count, tokens=length)
         else:
             request = replace(request, text=given.sources, texts=given.texts, documents=count, tokens=length)
-        cost = run.passes * count * length
         requests[name] = request
-        scheduled.append(ScheduledRun(request, cost))
-        if model.weights == "trained":
-            controls += [ScheduledRun(request.with_weights(weights), cost) for weights in run.controls]
-    # Sorted by weights, because a model is kept only until another one is requested.
-    return requests, scheduled + sorted(controls, key=lambda control: str(control.request.model.weights)), reasons
+        scheduled.append((ScheduledRun(request, run.passes * count * length), run))
+    return requests, with_controls(scheduled), reasons
 
 
 def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> dict[str, Any]:
@@ -250,15 +248,8 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
     _, first = runs.first
     config = first.directory.config
     used = {name for one in verdicts for name in one["runs"]}
-    listed: dict[str, tuple[Request | None, StoredRun]] = {
-        run.directory.path.name: (request, run) for request, run in runs.finished
-    }
-    listed |= {
-        run.directory.path.name: (None, run)
-        for other in runs.others
-        for run in other.runs.values()
-        if run.directory.path.name in used and run.directory.path.name not in listed
-    }
+    commands = {run.directory.path.name: request.command() for request, run in runs.finished}
+    shown = {run.directory.path.name: run for run in runs.shown}
     result = {
         "wherewhat_claims": FORMAT,
         **{
@@ -274,9 +265,10 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
                 "measurement": run.measurement.name,
                 "weights": run.directory.config["weights"],
                 "config_hash": run.directory.config_hash,
-                "command": None if request is None else request.command(),
+                "command": commands.get(name),
             }
-            for name, (request, run) in listed.items()
+            for name, run in shown.items()
+            if name in commands or name in used
         ],
         "left_out": list(runs.left_out),
         "versions": collect_versions(),

@@ -219,19 +219,10 @@ def entangled(evidence: Evidence) -> Judged:
     share = Interval(1 - pooled.mean**2, None, None, pooled.n)
     if pooled.low is not None and pooled.high is not None:
         share = Interval(1 - pooled.mean**2, 1 - pooled.high**2, 1 - pooled.low**2, pooled.n)
+    title = "rise of the loss with exactly additive logits"
     numbers = [
-        ClaimNumber(
-            "rise of the loss with exactly additive logits",
-            cost,
-            model_mean(residual, "cost_without_a").mean,
-            "without distance",
-        ),
-        ClaimNumber(
-            "rise of the loss with exactly additive logits",
-            cost,
-            model_mean(residual, "cost_without_c").mean,
-            "without key",
-        ),
+        ClaimNumber(title, cost, model_mean(residual, "cost_without_a").mean, "without distance"),
+        ClaimNumber(title, cost, model_mean(residual, "cost_without_c").mean, "without key"),
         ClaimNumber("non-additive share of the pooled variance", share, 1 - HIGH_R**2, "threshold of claim 1"),
     ]
     parts = [
@@ -254,12 +245,4 @@ def _against(run: StoredRun, metric: str, title: str) -> ClaimNumber:
     return ClaimNumber(title, document_mean(run, metric), control_mean(run, f"{metric}_scrambled"), "random phases")
 
 
-CLAIMS = (
-    additive,
-    two_terms,
-    dummy_distance,
-    plane_patterns,
-    untrained,
-    non_additive,
-    entangled,
-)
+CLAIMS = (additive, two_terms, dummy_distance, plane_patterns, untrained, non_additive, entangled)
