@@ -239,7 +239,7 @@ def _show(runs: list[MultihopRun]) -> None:
 def _show_extra(
     runs: list[MultihopRun], extra: tuple[int, ...], count: int, device: str, *, checkpoint: str = "both"
 ) -> None:
-    from wherewhat.lab.constructions.failure_length import predict_hop_heads
+    from wherewhat.lab.constructions.discrepancy import predict_hop_heads
     from wherewhat.lab.multihop.study import measure_extra
     from wherewhat.lab.multihop.tables import extra_table, prediction_table
     from wherewhat.progress import TerminalProgress

@@ -10,7 +10,7 @@ from wherewhat.cli.terminal import Table
 from wherewhat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from wherewhat.lab.constructions.failure_length import HopHead
+    from wherewhat.lab.constructions.discrepancy import HopHead
     from wherewhat.lab.multihop.accuracy import Accuracy
     from wherewhat.lab.multihop.study import MultihopRun
     from wherewhat.measures.statistics import Interval
@@ -231,7 +231,7 @@ _LONGEST_FOURIER = 1024
 
 def _fourier_table(n: int) -> Table:
     """Return r of heads with given functions of a token and a distance as logits, beside that of noise."""
-    from wherewhat.lab.constructions.fourier import (
+    from wherewhat.lab.constructions.transformers import (
         additive_function,
         distinct_tokens,
         fourier_transformer,

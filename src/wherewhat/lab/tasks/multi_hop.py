@@ -12,29 +12,6 @@ from wherewhat.errors import ConfigError
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Token ids of atomic pairs: first all (letter, digit), then all (letter, letter).
-
-    Attributes:
-        letters: Number of letters.
-        digits: Number of digits.
-    """
-
-    letters: int
-    digits: int
-
-    @property
-    def first_link(self) -> int:
-        """Id of the first (letter, letter); smaller ids are the answers, (letter, digit)."""
-        return self.letters * self.digits
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return self.letters * (self.digits + self.letters)
-
-
 def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
     """Follow integers m, which mean "m positions to the left", from the last token until a letter."""
     tokens = _known(tokens, symbols + integers)
@@ -106,6 +83,27 @@ def _positions(tokens: Sequence[int], left: int, *, letters: int, digits: int) -
     return [position for position, letter in enumerate(lefts) if letter == left]
 
 
+class PairTask(SequenceTask):
+    """A task of atomic pairs: token ids are first all (letter, digit), the answers, then all (letter, letter)."""
+
+    letters: int
+    digits: int
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return self.letters * (self.digits + self.letters)
+
+    @property
+    def answers(self) -> int:
+        """Number of tokens that can be the answer; their ids come first."""
+        return self.letters * self.digits
+
+    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the answer's token id and the visited positions, starting with the query's."""
+        return follow_letters(tokens, letters=self.letters, digits=self.digits)
+
+
 class MultiHopTask(SequenceTask):
     """A target window that holds the answer, a pre-target window that paths visit, and a query."""
 
@@ -155,7 +153,7 @@ class MultiHopTask(SequenceTask):
 
 
 @dataclass(frozen=True)
-class LetterTask(MultiHopTask):
+class LetterTask(MultiHopTask, PairTask):
     """Pairs: the right letter of a pair is the left letter of the next, until a (letter, digit), the answer.
 
     The target window holds (letter, digit), the pre-target window and the query (letter, letter). A path visits
@@ -181,24 +179,6 @@ class LetterTask(MultiHopTask):
                 f"one more, so give at least {self.hops + 2}"
             )
 
-    @property
-    def _pairs(self) -> Pairs:
-        return Pairs(self.letters, self.digits)
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return self._pairs.vocabulary
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return self._pairs.first_link
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_letters(tokens, letters=self.letters, digits=self.digits)
-
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
         path = self._draw_path(plan, generator)
@@ -215,13 +195,12 @@ class LetterTask(MultiHopTask):
             digits = torch.randint(self.digits, (count, width), generator=generator)
             return left_over(width) * self.digits + digits
 
-        first_link = self._pairs.first_link
         targets = bound(self.target).scatter(1, plan.slots[:, None], plan.answers[:, None])
-        aside = first_link + left_over(self.pretarget) * self.letters + left_over(self.pretarget)
+        aside = self.answers + left_over(self.pretarget) * self.letters + left_over(self.pretarget)
         tokens = torch.cat((targets, aside, torch.empty(count, 1, dtype=torch.int64)), dim=1)
         row, step = (path[:, 1:] >= 0).nonzero(as_tuple=True)
         to_go = plan.hops[row] - step
-        tokens[row, path[row, step]] = first_link + order[row, to_go] * self.letters + order[row, to_go - 1]
+        tokens[row, path[row, step]] = self.answers + order[row, to_go] * self.letters + order[row, to_go - 1]
         return Sequences(tokens, plan.answers, plan.hops, path).behind(bound(extra))
 
 

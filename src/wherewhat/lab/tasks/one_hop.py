@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from wherewhat.lab.tasks.multi_hop import Pairs, follow_letters, follow_numbers, last_bound
+from wherewhat.lab.tasks.multi_hop import PairTask, follow_numbers, last_bound
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below, draw_other
 
 
@@ -81,7 +81,7 @@ class IndexTask(OneHopTask):
 
 
 @dataclass(frozen=True)
-class _PairTask(OneHopTask):
+class _OneHopPairTask(OneHopTask, PairTask):
     """(letter, digit) pairs, then a (letter, letter) whose right letter is the query."""
 
     target: int = field(default=16, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
@@ -94,16 +94,6 @@ class _PairTask(OneHopTask):
         check_whole("letters", self.letters, least=2)
         check_whole("digits", self.digits, least=1)
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return Pairs(self.letters, self.digits).vocabulary
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return Pairs(self.letters, self.digits).first_link
-
     def _query(self, asked: Tensor, generator: Generator) -> Tensor:
         """Draw queries for letters ``(count,)``, with another left letter."""
         return self.answers + draw_other(asked, self.letters, generator) * self.letters + asked
@@ -113,16 +103,12 @@ class _PairTask(OneHopTask):
 
 
 @dataclass(frozen=True)
-class RetrievalTask(_PairTask):
+class RetrievalTask(_OneHopPairTask):
     """(letter, digit) pairs, then a (letter, letter): the answer is the one pair with the query's right letter.
 
     Other pairs have any other letter, uniformly. Ids: first all (letter, digit), then all (letter, letter). Extra
     tokens are other pairs too.
     """
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
@@ -137,7 +123,7 @@ class RetrievalTask(_PairTask):
 
 
 @dataclass(frozen=True)
-class PartialInductionTask(_PairTask):
+class PartialInductionTask(_OneHopPairTask):
     """(letter, digit) pairs, then a (letter, letter): the answer is the last pair with the query's right letter.
 
     At least one pair before the answer has the same letter and another digit, so that the letter alone does not
