@@ -16,9 +16,8 @@ from wherewhat.errors import ConfigError, LoadError, MeasureError
 from wherewhat.files import make_folder, remove, remove_temporaries
 from wherewhat.lab.checkpoints import TrainState, load_model, load_state, read_identity, save_model, save_state
 from wherewhat.lab.config import LabConfig, Training
-from wherewhat.lab.gpu_steps import GpuSteps
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.steps import CpuSteps, Steps, learning_rates
+from wherewhat.lab.steps import CpuSteps, GpuSteps, Steps, learning_rates
 from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.options import config_values
