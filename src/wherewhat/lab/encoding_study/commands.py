@@ -66,10 +66,9 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that 'run' filled.")] = _DEFAULT_OUT,
 ) -> None:
     """Show the results of a study, and write an HTML page and two Parquet files into its folder."""
-    from wherewhat.lab.encoding_study.page import write_page, write_parquet
+    from wherewhat.lab.encoding_study.page import ending_table, relation_table, timing_table, write_page, write_parquet
     from wherewhat.lab.encoding_study.study import open_runs
     from wherewhat.lab.encoding_study.summary import summarise_run
-    from wherewhat.lab.encoding_study.tables import ending_table, relation_table, timing_table
 
     runs = open_runs(user_path(folder, name="DIR"))
     summaries = [summarise_run(one) for one in runs]

@@ -12,14 +12,13 @@ import torch
 
 from wherewhat.errors import StoreError
 from wherewhat.files import remove
-from wherewhat.lab.encoding_study.after import measure_after
 from wherewhat.lab.encoding_study.corpus import Corpus, read_corpus
 from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, RecordConfig, parse_only
-from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, score
+from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, measure_after, score
 from wherewhat.lab.language import recording_steps, train_language
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.records import complete_run
 from wherewhat.lab.steps import products
+from wherewhat.lab.study import complete_run
 from wherewhat.lab.subject import LabSubject
 from wherewhat.lab.training import MODEL_FILE
 from wherewhat.models.loaded import resolve_device
