@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below
+from wherewhat.options import option
 
 
 def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
@@ -107,7 +108,6 @@ class PairTask(SequenceTask):
 class MultiHopTask(SequenceTask):
     """A target window that holds the answer, a pre-target window that paths visit, and a query."""
 
-    target: int
     pretarget: int
     hops: int
 
@@ -120,11 +120,6 @@ class MultiHopTask(SequenceTask):
     def max_hops(self) -> int:
         """Largest number of hops."""
         return self.hops
-
-    @property
-    def slots(self) -> int:
-        """Number of positions that can hold the answer."""
-        return self.target
 
     def _check_windows(self) -> None:
         check_whole("target", self.target, least=1)
@@ -162,11 +157,11 @@ class LetterTask(MultiHopTask, PairTask):
     Ids: first all (letter, digit), then all (letter, letter). Extra tokens are (letter, digit) of remaining letters.
     """
 
-    target: int = field(default=8, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
-    pretarget: int = field(default=8, metadata={"help": "(letter, letter) pairs between them and the query"})
-    hops: int = field(default=4, metadata={"help": "largest number of hops; all numbers from 1 occur equally often"})
-    letters: int = field(default=8, metadata={"help": "different letters"})
-    digits: int = field(default=8, metadata={"help": "different digits"})
+    target: int = option(8, "(letter, digit) pairs, one of which is the answer")
+    pretarget: int = option(8, "(letter, letter) pairs between them and the query")
+    hops: int = option(4, "largest number of hops; all numbers from 1 occur equally often")
+    letters: int = option(8, "different letters")
+    digits: int = option(8, "different digits")
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -214,14 +209,11 @@ class NumberTask(MultiHopTask):
     tokens are letters, to which no integer points.
     """
 
-    target: int = field(default=8, metadata={"help": "letters, one of which is the answer"})
-    pretarget: int = field(default=8, metadata={"help": "integers between them and the query"})
-    hops: int = field(default=4, metadata={"help": "largest number of hops; all numbers from 1 occur equally often"})
-    symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
-    integers: int | None = field(
-        default=None,
-        metadata={"help": "different integers in the vocabulary; as many as the windows need by default"},
-    )
+    target: int = option(8, "letters, one of which is the answer")
+    pretarget: int = option(8, "integers between them and the query")
+    hops: int = option(4, "largest number of hops; all numbers from 1 occur equally often")
+    symbols: int = option(120, "different letters: a to z, then aa, ab and so on")
+    integers: int | None = option(None, "different integers in the vocabulary; as many as the windows need by default")
 
     def __post_init__(self) -> None:
         """Check the options."""

@@ -7,34 +7,18 @@ induction needs both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from wherewhat.lab.tasks.multi_hop import PairTask, follow_numbers, last_bound
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below, draw_other
+from wherewhat.options import option
 
 
 class OneHopTask(SequenceTask):
     """A target window and a query that points into it."""
-
-    target: int
-
-    @property
-    def length(self) -> int:
-        """Tokens of a sequence, query included, without extra ones."""
-        return self.target + 1
-
-    @property
-    def max_hops(self) -> int:
-        """Largest number of hops: 1."""
-        return 1
-
-    @property
-    def slots(self) -> int:
-        """Number of positions that can hold the answer."""
-        return self.target
 
     def _sequences(self, plan: QuestionPlan, targets: Tensor, query: Tensor, goals: Tensor) -> Sequences:
         """Return sequences of targets ``(count, target)`` and queries ``(count,)`` with the answers at the goals."""
@@ -51,8 +35,8 @@ class IndexTask(OneHopTask):
     tokens are letters.
     """
 
-    target: int = field(default=16, metadata={"help": "letters, one of which is the answer"})
-    symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
+    target: int = option(16, "letters, one of which is the answer")
+    symbols: int = option(120, "different letters: a to z, then aa, ab and so on")
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -84,9 +68,9 @@ class IndexTask(OneHopTask):
 class _OneHopPairTask(OneHopTask, PairTask):
     """(letter, digit) pairs, then a (letter, letter) whose right letter is the query."""
 
-    target: int = field(default=16, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
-    letters: int = field(default=8, metadata={"help": "different letters"})
-    digits: int = field(default=8, metadata={"help": "different digits"})
+    target: int = option(16, "(letter, digit) pairs, one of which is the answer")
+    letters: int = option(8, "different letters")
+    digits: int = option(8, "different digits")
 
     def __post_init__(self) -> None:
         """Check the options."""

@@ -51,11 +51,7 @@ class Sequences:
         return Sequences(self.tokens[index], self.answers[index], self.hops[index], self.path[index])
 
     def behind(self, prefix: Tensor) -> Sequences:
-        """Return the same questions after a prefix.
-
-        Args:
-            prefix: Token ids ``(count, extra)``.
-        """
+        """Return the same questions after a prefix ``(count, extra)``."""
         extra = prefix.shape[1]
         path = torch.where(self.path >= 0, self.path + extra, self.path)
         return Sequences(torch.cat((prefix, self.tokens), dim=1), self.answers, self.hops, path)
@@ -187,7 +183,12 @@ def balanced_plan(count: int, *, hops: Sequence[int], answers: int, slots: int, 
 
 
 class SequenceTask(ABC):
-    """A task whose answer is a token of the sequence, found by hops from the last token."""
+    """A task whose answer is a token of the sequence, found by hops from the last token.
+
+    By default a sequence is a target window, which can hold the answer anywhere, and a query one hop away from it.
+    """
+
+    target: int
 
     @property
     @abstractmethod
@@ -196,23 +197,23 @@ class SequenceTask(ABC):
 
     @property
     @abstractmethod
-    def length(self) -> int:
-        """Tokens of a sequence, query included, without extra ones."""
-
-    @property
-    @abstractmethod
-    def max_hops(self) -> int:
-        """Largest number of hops."""
-
-    @property
-    @abstractmethod
     def answers(self) -> int:
         """Number of tokens that can be the answer; their ids come first."""
 
     @property
-    @abstractmethod
+    def length(self) -> int:
+        """Tokens of a sequence, query included, without extra ones."""
+        return self.target + 1
+
+    @property
+    def max_hops(self) -> int:
+        """Largest number of hops."""
+        return 1
+
+    @property
     def slots(self) -> int:
         """Number of positions that can hold the answer."""
+        return self.target
 
     @abstractmethod
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
