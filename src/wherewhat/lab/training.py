@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Container, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,7 @@ def find_device(device: str) -> torch.device:
 
 
 def identify(model_config: LabConfig, config: Training, **data: str) -> dict[str, Any]:
-    """Return model, options and data of a training as plain values, which determine the weights.
-
-    Args:
-        model_config: The model.
-        config: Options of the training.
-        data: Digests of the training data by name.
-    """
+    """Return model, options and digests of the data of a training as plain values, which determine the weights."""
     options = {name: value for name, value in config_values(config).items() if name not in _NO_EFFECT}
     return {"model": config_values(model_config), "training": options, **data}
 
@@ -149,12 +144,31 @@ def run_training(
         steps = GpuSteps(model, tokens, answers, config, state=state, order=order)
     else:
         steps = CpuSteps(model, tokens, answers, config, threads=threads, state=state, order=order)
-    dtypes = (torch.bfloat16,) if config.half else ()
-    try:
-        with new_process_settings(dtypes):
-            _run(model, steps, config, identity, threads, recorded, record, directory, progress, state)
-    finally:
-        steps.close()
+
+    def call_record(done: int) -> None:
+        if record is not None:
+            with torch.no_grad():
+                steps.record(lambda: record(done, model))
+
+    first = logged = 0 if state is None else state.step
+    rates = learning_rates(config).tolist()
+    curves = TensorBoardWriter(None if directory is None else directory / "tensorboard", first=first)
+    with closing(steps), closing(curves), new_process_settings((torch.bfloat16,) if config.half else ()):
+        if state is None:
+            call_record(0)
+        for step in progress.track(range(first, config.steps), "training"):
+            steps.run(step)
+            done = step + 1
+            if done in recorded or done == config.steps:
+                loss = float(steps.losses[logged:done].mean())
+                logged = done
+                if not math.isfinite(loss):
+                    raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
+                curves.add(done, loss=loss, learning_rate=rates[step])
+                call_record(done)
+            if directory is not None and done % config.save_every == 0 and done < config.steps:
+                found = TrainState(done, threads, identity, model.state_dict(), *steps.moments())
+                save_state(found, directory / STATE_FILE)
     if directory is not None:
         save_model(model, directory / MODEL_FILE, identity=identity)
         remove(directory / STATE_FILE)
@@ -172,49 +186,6 @@ def load_intact(path: Path, progress: Progress, *, device: str = "cpu") -> LabMo
             progress.say(f"{error}; training again")
             remove(path)
     return None
-
-
-def _run(
-    model: LabModel,
-    steps: Steps,
-    config: Training,
-    identity: Mapping[str, Any],
-    threads: int,
-    recorded: Container[int],
-    record: Record | None,
-    directory: Path | None,
-    progress: Progress,
-    state: TrainState | None,
-) -> None:
-    """Run the remaining steps, with records, states and TensorBoard curves."""
-    first = logged = 0 if state is None else state.step
-    rates = learning_rates(config).tolist()
-    writer = TensorBoardWriter(None if directory is None else directory / "tensorboard", first=first)
-
-    def call_record(done: int) -> None:
-        if record is not None:
-            with torch.no_grad():
-                steps.record(lambda: record(done, model))
-
-    try:
-        if state is None:
-            call_record(0)
-        for step in progress.track(range(first, config.steps), "training"):
-            steps.run(step)
-            done = step + 1
-            if done in recorded or done == config.steps:
-                loss = float(steps.losses[logged:done].mean())
-                logged = done
-                if not math.isfinite(loss):
-                    raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
-                writer.add(done, loss=loss, learning_rate=rates[step])
-                call_record(done)
-            if directory is not None and done % config.save_every == 0 and done < config.steps:
-                mean, square = steps.moments()
-                found = TrainState(done, threads, identity, model.state_dict(), mean, square)
-                save_state(found, directory / STATE_FILE)
-    finally:
-        writer.close()
 
 
 def _count_threads(config: Training, state: TrainState | None) -> int:
