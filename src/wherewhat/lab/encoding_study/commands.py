@@ -11,6 +11,7 @@ from rich.console import Console
 from wherewhat.boundary import user_path
 from wherewhat.cli.options import folder_to_write
 from wherewhat.cli.terminal import print_line
+from wherewhat.progress import TerminalProgress
 
 app = typer.Typer(
     name="encodings",
@@ -47,7 +48,6 @@ def run(
     """
     from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
     from wherewhat.lab.encoding_study.study import run_study
-    from wherewhat.progress import TerminalProgress
 
     run_study(
         EncodingRecipe() if recipe is None else read_recipe(recipe),
@@ -74,12 +74,9 @@ def report(
     summaries = [summarise_run(one) for one in runs]
     written = [*write_parquet(folder, runs), write_page(folder, runs, summaries)]
     console = Console()
-    for table in (
-        timing_table(summaries),
-        timing_table(summaries, for_good=True),
-        ending_table(summaries),
-        relation_table(summaries),
-    ):
-        console.print(table)
+    console.print(timing_table(summaries))
+    console.print(timing_table(summaries, for_good=True))
+    console.print(ending_table(summaries))
+    console.print(relation_table(summaries))
     for path in written:
         print_line(console, path)

@@ -1,4 +1,4 @@
-"""Steps at which heads become pure and at which accuracy rises, and the lag between them."""
+"""Learning over the steps of trainings: pure heads, accuracy, the lag between them, and curves for the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Purity:
 
     Attributes:
         gammas: Largest distances of a pure head's scores from 0 and 1.
-        steps: Steps of the records, ``(records,)``.
         codes: Label of each head, an index into ``LABELS`` or -1 for none, ``(gammas, records, layers, heads)``.
         counts: Heads that have each label at a record ("now"), ``(gammas, records, labels)``.
         ever: Heads that had each label at that record or an earlier one ("ever"), ``(gammas, records, labels)``: these
@@ -44,7 +43,6 @@ class Purity:
     """
 
     gammas: tuple[float, ...]
-    steps: Tensor
     codes: Tensor
     counts: Tensor
     ever: Tensor
@@ -90,7 +88,7 @@ def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), al
     lasting = (codes == final).flip(1).cumprod(1).sum(1)
     since = records.steps[len(records) - lasting]
     pure = torch.isin(final[:, 0], torch.tensor([LABELS.index(kind) for kind in PURE]))
-    return Purity(tuple(gammas), records.steps, codes, counts, ever, torch.where(pure, since, -1))
+    return Purity(tuple(gammas), codes, counts, ever, torch.where(pure, since, -1))
 
 
 @dataclass(frozen=True)
@@ -152,8 +150,6 @@ class Alignment:
     """Purity and accuracy over trainings that differ in their seeds.
 
     Attributes:
-        gamma: Largest distance of a pure head's scores from 0 and 1.
-        level: The accuracy that counts as learned.
         pure: Number of heads that are pure at the end, by kind, one per training.
         lags: Steps from learning a number of hops, or all of them (``overall``), to heads becoming pure, by kind and
             hops: mean over the heads of each training, NaN without such heads or if it was not learned. Negative if
@@ -163,8 +159,6 @@ class Alignment:
         learned: Step at which the overall accuracy reached the level, -1 for never, one per training.
     """
 
-    gamma: float
-    level: float
     pure: dict[str, tuple[int, ...]]
     lags: dict[tuple[str, int | str], tuple[float, ...]]
     correlation: tuple[float, ...]
@@ -209,8 +203,6 @@ def align(runs: Sequence[Records], *, gamma: float = 0.1, level: float = 0.9) ->
         heads = purity.counts[0][:, [LABELS.index(kind) for kind in PURE]].sum(-1)
         correlation.append(_correlation(heads.double(), overall_accuracy(run)))
     return Alignment(
-        gamma=gamma,
-        level=level,
         pure={kind: tuple(counts) for kind, counts in pure.items()},
         lags={key: tuple(values) for key, values in lags.items()},
         correlation=tuple(correlation),
