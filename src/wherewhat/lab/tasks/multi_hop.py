@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,75 +12,29 @@ from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, chec
 from wherewhat.options import option
 
 
-def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
-    """Follow integers m, which mean "m positions to the left", from the last token until a letter."""
-    tokens = _known(tokens, symbols + integers)
-    position = len(tokens) - 1
-    visited = [position]
-    if tokens[position] < symbols:
-        raise ConfigError(f"the last token, {tokens[position]}, is a letter: it must be an integer")
-    while tokens[position] >= symbols:
-        steps = tokens[position] - symbols + 1
-        if steps > position:
-            raise ConfigError(f"the integer {steps} at position {position} points before the start of the sequence")
-        position -= steps
-        visited.append(position)
-    return tokens[position], visited
+class IntegerTask(SequenceTask):
+    """A task of letters and integers, which come after them: integer m points m positions to the left."""
 
+    symbols: int
 
-def follow_letters(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """Follow pairs, whose right letter is the left letter of the next, from the last until a (letter, digit)."""
-    tokens = _known(tokens, letters * (letters + digits))
-    bound = letters * digits
-    position = len(tokens) - 1
-    visited = [position]
-    wanted = _query_letter(tokens, letters=letters, bound=bound)
-    while True:
-        named = _positions(tokens, wanted, letters=letters, digits=digits)
-        if len(named) != 1:
-            raise ConfigError(f"letter {wanted} is the left letter of {len(named)} pairs: it must be that of one")
-        if named[0] >= position:
-            raise ConfigError(f"the pair at position {position} names one at {named[0]}, which is not before it")
-        position = named[0]
-        visited.append(position)
-        if tokens[position] < bound:
-            return tokens[position], visited
-        wanted = (tokens[position] - bound) % letters
+    @property
+    def answers(self) -> int:
+        """Number of tokens that can be the answer; their ids come first."""
+        return self.symbols
 
-
-def last_bound(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """Return the last (letter, digit) with the right letter of the last token."""
-    tokens = _known(tokens, letters * (letters + digits))
-    bound = letters * digits
-    wanted = _query_letter(tokens, letters=letters, bound=bound)
-    if any(token >= bound for token in tokens[:-1]):
-        raise ConfigError("only the last token may be a (letter, letter)")
-    named = _positions(tokens[:-1], wanted, letters=letters, digits=digits)
-    if not named:
-        raise ConfigError(f"letter {wanted} has no digit in the sequence")
-    return tokens[named[-1]], [len(tokens) - 1, named[-1]]
-
-
-def _known(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    known = [int(token) for token in tokens]
-    if not known:
-        raise ConfigError("the sequence is empty: it must have at least a query")
-    for token in known:
-        if not 0 <= token < vocabulary:
-            raise ConfigError(f"there is no token {token}: ids go from 0 to {vocabulary - 1}")
-    return known
-
-
-def _query_letter(tokens: Sequence[int], *, letters: int, bound: int) -> int:
-    if tokens[-1] < bound:
-        raise ConfigError(f"the last token, {tokens[-1]}, is a (letter, digit): it must be a (letter, letter)")
-    return (tokens[-1] - bound) % letters
-
-
-def _positions(tokens: Sequence[int], left: int, *, letters: int, digits: int) -> list[int]:
-    bound = letters * digits
-    lefts = [token // digits if token < bound else (token - bound) // letters for token in tokens]
-    return [position for position, letter in enumerate(lefts) if letter == left]
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Follow integers from the last token until a letter."""
+        position = len(tokens) - 1
+        visited = [position]
+        if tokens[position] < self.symbols:
+            raise ConfigError(f"the last token, {tokens[position]}, is a letter: it must be an integer")
+        while tokens[position] >= self.symbols:
+            steps = tokens[position] - self.symbols + 1
+            if steps > position:
+                raise ConfigError(f"the integer {steps} at position {position} points before the start of the sequence")
+            position -= steps
+            visited.append(position)
+        return tokens[position], visited
 
 
 class PairTask(SequenceTask):
@@ -100,9 +53,33 @@ class PairTask(SequenceTask):
         """Number of tokens that can be the answer; their ids come first."""
         return self.letters * self.digits
 
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_letters(tokens, letters=self.letters, digits=self.digits)
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Follow pairs, whose right letter is the left letter of the next, from the last until a (letter, digit)."""
+        position = len(tokens) - 1
+        visited = [position]
+        wanted = self._query_letter(tokens)
+        while True:
+            named = self._positions(tokens, wanted)
+            if len(named) != 1:
+                raise ConfigError(f"letter {wanted} is the left letter of {len(named)} pairs: it must be that of one")
+            if named[0] >= position:
+                raise ConfigError(f"the pair at position {position} names one at {named[0]}, which is not before it")
+            position = named[0]
+            visited.append(position)
+            if tokens[position] < self.answers:
+                return tokens[position], visited
+            wanted = (tokens[position] - self.answers) % self.letters
+
+    def _query_letter(self, tokens: list[int]) -> int:
+        if tokens[-1] < self.answers:
+            raise ConfigError(f"the last token, {tokens[-1]}, is a (letter, digit): it must be a (letter, letter)")
+        return (tokens[-1] - self.answers) % self.letters
+
+    def _positions(self, tokens: list[int], left: int) -> list[int]:
+        """Return the positions of the pairs with a left letter."""
+        bound = self.answers
+        lefts = [token // self.digits if token < bound else (token - bound) // self.letters for token in tokens]
+        return [position for position, letter in enumerate(lefts) if letter == left]
 
 
 class MultiHopTask(SequenceTask):
@@ -200,7 +177,7 @@ class LetterTask(MultiHopTask, PairTask):
 
 
 @dataclass(frozen=True)
-class NumberTask(MultiHopTask):
+class NumberTask(MultiHopTask, IntegerTask):
     """Letters, then integers: integer m points m positions to the left; the letter that is reached is the answer.
 
     The target window holds letters, uniform and independent except for the answer; the pre-target window and the query
@@ -231,15 +208,6 @@ class NumberTask(MultiHopTask):
     def vocabulary(self) -> int:
         """Number of tokens."""
         return self.symbols + (self.target + self.pretarget if self.integers is None else self.integers)
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return self.symbols
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_numbers(tokens, symbols=self.symbols, integers=self.vocabulary - self.symbols)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count, query = len(plan), self.length - 1

@@ -6,13 +6,13 @@ induction needs both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from wherewhat.lab.tasks.multi_hop import PairTask, follow_numbers, last_bound
+from wherewhat.errors import ConfigError
+from wherewhat.lab.tasks.multi_hop import IntegerTask, PairTask
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below, draw_other
 from wherewhat.options import option
 
@@ -28,7 +28,7 @@ class OneHopTask(SequenceTask):
 
 
 @dataclass(frozen=True)
-class IndexTask(OneHopTask):
+class IndexTask(OneHopTask, IntegerTask):
     """Letters, then an integer m: the answer is the letter m positions to its left.
 
     Letters are uniform and independent except for the answer. Ids: letters from 0, then the integers from 1 on. Extra
@@ -47,15 +47,6 @@ class IndexTask(OneHopTask):
     def vocabulary(self) -> int:
         """Number of tokens."""
         return self.symbols + self.target
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return self.symbols
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_numbers(tokens, symbols=self.symbols, integers=self.target)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         letters = torch.randint(self.symbols, (len(plan), self.target), generator=generator)
@@ -127,9 +118,15 @@ class PartialInductionTask(_OneHopPairTask):
         """Number of positions that can hold the answer."""
         return self.target - 1
 
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return last_bound(tokens, letters=self.letters, digits=self.digits)
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Find the last (letter, digit) with the right letter of the last token."""
+        wanted = self._query_letter(tokens)
+        if any(token >= self.answers for token in tokens[:-1]):
+            raise ConfigError("only the last token may be a (letter, letter)")
+        named = self._positions(tokens[:-1], wanted)
+        if not named:
+            raise ConfigError(f"letter {wanted} has no digit in the sequence")
+        return tokens[named[-1]], [len(tokens) - 1, named[-1]]
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count, goals = len(plan), plan.slots + 1

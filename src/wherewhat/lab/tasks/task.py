@@ -46,6 +46,11 @@ class Sequences:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
+    @property
+    def hop_numbers(self) -> tuple[int, ...]:
+        """The numbers of hops that occur, ascending."""
+        return tuple(sorted(set(self.hops.tolist())))
+
     def select(self, index: Tensor) -> Sequences:
         """Return the rows of an index or mask ``(rows,)``."""
         return Sequences(self.tokens[index], self.answers[index], self.hops[index], self.path[index])
@@ -215,9 +220,19 @@ class SequenceTask(ABC):
         """Number of positions that can hold the answer."""
         return self.target
 
-    @abstractmethod
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
         """Return the answer's token id and the visited positions, starting with the query's, by the task's rule."""
+        known = [int(token) for token in tokens]
+        if not known:
+            raise ConfigError("the sequence is empty: it must have at least a query")
+        for token in known:
+            if not 0 <= token < self.vocabulary:
+                raise ConfigError(f"there is no token {token}: ids go from 0 to {self.vocabulary - 1}")
+        return self._follow(known)
+
+    @abstractmethod
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Return the answer and the visited positions of a sequence of known tokens."""
 
     @abstractmethod
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
