@@ -1,4 +1,4 @@
-"""Which function each head implements, from what it attends to at the tokens of the path."""
+"""Which function each head implements, and how its ablation and patching change the answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import map_batches, solved_by
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
+from wherewhat.lab.tasks.multi_hop import IntegerTask, PairTask
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.tensors import share_intervals
 
@@ -83,12 +83,7 @@ class PathAttention:
 
 
 def path_attention(model: LabModel, sequences: Sequences) -> PathAttention:
-    """Return the attention of every head at every source token of a hop.
-
-    Args:
-        model: The model.
-        sequences: Questions that it answers correctly.
-    """
+    """Return the attention of every head at every source token of a hop, on questions that the model solves."""
 
     def run(rows: slice) -> tuple[Tensor, ...]:
         return _path_attention(model, sequences.select(torch.arange(rows.start, rows.stop)))
@@ -105,10 +100,11 @@ def _path_attention(model: LabModel, sequences: Sequences) -> tuple[Tensor, ...]
     ids = sequences.tokens.to(device)
     row, position = tokens.row.to(device), tokens.position.to(device)
     streams: list[Tensor] = []
-    model(ids, edit_stream=lambda layer, stream: streams.append(stream))
+    layers: list[LayerAttention] = []
+    model(ids, edit_stream=lambda layer, stream: streams.append(stream), edit_attention=layers.append)
     right = sequences.answers.to(device)[row]
     found = []
-    for attention, stream in zip(model.attention(ids), streams, strict=False):
+    for attention, stream in zip(layers, streams, strict=False):
         weights = attention.pattern()[row, :, position]  # (tokens, heads, n)
         on_next, on_self = (
             weights.gather(2, where.to(device)[:, None, None].expand(-1, weights.shape[1], 1))[..., 0].T
@@ -175,9 +171,9 @@ class Roles:
 
 def hop_function(task: SequenceTask) -> Function:
     """Return the function that makes one hop of a task."""
-    if isinstance(task, NumberTask | IndexTask):
+    if isinstance(task, IntegerTask):
         return "Index"
-    if isinstance(task, LetterTask | RetrievalTask | PartialInductionTask):
+    if isinstance(task, PairTask):
         return "Retrieval"
     raise ConfigError(f"the hops of a {type(task).__name__} are no known function: use a number or letter task")
 
@@ -255,7 +251,7 @@ def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.empty_like(sequences.hops)
     relabelled = torch.randperm(int(sequences.answers.max()) + 1, generator=generator)
-    for hops in sorted(set(sequences.hops.tolist())):
+    for hops in sequences.hop_numbers:
         rows = (sequences.hops == hops).nonzero()[:, 0]
         rows = rows[torch.randperm(len(rows), generator=generator)]
         # Sorted by answer, a row and the row half the list later differ unless one answer has more than half.
@@ -277,13 +273,11 @@ class Ablation:
     """Answers without each head.
 
     Attributes:
-        to: Replacement of its output.
         hops: Number of hops of each question, ``(count,)``.
         before: Whether the model answers correctly, ``(count,)`` bool.
         after: Whether it still does without a head, ``(layers, heads, count)`` bool.
     """
 
-    to: Replacement
     hops: Tensor
     before: Tensor
     after: Tensor
@@ -332,24 +326,20 @@ def ablate_heads(model: LabModel, sequences: Sequences, *, to: Replacement = "me
     """
     if to not in ("mean", "zero"):
         raise ConfigError(f"to is {to!r}: give mean or zero")
-    layers, heads = model.config.layers, model.config.heads
     count, n = sequences.tokens.shape
-    sums = map_batches(lambda rows: _outputs(model, _on_device(model, sequences.tokens[rows])).sum(1), count, n, model)
+    device = model.embedding.device
+    sums = map_batches(lambda rows: _outputs(model, sequences.tokens[rows].to(device)).sum(1), count, n, model)
     means = torch.stack(sums).sum(0) / count  # (layers, n, heads, d)
     if to == "zero":
         means = torch.zeros_like(means)
 
     def run(rows: slice) -> Tensor:
-        tokens, answers = (_on_device(model, x[rows]) for x in (sequences.tokens, sequences.answers))
-        found = [
-            _answers_with(model, tokens, layer, head, means[layer, :, head]) == answers
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-        return torch.stack(found).cpu()
+        answers = sequences.answers[rows].to(device)
+        given = _answers_without(model, sequences.tokens[rows].to(device), means[:, None])
+        return (given == answers).cpu()
 
-    after = torch.cat(map_batches(run, count, n, model), -1).view(layers, heads, -1)
-    return Ablation(to, sequences.hops, solved_by(model, sequences), after)
+    after = torch.cat(map_batches(run, count, n, model), -1)
+    return Ablation(sequences.hops, solved_by(model, sequences), after)
 
 
 def patch_heads(model: LabModel, sequences: Sequences, sources: Sequences) -> Patching:
@@ -371,39 +361,44 @@ def patch_heads(model: LabModel, sequences: Sequences, sources: Sequences) -> Pa
     if not bool(usable.any()):
         raise MeasureError(f"none of {len(sequences)} pairs of inputs is solved: there is nothing to patch yet")
     sequences, sources = (x.select(usable.nonzero()[:, 0]) for x in (sequences, sources))
-    heads = model.config.heads
+    device = model.embedding.device
 
     def run(rows: slice) -> Tensor:
-        tokens, answers = (_on_device(model, x[rows]) for x in (sequences.tokens, sequences.answers))
-        source_tokens, source_answers = (_on_device(model, x[rows]) for x in (sources.tokens, sources.answers))
-        outputs = _outputs(model, source_tokens)
-        found = []
-        for layer in range(model.config.layers):
-            for head in range(heads):
-                given = _answers_with(model, tokens, layer, head, outputs[layer, :, :, head])
-                found.append(torch.stack([given == source_answers, given == answers]))
-        return torch.stack(found, 1).cpu()
+        own, other = (x.answers[rows].to(device) for x in (sequences, sources))
+        outputs = _outputs(model, sources.tokens[rows].to(device))
+        given = _answers_without(model, sequences.tokens[rows].to(device), outputs)
+        return torch.stack([given == other, given == own]).cpu()
 
     count, n = sequences.tokens.shape
-    given = torch.cat(map_batches(run, count, n, model), -1).double()  # (2, layers · heads, count)
-    numbers = sorted(set(sequences.hops.tolist()))
+    given = torch.cat(map_batches(run, count, n, model), -1).double()  # (2, layers, heads, count)
+    numbers = sequences.hop_numbers
     which = (sequences.hops[:, None] == torch.tensor(numbers)).double()
-    follows, stays = (given @ which).long().view(2, -1, heads, len(numbers))
-    return Patching(tuple(numbers), which.sum(0).long(), follows, stays)
+    follows, stays = (given @ which).long()
+    return Patching(numbers, which.sum(0).long(), follows, stays)
 
 
-def _answers_with(model: LabModel, tokens: Tensor, layer: int, head: int, output: Tensor) -> Tensor:
-    """Return the answers ``(batch,)`` with one head's output replaced by ``output`` ``(batch or none, n, d)``."""
+def _answers_without(model: LabModel, tokens: Tensor, outputs: Tensor) -> Tensor:
+    """Return the answers with each head's output in turn replaced, ``(layers, heads, batch)``.
 
-    def edit(index: int, attended: Tensor) -> Tensor | None:
-        if index != layer:
-            return None
-        changed = attended.clone()
-        changed[:, :, head] = output
-        return changed
+    Args:
+        model: The model.
+        tokens: Inputs, ``(batch, n)``.
+        outputs: Replacements of all heads' outputs, ``(layers, batch or 1, n, heads, d)``.
+    """
 
-    logits: Tensor = model(tokens, edit=edit)
-    return logits.argmax(-1)
+    def answers(layer: int, head: int) -> Tensor:
+        def edit(index: int, attended: Tensor) -> Tensor | None:
+            if index != layer:
+                return None
+            changed = attended.clone()
+            changed[:, :, head] = outputs[layer, :, :, head]
+            return changed
+
+        logits: Tensor = model(tokens, edit=edit)
+        return logits.argmax(-1)
+
+    layers, heads = range(model.config.layers), range(model.config.heads)
+    return torch.stack([torch.stack([answers(layer, head) for head in heads]) for layer in layers])
 
 
 def _outputs(model: LabModel, tokens: Tensor) -> Tensor:
@@ -411,7 +406,3 @@ def _outputs(model: LabModel, tokens: Tensor) -> Tensor:
     found: list[Tensor] = []
     model(tokens, edit=lambda layer, attended: found.append(attended))
     return torch.stack(found)
-
-
-def _on_device(model: LabModel, x: Tensor) -> Tensor:
-    return x.to(model.embedding.device)

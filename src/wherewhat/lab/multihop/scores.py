@@ -1,4 +1,4 @@
-"""Scores of all heads on held-out sequences while a model trains."""
+"""Scores of all heads on held-out sequences while a model trains, and their records."""
 
 from __future__ import annotations
 
@@ -39,11 +39,6 @@ class HeldOutSequences:
     scored: int
 
     @cached_property
-    def hops(self) -> tuple[int, ...]:
-        """The numbers of hops that occur, ascending."""
-        return tuple(sorted(set(self.sequences.hops.tolist())))
-
-    @cached_property
     def fingerprint(self) -> int:
         """A hash of the sequences in their order."""
         digest = hashlib.blake2b(str((self.scored, tuple(self.sequences.tokens.shape))).encode(), digest_size=7)
@@ -64,7 +59,7 @@ def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> 
         scored: Number of sequences to score heads on.
         tested: Number of sequences to measure accuracy on, the scored ones included.
     """
-    classes = sorted(set(sequences.hops.tolist()))
+    classes = sequences.hop_numbers
     if not len(classes) <= scored <= tested:
         raise ConfigError(
             f"scored is {scored} and tested {tested}: score at least one sequence of each of {len(classes)} numbers of "
@@ -284,7 +279,7 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = Fal
         mean_frequency_softmax=by_softmax,
         s_pos_path=along[0] / along[2],
         s_sym_path=along[1] / along[2],
-        accuracy=count_hits(torch.cat([judged for _, judged in found], 1).cpu(), sequences.hops, held_out.hops),
+        accuracy=count_hits(torch.cat([judged for _, judged in found], 1).cpu(), sequences.hops, sequences.hop_numbers),
     )
 
 
@@ -377,7 +372,7 @@ def multihop_recorder(
     """
     digest = hashlib.blake2b(repr((identity, held_out.fingerprint, along_path)).encode(), digest_size=7)
     about = [int.from_bytes(digest.digest()), held_out.scored, held_out.sequences.tokens.shape[1]]
-    hops = torch.tensor(held_out.hops)
+    hops = torch.tensor(held_out.sequences.hop_numbers)
     constants: TensorTable = {
         "hops": Profile(hops, ("hop",)),
         "counts": Profile((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
