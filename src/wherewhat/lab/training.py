@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Container, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +23,6 @@ from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.options import config_values
 from wherewhat.progress import Progress, Silent
-
-
-class TensorBoardWriter:
-    """Write scalars for TensorBoard; does nothing without a folder or without TensorBoard.
-
-    Args:
-        folder: Folder of the event files; None to write nothing.
-        first: Number of finished steps; earlier events of later steps are hidden.
-    """
-
-    def __init__(self, folder: Path | None, *, first: int) -> None:
-        self._writer: Any = None
-        if folder is None:
-            return
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        self._writer = SummaryWriter(str(folder), purge_step=first + 1)
-
-    def add(self, step: int, **values: float) -> None:
-        """Write the values of a step by name."""
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        if self._writer is not None:
-            self._writer.close()
-
 
 Record = Callable[[int, LabModel], None]
 """Function called with the number of finished steps and the model."""
@@ -152,8 +121,9 @@ def run_training(
 
     first = logged = 0 if state is None else state.step
     rates = learning_rates(config).tolist()
-    curves = TensorBoardWriter(None if directory is None else directory / "tensorboard", first=first)
-    with closing(steps), closing(curves), new_process_settings((torch.bfloat16,) if config.half else ()):
+    curves = _event_writer(directory, first)
+    dtypes = (torch.bfloat16,) if config.half else ()
+    with closing(steps), closing(curves) if curves else nullcontext(), new_process_settings(dtypes):
         if state is None:
             call_record(0)
         for step in progress.track(range(first, config.steps), "training"):
@@ -164,7 +134,9 @@ def run_training(
                 logged = done
                 if not math.isfinite(loss):
                     raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
-                curves.add(done, loss=loss, learning_rate=rates[step])
+                if curves:
+                    curves.add_scalar("loss", loss, done)
+                    curves.add_scalar("learning_rate", rates[step], done)
                 call_record(done)
             if directory is not None and done % config.save_every == 0 and done < config.steps:
                 found = TrainState(done, threads, identity, model.state_dict(), *steps.moments())
@@ -186,6 +158,18 @@ def load_intact(path: Path, progress: Progress, *, device: str = "cpu") -> LabMo
             progress.say(f"{error}; training again")
             remove(path)
     return None
+
+
+def _event_writer(directory: Path | None, first: int) -> Any:
+    """Return a writer of TensorBoard curves after ``first`` steps; None without a folder or without TensorBoard."""
+    if directory is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    # Earlier events of later steps are hidden.
+    return SummaryWriter(str(directory / "tensorboard"), purge_step=first + 1)
 
 
 def _count_threads(config: Training, state: TrainState | None) -> int:
