@@ -313,13 +313,6 @@ def predict_hop_heads(
 
     The prediction is made from inputs a few dozen tokens longer than the training sequences: further keys in front are
     assumed to be like those of the added tokens, moved to their distance.
-
-    Args:
-        model: A trained model with rotation.
-        task: Its task.
-        lengths: Lengths to predict the surviving share at.
-        count: Number of inputs.
-        seed: Seed of the inputs.
     """
     sequences = task.sample(count, seed=seed, hops=1, extra=_ADDED)
     right = sequences.path[:, 1]

@@ -7,12 +7,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from wherewhat.cli.terminal import Table
 from wherewhat.extend.methods import METHODS
 from wherewhat.files import write_file
 from wherewhat.lab.encoding_study.study import EncodingRun
@@ -31,6 +30,9 @@ from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.report.data import rounded
 from wherewhat.runs.records import TensorTable
+
+if TYPE_CHECKING:
+    from wherewhat.cli.terminal import Table
 
 _SPREAD = "Mean over seeds, then minimum and maximum, or the number of seeds with a value."
 

@@ -1,4 +1,4 @@
-"""Scores of all layers and documents at one training step."""
+"""Scores of a model: at a training step, and after training on longer and perturbed texts and with additive logits."""
 
 from __future__ import annotations
 
@@ -39,10 +39,6 @@ def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAt
 
     All layers have the same rotation, scale and causal mask; a bias depends on the head, not on the text. Since
     :class:`LayerAttention` does not mix heads, each keeps its logits, weights and output.
-
-    Args:
-        layers: Layers of one pass.
-        rows: Texts of the batch.
     """
     first = layers[0]
     count = first.rot_q[rows].shape[0]
@@ -123,11 +119,6 @@ def score(subject: Subject, held_out: HeldOutText, config: RecordConfig) -> dict
     Scores of heads are means over documents (and queries). ``loss`` is the mean next-byte loss of each window in
     nats, ``loss_additive`` that of each document with all heads' logits replaced by their additive fit, ``copying`` the
     loss on the first half of a repeated sequence minus that on the second.
-
-    Args:
-        subject: The model.
-        held_out: Bytes to score it on.
-        config: What to record.
     """
     layers: list[LayerAttention] = []
     ids = torch.cat([held_out.windows, held_out.repeats])
@@ -236,16 +227,6 @@ BUCKETS = 4
 """Number of position ranges that a context is divided into."""
 
 
-def applicable(model: LabModel, methods: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the length methods that apply to a model.
-
-    None extends learned positions beyond the context. Methods that change distances need rotation.
-    """
-    if model.positions is not None:
-        return ()
-    return tuple(name for name in methods if model.rotation is not None or not find_method(name).rotary)
-
-
 def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods: tuple[str, ...]) -> dict[str, Profile]:
     """Return losses in nats, by text and position range of a quarter context, under each method that applies.
 
@@ -259,9 +240,10 @@ def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods:
         ``position``, the middle of each range, and ``loss_by_position_<method>``, ``(texts, ranges)``. Models with
         learned positions are measured on texts of their context only, without a method.
     """
-    names = applicable(model, methods)
     if model.positions is not None:
-        windows, names = windows[:, :context], (Untouched.name,)
+        windows, names = windows[:, :context], [Untouched.name]
+    else:  # methods that change distances need rotation
+        names = [name for name in methods if model.rotation is not None or not find_method(name).rotary]
     subject = LabSubject(model, trained_length=context)
     found: dict[str, Profile] = {}
     for name in names:

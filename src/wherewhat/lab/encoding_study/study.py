@@ -87,16 +87,6 @@ def run_one(
     """Train, record and measure one model.
 
     A finished run is read; an interrupted one is resumed and ends with the same records.
-
-    Args:
-        recipe: The study.
-        corpus: Its text.
-        encoding: The model's encoding.
-        seed: Seed of its weights.
-        out: Folder of run directories.
-        device: cpu, cuda or cuda:N.
-        keep: Keep the trained model.
-        progress: Progress callback.
     """
     on = resolve_device(device)
     config = study_config(STUDY, encoding=encoding, seed=seed, text=corpus.sha256, device=on.type, **recipe.values())
