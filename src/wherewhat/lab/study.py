@@ -92,7 +92,7 @@ def filled_table(
     caption: str | None = None,
     left: Container[int] = (0,),
 ) -> Table:
-    """Return a table for the terminal; columns are aligned to the right, those whose indices are in ``left`` not."""
+    """Return a table for the terminal; the columns with indices in ``left`` are aligned left, the others right."""
     from wherewhat.cli.terminal import Table
 
     table = Table(title=title, caption=caption)
