@@ -20,10 +20,9 @@ import torch
 
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.encodings import ENCODINGS
-from wherewhat.lab.gpu_steps import GpuSteps
 from wherewhat.lab.language import VOCABULARY, LanguageConfig, batch_starts, windows
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.steps import CpuSteps, Steps
+from wherewhat.lab.steps import CpuSteps, GpuSteps, Steps
 
 MODEL = LabConfig(
     vocabulary=VOCABULARY, layers=6, heads=6, width=384, block="sequential", biases="none", dropout=0.0, positions=512

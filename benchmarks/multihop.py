@@ -20,11 +20,10 @@ import torch
 from torch.nn import functional
 
 from wherewhat.lab.config import LabConfig, Precision, TrainConfig
-from wherewhat.lab.gpu_steps import GpuSteps
 from wherewhat.lab.hugging_face import to_gptj
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.study import train
-from wherewhat.lab.steps import CpuSteps, Steps, batch_order
+from wherewhat.lab.steps import CpuSteps, GpuSteps, Steps, batch_order
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.task import Sequences
 

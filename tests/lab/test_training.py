@@ -196,7 +196,7 @@ def test_options_have_help_and_are_the_papers():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_graph_equals_kernels_one_by_one():
-    from wherewhat.lab.gpu_steps import GpuSteps
+    from wherewhat.lab.steps import GpuSteps
 
     sequences = TASK.splits(2000)[0]
     found = []

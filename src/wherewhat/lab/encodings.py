@@ -22,8 +22,6 @@ class Encoding:
     """A position encoding.
 
     Attributes:
-        name: Its name in the options.
-        summary: One line.
         inv_freq: Function of the head's dimensions, the base and the rotated share that returns the angle per position
             of the head's first planes, ``(planes,)`` float32; None without rotation.
         share: Rotated share by default.
@@ -33,8 +31,6 @@ class Encoding:
         polar: Whether each dimension of q and k is the magnitude of one plane (PoPE, arXiv 2509.10534).
     """
 
-    name: str
-    summary: str
     inv_freq: Callable[[int, float, float], Tensor] | None = None
     share: float = 1.0
     slopes: Callable[[int], Tensor] | None = None
@@ -50,9 +46,6 @@ def _slopes(heads: int) -> Tensor:
 
     whole = 2 ** math.floor(math.log2(heads))
     return torch.tensor((powers(whole) + powers(2 * whole)[::2])[:heads])
-
-
-ALIBI = Encoding("alibi", "logits decrease linearly with the distance", slopes=_slopes)
 
 
 _FORM = re.compile(r"(\*|\d+)\.(\*|\d+):((?:\d+(?:-\d+)?)(?:\+\d+(?:-\d+)?)*)?")
@@ -80,11 +73,10 @@ def allowed_planes(entries: Sequence[str], *, layers: int, heads: int, planes: i
             )
         layer, head = _index(form[1], layers, "layer", entry), _index(form[2], heads, "head", entry)
         chosen = torch.zeros(planes, dtype=torch.bool)
-        for part in (form[3] or "").split("+") if form[3] else ():
+        for part in form[3].split("+") if form[3] else ():
             first, _, last = part.partition("-")
-            chosen[_index(first, planes, "plane", entry).start : _index(last or first, planes, "plane", entry).stop] = (
-                True
-            )
+            begin, end = (_index(plane, planes, "plane", entry) for plane in (first, last or first))
+            chosen[begin.start : end.stop] = True
         allowed[layer, head] = chosen
     return None if bool(allowed.all()) else allowed
 
@@ -97,18 +89,9 @@ def _index(text: str, count: int, what: str, entry: str) -> slice:
     return slice(int(text), int(text) + 1)
 
 
-LEARNED = Encoding("learned", "a learned vector for each position", learned=True)
-
-
-NOPE = Encoding("nope", "no encoding, only the causal mask")
-
-
 def geometric(d: int, base: float) -> Tensor:
     """Return angles per position ``base^(-2i/d)``, ``(d / 2,)`` float32, rounded as in GPT-J."""
     return 1.0 / (base ** (torch.arange(0, d, 2) / d))
-
-
-ROPE = Encoding("rope", "all planes of q and k rotate with the position", lambda d, base, share: geometric(d, base))
 
 
 def _without_lowest(d: int, base: float, share: float) -> Tensor:
@@ -117,17 +100,11 @@ def _without_lowest(d: int, base: float, share: float) -> Tensor:
     return inv_freq
 
 
-P_ROPE = Encoding("p-rope", "RoPE without its lowest frequencies", _without_lowest, share=0.75)
-
-
 def _first_dimensions(d: int, base: float, share: float) -> Tensor:
     rotated = 2 * round(share * d / 2)
     if rotated == 0:
         raise ConfigError(f"a rotary_share of {share} of {d} dimensions leaves none to rotate")
     return geometric(rotated, base)
-
-
-PARTIAL = Encoding("partial", "RoPE on the first dimensions of a head alone", _first_dimensions, share=0.25)
 
 
 def polar(x: Tensor, turn: Tensor, phase: Tensor | None = None) -> Tensor:
@@ -147,16 +124,16 @@ def polar(x: Tensor, turn: Tensor, phase: Tensor | None = None) -> Tensor:
     return torch.stack((length * cos, length * sin), -1).flatten(-2)
 
 
-def _every_dimension(d: int, base: float, share: float) -> Tensor:
-    return 1.0 / (base ** (torch.arange(d) / d))
-
-
-POPE = Encoding(
-    "pope", "dimensions are magnitudes, rotation depends on the position only", _every_dimension, polar=True
-)
-
-
-ENCODINGS = {encoding.name: encoding for encoding in (ROPE, P_ROPE, PARTIAL, ALIBI, LEARNED, NOPE, POPE)}
+ENCODINGS = {
+    "rope": Encoding(lambda d, base, share: geometric(d, base)),  # all planes of q and k rotate with the position
+    "p-rope": Encoding(_without_lowest, share=0.75),  # RoPE without its lowest frequencies
+    "partial": Encoding(_first_dimensions, share=0.25),  # RoPE on the first dimensions of a head alone
+    "alibi": Encoding(slopes=_slopes),  # logits decrease linearly with the distance
+    "learned": Encoding(learned=True),  # a learned vector for each position
+    "nope": Encoding(),  # no encoding, only the causal mask
+    # Dimensions are magnitudes, rotation depends on the position only.
+    "pope": Encoding(lambda d, base, share: 1.0 / (base ** (torch.arange(d) / d)), polar=True),
+}
 """All encodings by name."""
 
 

@@ -37,7 +37,7 @@ class Family:
         encoding: Supported encodings.
         block: Supported blocks.
         biases: Supported biases.
-        whole: Its names of the weights outside layers, by the names in :class:`LabModel`.
+        whole: Its names of the modules outside layers, by the names in :class:`LabModel`.
         layer: The same within layers.
         prefix: Prefix of the names of a layer's weights, with ``{}`` for the layer's index.
         base: RoPE's base, if the architecture has a fixed one.
@@ -78,11 +78,17 @@ class Family:
         return {theirs: weights[ours] for ours, theirs in self.names(model.config.layers).items() if ours in weights}
 
     def names(self, layers: int) -> dict[str, str]:
-        """Return the names of this architecture by those of :class:`LabModel`."""
-        names = dict(self.whole)
+        """Return this architecture's names of all weights and biases that may exist, by those of :class:`LabModel`."""
+        modules = dict(self.whole)
         for index in range(layers):
             prefix = self.prefix.format(index)
-            names.update({f"blocks.{index}.{ours}": f"{prefix}.{theirs}" for ours, theirs in self.layer.items()})
+            modules.update({f"blocks.{index}.{ours}": f"{prefix}.{theirs}" for ours, theirs in self.layer.items()})
+        names = {}
+        for ours, theirs in modules.items():
+            if ours in ("embedding", "positions"):  # parameters of the model itself
+                names[ours] = f"{theirs}.weight"
+            else:
+                names |= {f"{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias")}
         return names
 
 
@@ -111,6 +117,17 @@ def split_qkv(model: LabModel, layer: int, planes: int = 0) -> list[Tensor]:
     return [weight[0][:, order], weight[1][:, order], weight[2]]
 
 
+def _gpt_options(config: LabConfig) -> dict[str, Any]:
+    """Return the options that GPT-J and GPT-2 share."""
+    return {
+        "n_positions": config.positions,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
+    }
+
+
 def rope_parameters(config: LabConfig) -> dict[str, Any]:
     """Return Hugging Face's ``rope_parameters``, in which p-RoPE is called proportional."""
     rotation = find_rotation(config)
@@ -130,20 +147,15 @@ _GPTJ = Family(
     block=("parallel",),
     biases=("all",),
     whole={
-        "embedding": "transformer.wte.weight",
-        "norm.weight": "transformer.ln_f.weight",
-        "norm.bias": "transformer.ln_f.bias",
-        "head.weight": "lm_head.weight",
-        "head.bias": "lm_head.bias",
+        "embedding": "transformer.wte",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
     },
     layer={
-        "norm.weight": "ln_1.weight",
-        "norm.bias": "ln_1.bias",
-        "out.weight": "attn.out_proj.weight",
-        "mlp_in.weight": "mlp.fc_in.weight",
-        "mlp_in.bias": "mlp.fc_in.bias",
-        "mlp_out.weight": "mlp.fc_out.weight",
-        "mlp_out.bias": "mlp.fc_out.bias",
+        "norm": "ln_1",
+        "out": "attn.out_proj",
+        "mlp_in": "mlp.fc_in",
+        "mlp_out": "mlp.fc_out",
     },
     prefix="transformer.h.{}",
     base=10_000.0,
@@ -168,17 +180,7 @@ def gptj_config(config: LabConfig) -> Any:
     options = _GPTJ.options(config)
     rotation = find_rotation(config)
     assert rotation is not None
-    return GPTJConfig(
-        **options,
-        n_positions=config.positions,
-        n_embd=config.width,
-        n_layer=config.layers,
-        n_head=config.heads,
-        rotary_dim=2 * rotation.planes,
-        resid_pdrop=config.dropout,
-        embd_pdrop=config.dropout,
-        attn_pdrop=config.dropout,
-    )
+    return GPTJConfig(**options, **_gpt_options(config), rotary_dim=2 * rotation.planes)
 
 
 def from_gptj(theirs: GPTJForCausalLM) -> LabModel:
@@ -210,7 +212,8 @@ def from_gptj(theirs: GPTJForCausalLM) -> LabModel:
         )
     ).to(device=theirs.device, dtype=theirs.dtype)
     source = theirs.state_dict()
-    weights = {name: source[their_name] for name, their_name in _GPTJ.names(config.n_layer).items()}
+    names = _GPTJ.names(config.n_layer)
+    weights = {name: source[their_name] for name, their_name in names.items() if their_name in source}
     for layer in range(config.n_layer):
         weights[f"blocks.{layer}.qkv.weight"] = torch.cat([source[name] for name in _gptj_projections(layer)])
     ours.load_state_dict(weights)
@@ -222,31 +225,26 @@ def _gptj_projections(layer: int) -> list[str]:
 
 
 _TRANSPOSED = {
-    "qkv.weight": "attn.c_attn.weight",
-    "out.weight": "attn.c_proj.weight",
-    "mlp_in.weight": "mlp.c_fc.weight",
-    "mlp_out.weight": "mlp.c_proj.weight",
+    "qkv": "attn.c_attn",
+    "out": "attn.c_proj",
+    "mlp_in": "mlp.c_fc",
+    "mlp_out": "mlp.c_proj",
 }
-"""Matrices that GPT-2 stores transposed."""
+"""Modules whose matrices GPT-2 stores transposed."""
 _GPT2 = Family(
     name="GPT-2",
     encoding=("learned", "nope"),
     block=("sequential",),
     biases=("inner", "none"),
     whole={
-        "embedding": "transformer.wte.weight",
-        "positions": "transformer.wpe.weight",
-        "norm.weight": "transformer.ln_f.weight",
-        "norm.bias": "transformer.ln_f.bias",
-        "head.weight": "lm_head.weight",
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
     },
     layer={
-        "norm.weight": "ln_1.weight",
-        "norm.bias": "ln_1.bias",
-        "mlp_norm.weight": "ln_2.weight",
-        "mlp_norm.bias": "ln_2.bias",
-        "mlp_in.bias": "mlp.c_fc.bias",
-        "mlp_out.bias": "mlp.c_proj.bias",
+        "norm": "ln_1",
+        "mlp_norm": "ln_2",
         **_TRANSPOSED,
     },
     prefix="transformer.h.{}",
@@ -258,21 +256,11 @@ def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = model.config
-    theirs = GPT2Config(
-        **_GPT2.options(config),
-        n_positions=config.positions,
-        n_embd=config.width,
-        n_layer=config.layers,
-        n_head=config.heads,
-        activation_function="gelu",
-        resid_pdrop=config.dropout,
-        embd_pdrop=config.dropout,
-        attn_pdrop=config.dropout,
-    )
+    theirs = GPT2Config(**_GPT2.options(config), **_gpt_options(config), activation_function="gelu")
     weights = _GPT2.renamed(model)
     for layer in range(config.layers):
         for name in _TRANSPOSED.values():
-            key = f"{_GPT2.prefix.format(layer)}.{name}"
+            key = f"{_GPT2.prefix.format(layer)}.{name}.weight"
             weights[key] = weights[key].T
     weights.setdefault("transformer.wpe.weight", torch.zeros(config.positions, config.width))
     return fill(GPT2LMHeadModel(theirs), weights, model)
@@ -284,17 +272,17 @@ _LLAMA = Family(
     block=("llama",),
     biases=("inner", "none"),
     whole={
-        "embedding": "model.embed_tokens.weight",
-        "norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
+        "embedding": "model.embed_tokens",
+        "norm": "model.norm",
+        "head": "lm_head",
     },
     layer={
-        "norm.weight": "input_layernorm.weight",
-        "out.weight": "self_attn.o_proj.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
-        "mlp_in.weight": "mlp.up_proj.weight",
-        "mlp_gate.weight": "mlp.gate_proj.weight",
-        "mlp_out.weight": "mlp.down_proj.weight",
+        "norm": "input_layernorm",
+        "out": "self_attn.o_proj",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp_in": "mlp.up_proj",
+        "mlp_gate": "mlp.gate_proj",
+        "mlp_out": "mlp.down_proj",
     },
     prefix="model.layers.{}",
 )
@@ -328,17 +316,17 @@ _MPT = Family(
     block=("sequential",),
     biases=("none",),
     whole={
-        "embedding": "transformer.wte.weight",
-        "norm.weight": "transformer.norm_f.weight",
-        "head.weight": "lm_head.weight",
+        "embedding": "transformer.wte",
+        "norm": "transformer.norm_f",
+        "head": "lm_head",
     },
     layer={
-        "norm.weight": "norm_1.weight",
-        "qkv.weight": "attn.Wqkv.weight",
-        "out.weight": "attn.out_proj.weight",
-        "mlp_norm.weight": "norm_2.weight",
-        "mlp_in.weight": "ffn.up_proj.weight",
-        "mlp_out.weight": "ffn.down_proj.weight",
+        "norm": "norm_1",
+        "qkv": "attn.Wqkv",
+        "out": "attn.out_proj",
+        "mlp_norm": "norm_2",
+        "mlp_in": "ffn.up_proj",
+        "mlp_out": "ffn.down_proj",
     },
     prefix="transformer.blocks.{}",
 )
@@ -368,20 +356,15 @@ _NEOX = Family(
     block=("parallel", "sequential"),
     biases=("inner", "none"),
     whole={
-        "embedding": "gpt_neox.embed_in.weight",
-        "norm.weight": "gpt_neox.final_layer_norm.weight",
-        "norm.bias": "gpt_neox.final_layer_norm.bias",
+        "embedding": "gpt_neox.embed_in",
+        "norm": "gpt_neox.final_layer_norm",
     },
     layer={
-        "norm.weight": "input_layernorm.weight",
-        "norm.bias": "input_layernorm.bias",
-        "out.weight": "attention.dense.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
-        "mlp_norm.bias": "post_attention_layernorm.bias",
-        "mlp_in.weight": "mlp.dense_h_to_4h.weight",
-        "mlp_in.bias": "mlp.dense_h_to_4h.bias",
-        "mlp_out.weight": "mlp.dense_4h_to_h.weight",
-        "mlp_out.bias": "mlp.dense_4h_to_h.bias",
+        "norm": "input_layernorm",
+        "out": "attention.dense",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp_in": "mlp.dense_h_to_4h",
+        "mlp_out": "mlp.dense_4h_to_h",
     },
     prefix="gpt_neox.layers.{}",
 )
@@ -425,12 +408,9 @@ def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
 
 
 _BY_ENCODING = {
-    "rope": to_neox,
-    "p-rope": to_neox,
-    "partial": to_neox,
+    **dict.fromkeys(("rope", "p-rope", "partial"), to_neox),
     "alibi": to_mpt,
-    "learned": to_gpt2,
-    "nope": to_gpt2,
+    **dict.fromkeys(("learned", "nope"), to_gpt2),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -101,11 +102,9 @@ class LabModel(nn.Module):
                 x = _edited(x, edit_stream, index)
             # Nothing reads the other tokens of the last layer; edits get them nevertheless.
             last = index == len(self.blocks) - 1 and not whole
-            within = (
-                None
-                if edit is None and edit_attention is None
-                else self._within(index, tables[index], edit, edit_attention)
-            )
+            within = None
+            if edit is not None or edit_attention is not None:
+                within = partial(self._edit_output, index, tables[index], edit, edit_attention)
             x = block(x, tables[index], masks=None if masks is None else masks.layers[index], last=last, edit=within)
         if edit_stream is not None:
             x = _edited(x, edit_stream, len(self.blocks))
@@ -114,18 +113,20 @@ class LabModel(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def _within(
-        self, index: int, tables: PositionTables, edit: Edit | None, edit_attention: EditAttention | None
-    ) -> Callable[[Heads, Tensor], Tensor]:
-        """Return the edit of one layer that applies ``edit_attention`` and then ``edit``."""
-
-        def within(heads: Heads, output: Tensor) -> Tensor:
-            if edit_attention is not None:
-                replaced = edit_attention(self._describe(index, tables, heads, output))
-                output = output if replaced is None else replaced
-            return output if edit is None else _edited(output, edit, index)
-
-        return within
+    def _edit_output(
+        self,
+        index: int,
+        tables: PositionTables,
+        edit: Edit | None,
+        edit_attention: EditAttention | None,
+        heads: Heads,
+        output: Tensor,
+    ) -> Tensor:
+        """Return the output of one layer's attention after ``edit_attention`` and then ``edit``."""
+        if edit_attention is not None:
+            replaced = edit_attention(self._describe(index, tables, heads, output))
+            output = output if replaced is None else replaced
+        return output if edit is None else _edited(output, edit, index)
 
     def _describe(self, index: int, tables: PositionTables, heads: Heads, output: Tensor) -> LayerAttention:
         block = self.blocks[index]
@@ -190,11 +191,7 @@ def _edited(x: Tensor, edit: Edit, index: int) -> Tensor:
 def fused(model: LabModel, wanted: bool = True) -> Iterator[None]:
     """Compile what comes before and after each layer's attention, which keeps its own kernel, inside the context.
 
-    Outside the context passes of other shapes run without compilation.
-
-    Args:
-        model: The model.
-        wanted: False to compile nothing.
+    Outside the context passes of other shapes run without compilation, and nothing is compiled unless ``wanted``.
     """
     blocks = [block for block in model.blocks if isinstance(block, Block)] if wanted else []
     for block in blocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
 import torch
@@ -49,7 +49,7 @@ class LabSubject:
             logits: Return logits ``(batch, n, vocabulary)``.
             positions: Positions of the tokens, ``(n,)``; the causal mask does not depend on them.
         """
-        found = self._forward(ids, lambda attention: reducer(attention), positions=positions, all_tokens=logits)
+        found = self._forward(ids, reducer, positions=positions, all_tokens=logits)
         return found if logits else None
 
     def edited(self, ids: Tensor, editor: Editor, *, positions: Tensor | None = None) -> Tensor:
@@ -82,7 +82,7 @@ class LabSubject:
 
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
         """Return the layers of a pass over ``ids`` ``(1, n)``, which can be run again on changed inputs."""
-        return _blocks(self, ids)
+        return nullcontext(_LabBlocks(self, ids))
 
     def variants(self, ids: Tensor) -> NoReturn:
         """Refuse variants of single heads, which start in the middle of a language model of transformers."""
@@ -145,8 +145,3 @@ class _LabBlocks(Blocks):
             stream=lambda index, _: hidden if index == layer else None,
         )
         return found[layer]
-
-
-@contextmanager
-def _blocks(subject: LabSubject, ids: Tensor) -> Iterator[Blocks]:
-    yield _LabBlocks(subject, ids)

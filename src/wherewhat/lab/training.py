@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Container, Mapping
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +17,12 @@ from wherewhat.errors import ConfigError, LoadError, MeasureError
 from wherewhat.files import make_folder, remove, remove_temporaries
 from wherewhat.lab.checkpoints import TrainState, load_model, load_state, read_identity, save_model, save_state
 from wherewhat.lab.config import LabConfig, Training
-from wherewhat.lab.gpu_steps import GpuSteps
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.steps import CpuSteps, Steps, learning_rates
+from wherewhat.lab.steps import CpuSteps, GpuSteps, Steps, learning_rates
 from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.options import config_values
 from wherewhat.progress import Progress, Silent
-
-
-class TensorBoardWriter:
-    """Write scalars for TensorBoard; does nothing without a folder or without TensorBoard.
-
-    Args:
-        folder: Folder of the event files; None to write nothing.
-        first: Number of finished steps; earlier events of later steps are hidden.
-    """
-
-    def __init__(self, folder: Path | None, *, first: int) -> None:
-        self._writer: Any = None
-        if folder is None:
-            return
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        self._writer = SummaryWriter(str(folder), purge_step=first + 1)
-
-    def add(self, step: int, **values: float) -> None:
-        """Write the values of a step by name."""
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        if self._writer is not None:
-            self._writer.close()
-
 
 Record = Callable[[int, LabModel], None]
 """Function called with the number of finished steps and the model."""
@@ -74,13 +43,7 @@ def find_device(device: str) -> torch.device:
 
 
 def identify(model_config: LabConfig, config: Training, **data: str) -> dict[str, Any]:
-    """Return model, options and data of a training as plain values, which determine the weights.
-
-    Args:
-        model_config: The model.
-        config: Options of the training.
-        data: Digests of the training data by name.
-    """
+    """Return model, options and digests of the data of a training as plain values, which determine the weights."""
     options = {name: value for name, value in config_values(config).items() if name not in _NO_EFFECT}
     return {"model": config_values(model_config), "training": options, **data}
 
@@ -150,12 +113,34 @@ def run_training(
         steps = GpuSteps(model, tokens, answers, config, state=state, order=order)
     else:
         steps = CpuSteps(model, tokens, answers, config, threads=threads, state=state, order=order)
+
+    def call_record(done: int) -> None:
+        if record is not None:
+            with torch.no_grad():
+                steps.record(lambda: record(done, model))
+
+    first = logged = 0 if state is None else state.step
+    rates = learning_rates(config).tolist()
+    curves = _event_writer(directory, first)
     dtypes = (torch.bfloat16,) if config.half else ()
-    try:
-        with new_process_settings(dtypes):
-            _run(model, steps, config, identity, threads, recorded, record, directory, progress, state)
-    finally:
-        steps.close()
+    with closing(steps), closing(curves) if curves else nullcontext(), new_process_settings(dtypes):
+        if state is None:
+            call_record(0)
+        for step in progress.track(range(first, config.steps), "training"):
+            steps.run(step)
+            done = step + 1
+            if done in recorded or done == config.steps:
+                loss = float(steps.losses[logged:done].mean())
+                logged = done
+                if not math.isfinite(loss):
+                    raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
+                if curves:
+                    curves.add_scalar("loss", loss, done)
+                    curves.add_scalar("learning_rate", rates[step], done)
+                call_record(done)
+            if directory is not None and done % config.save_every == 0 and done < config.steps:
+                found = TrainState(done, threads, identity, model.state_dict(), *steps.moments())
+                save_state(found, directory / STATE_FILE)
     if directory is not None:
         save_model(model, directory / MODEL_FILE, identity=identity)
         remove(directory / STATE_FILE)
@@ -175,47 +160,16 @@ def load_intact(path: Path, progress: Progress, *, device: str = "cpu") -> LabMo
     return None
 
 
-def _run(
-    model: LabModel,
-    steps: Steps,
-    config: Training,
-    identity: Mapping[str, Any],
-    threads: int,
-    recorded: Container[int],
-    record: Record | None,
-    directory: Path | None,
-    progress: Progress,
-    state: TrainState | None,
-) -> None:
-    """Run the remaining steps, with records, states and TensorBoard curves."""
-    first = logged = 0 if state is None else state.step
-    rates = learning_rates(config).tolist()
-    writer = TensorBoardWriter(None if directory is None else directory / "tensorboard", first=first)
-
-    def call_record(done: int) -> None:
-        if record is not None:
-            with torch.no_grad():
-                steps.record(lambda: record(done, model))
-
+def _event_writer(directory: Path | None, first: int) -> Any:
+    """Return a writer of TensorBoard curves after ``first`` steps; None without a folder or without TensorBoard."""
+    if directory is None:
+        return None
     try:
-        if state is None:
-            call_record(0)
-        for step in progress.track(range(first, config.steps), "training"):
-            steps.run(step)
-            done = step + 1
-            if done in recorded or done == config.steps:
-                loss = float(steps.losses[logged:done].mean())
-                logged = done
-                if not math.isfinite(loss):
-                    raise MeasureError(f"the loss is {loss} at step {done}: try a smaller learning_rate")
-                writer.add(done, loss=loss, learning_rate=rates[step])
-                call_record(done)
-            if directory is not None and done % config.save_every == 0 and done < config.steps:
-                mean, square = steps.moments()
-                found = TrainState(done, threads, identity, model.state_dict(), mean, square)
-                save_state(found, directory / STATE_FILE)
-    finally:
-        writer.close()
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    # Earlier events of later steps are hidden.
+    return SummaryWriter(str(directory / "tensorboard"), purge_step=first + 1)
 
 
 def _count_threads(config: Training, state: TrainState | None) -> int:

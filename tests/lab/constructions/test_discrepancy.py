@@ -11,13 +11,14 @@ import torch
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.constructions.discrepancy import (
+    head_failure_lengths,
     index_bound,
     index_discrepancy,
     measured_discrepancy,
+    predicted_failure_length,
     retrieval_bound,
     retrieval_discrepancy,
 )
-from wherewhat.lab.constructions.failure_length import head_failure_lengths, predicted_failure_length
 from wherewhat.lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.constructions.fourier import (
+from wherewhat.lab.constructions.transformers import (
     additive_function,
     distinct_tokens,
     fourier_transformer,

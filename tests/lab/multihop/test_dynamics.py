@@ -15,9 +15,16 @@ from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import accuracy_by_extra, measure_accuracy, solved_by, split_rows
-from wherewhat.lab.multihop.purity import align, find_learning, find_purity
-from wherewhat.lab.multihop.records import AXES, multihop_recorder, noise_level, overall_accuracy, record_scores
-from wherewhat.lab.multihop.scores import hold_out, score_model
+from wherewhat.lab.multihop.learning import align, find_learning, find_purity
+from wherewhat.lab.multihop.scores import (
+    AXES,
+    hold_out,
+    multihop_recorder,
+    noise_level,
+    overall_accuracy,
+    record_scores,
+    score_model,
+)
 from wherewhat.lab.multihop.study import train
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask

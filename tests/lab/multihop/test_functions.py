@@ -13,8 +13,17 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.functions import MOVES, classify, find_roles, hop_function, path_attention, path_tokens
-from wherewhat.lab.multihop.interventions import ablate_heads, other_sequences, patch_heads
+from wherewhat.lab.multihop.functions import (
+    MOVES,
+    ablate_heads,
+    classify,
+    find_roles,
+    hop_function,
+    other_sequences,
+    patch_heads,
+    path_attention,
+    path_tokens,
+)
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
 

@@ -11,7 +11,7 @@ from wherewhat.errors import StoreError
 from wherewhat.files import remove
 from wherewhat.lab.multihop import study
 from wherewhat.lab.multihop.accuracy import measure_accuracy
-from wherewhat.lab.multihop.records import best_step
+from wherewhat.lab.multihop.scores import best_step
 from wherewhat.lab.multihop.study import Setup, measure_extra, open_run, train, train_and_record
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.records import Records

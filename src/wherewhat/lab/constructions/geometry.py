@@ -28,13 +28,11 @@ class Directions:
         labels: The labels, ``(labels,)`` int64.
         means: Mean direction of each label's points, of length 1, ``(labels, 2)``.
         resultants: Resultant lengths, ``(labels,)``: 1 if all have the same direction, 0 if they cancel.
-        counts: Number of points, ``(labels,)``.
     """
 
     labels: Tensor
     means: Tensor
     resultants: Tensor
-    counts: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +40,6 @@ class PlaneGeometry:
     """One head's keys and queries in one plane, before rotation.
 
     Attributes:
-        layer: Index of the layer.
-        head: Index of the head.
         plane: Index of the plane.
         angle: Its angle of rotation per position.
         share: Its share of the sum of the planes' largest contributions to logits.
@@ -53,8 +49,6 @@ class PlaneGeometry:
         query_labels: Their labels ``(queries,)``.
     """
 
-    layer: int
-    head: int
     plane: int
     angle: float
     share: float
@@ -109,8 +103,6 @@ def plane_geometry(
     queries = attention.q[:, head][..., dims].double().cpu()
     of_keys, of_queries = key_labels.cpu(), query_labels.cpu()
     return PlaneGeometry(
-        layer=attention.layer,
-        head=head,
         plane=chosen,
         angle=float(attention.rotation.inv_freq[chosen]),
         share=float(use[chosen] / use.sum().clamp_min(1e-300)),
@@ -179,7 +171,7 @@ def directions_by_label(points: Tensor, labels: Tensor) -> Directions:
     sums = torch.zeros(len(names), 2, dtype=unit.dtype).index_add_(0, index, unit)
     means = sums / counts[:, None]
     length = means.norm(dim=-1)
-    return Directions(names, means / length.clamp_min(1e-300)[:, None], length, counts)
+    return Directions(names, means / length.clamp_min(1e-300)[:, None], length)
 
 
 def _unit(points: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from rich.console import Console
 from wherewhat.boundary import user_path
 from wherewhat.cli.options import folder_to_write
 from wherewhat.cli.tables import print_line
+from wherewhat.progress import TerminalProgress
 
 app = typer.Typer(
     name="encodings",
@@ -47,7 +48,6 @@ def run(
     """
     from wherewhat.lab.encoding_study.recipe import EncodingRecipe, read_recipe
     from wherewhat.lab.encoding_study.study import run_study
-    from wherewhat.progress import TerminalProgress
 
     run_study(
         EncodingRecipe() if recipe is None else read_recipe(recipe),
@@ -66,21 +66,17 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that 'run' filled.")] = _DEFAULT_OUT,
 ) -> None:
     """Show the results of a study, and write an HTML page and two Parquet files into its folder."""
-    from wherewhat.lab.encoding_study.page import write_page, write_parquet
+    from wherewhat.lab.encoding_study.page import ending_table, relation_table, timing_table, write_page, write_parquet
     from wherewhat.lab.encoding_study.study import open_runs
     from wherewhat.lab.encoding_study.summary import summarise_run
-    from wherewhat.lab.encoding_study.tables import ending_table, relation_table, timing_table
 
     runs = open_runs(user_path(folder, name="DIR"))
     summaries = [summarise_run(one) for one in runs]
     written = [*write_parquet(folder, runs), write_page(folder, runs, summaries)]
     console = Console()
-    for table in (
-        timing_table(summaries),
-        timing_table(summaries, for_good=True),
-        ending_table(summaries),
-        relation_table(summaries),
-    ):
-        console.print(table)
+    console.print(timing_table(summaries))
+    console.print(timing_table(summaries, for_good=True))
+    console.print(ending_table(summaries))
+    console.print(relation_table(summaries))
     for path in written:
         print_line(console, path)

@@ -1,14 +1,13 @@
-"""The study as an HTML page and as Parquet tables."""
+"""Results of the study: tables for the terminal, Parquet tables and an HTML page."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from importlib.resources import files
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,16 +20,101 @@ from wherewhat.lab.encoding_study.summary import (
     EVENTS,
     PANELS,
     TOLERANCE,
+    Relation,
     RunSummary,
+    over_seeds,
     relations,
 )
+from wherewhat.lab.study import filled_table, write_study_page
 from wherewhat.measures.perturb.measurement import KINDS
+from wherewhat.measures.statistics import interval
 from wherewhat.report.data import rounded
-from wherewhat.report.page import whole_page
 from wherewhat.runs.records import TensorTable
 
-RECORDS_TABLE = "records.parquet"
-CURVES_TABLE = "curves.parquet"
+if TYPE_CHECKING:
+    from wherewhat.cli.tables import Table
+
+_SPREAD = "Mean over seeds, then minimum and maximum, or the number of seeds with a value."
+
+
+def timing_table(runs: Sequence[RunSummary], *, for_good: bool = False) -> Table:
+    """Return the step at which half of each change was first reached, or permanently reached, by encoding."""
+    titles = {panel.name: panel.title.partition(" (")[0] for panel in PANELS}
+    steps = {event: [(run.lasting if for_good else run.half)[event] for run in runs] for event in EVENTS}
+    rows = {titles[event]: over_seeds(runs, values) for event, values in steps.items()}
+    reached = "permanently reached" if for_good else "first reached"
+    return _by_encoding(
+        f"step at which half of the change from step 0 to the end was {reached}",
+        f"{_SPREAD} Interpolated linearly in log(1 + step); none where the end of a curve is within a quarter of its "
+        "range from the start.",
+        rows,
+        "{:,.0f}",
+    )
+
+
+def ending_table(runs: Sequence[RunSummary]) -> Table:
+    """Return results after training by encoding: loss, additivity and robustness."""
+    names = {
+        "loss": "loss, nats/byte",
+        "r": "r",
+        "r_behaviour": "r of behaviour",
+        "additive_cost": "cost of additive logits",
+        "positional": "pure positional heads",
+        "symbolic": "pure symbolic heads",
+        "rise_words": "increase, words transposed",
+        "rise_adjacent_words": "increase, adjacent words",
+        "rise_position_jitter": "increase, positions jittered",
+        "rise_length": "increase, longer texts",
+        "rise_length_best": "the same, best method",
+    }
+    methods = {run.encoding: run.best_method or "-" for run in runs}
+    return _by_encoding(
+        "results at the end of training",
+        f"{_SPREAD} Increases of the loss are in nats per byte: on unperturbed targets, with 10 % perturbed; and "
+        "beyond twice the context compared to the second half of the context.",
+        {title: over_seeds(runs, [run.end(name) for run in runs]) for name, title in names.items()},
+        "{:.3f}",
+        ["best method", *methods.values()],
+    )
+
+
+def relation_table(runs: Sequence[RunSummary]) -> Table:
+    """Return rank correlations of additivity and robustness over encodings."""
+    found = relations(runs)
+    count = max((relation.n for relation in found.values()), default=0)
+
+    def cell(relation: Relation) -> str:
+        if math.isnan(relation.rho):
+            return "too few"
+        reach = f"{relation.rho:+.2f} ({relation.low:+.2f} to {relation.high:+.2f})"
+        return f"{reach}, p = {relation.p:.2f}, n = {relation.n}"
+
+    return filled_table(
+        f"rank correlation over at most {count} encodings",
+        ["", *ADDITIVITY.values()],
+        [[title, *(cell(found[x, y]) for x in ADDITIVITY)] for y, title in TOLERANCE.items()],
+        caption="Spearman's ρ of means over seeds, 95 % bootstrap interval over encodings, and exact permutation p. "
+        "With this few encodings only a nearly perfect order is significant.",
+    )
+
+
+def _by_encoding(
+    title: str, caption: str, rows: Mapping[str, Mapping[str, list[float]]], form: str, *further: Sequence[str]
+) -> Table:
+    """Return a table with a column for each encoding, from every run's values by row and encoding."""
+    cells = [[name, *(_cell(of_seeds, form) for of_seeds in values.values())] for name, values in rows.items()]
+    return filled_table(title, ["", *next(iter(rows.values()))], [*cells, *further], caption=caption)
+
+
+def _cell(values: list[float], form: str) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return "none"
+    mean = form.format(sum(known) / len(known))
+    if len(known) < len(values):
+        return f"{mean}\n{len(known)} of {len(values)}"
+    return mean if len(known) < 2 else f"{mean}\n{form.format(min(known))}\n{form.format(max(known))}"
+
 
 Row = tuple[Any, ...]
 
@@ -41,13 +125,12 @@ def write_parquet(folder: Path, runs: Sequence[EncodingRun]) -> list[Path]:
     ``records.parquet`` has one row per encoding, seed, step, metric and index (layer, head, plane, window, document or
     repeat); ``curves.parquet`` one per encoding, seed, curve, document and point of the curve.
     """
-    records = [row for run in runs for row in _record_rows(run)]
-    curves = [row for run in runs for row in _curve_rows(run)]
-    first = ("encoding", "seed", "step", "metric", "layer", "head", "other", "value")
-    second = ("encoding", "seed", "curve", "document", "place", "column", "value")
-    paths = [folder / RECORDS_TABLE, folder / CURVES_TABLE]
-    for path, names, rows in zip(paths, (first, second), (records, curves), strict=True):
-        write_file(path, _parquet(names, rows))
+    records = ("encoding", "seed", "step", "metric", "layer", "head", "other", "value")
+    curves = ("encoding", "seed", "curve", "document", "place", "column", "value")
+    paths = []
+    for name, columns, rows_of in (("records", records, _record_rows), ("curves", curves, _curve_rows)):
+        paths.append(folder / f"{name}.parquet")
+        write_file(paths[-1], _parquet(columns, [row for run in runs for row in rows_of(run)]))
     return paths
 
 
@@ -87,25 +170,19 @@ def _parquet(names: Sequence[str], rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-PAGE = "report.html"
-
-
 def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> Path:
     """Write the page into a folder atomically and return its path."""
-    html = whole_page(
+    return write_study_page(
+        folder / "report.html",
+        "wherewhat.lab.encoding_study",
         title="wherewhat: position encodings during training",
-        body=_asset("page.html"),
-        style=_asset("page.css"),
-        scripts=[_asset("page.js")],
         data=page_data(runs, summaries),
+        runs=runs,
     )
-    path = folder / PAGE
-    write_file(path, html.encode("utf-8"))
-    return path
 
 
 def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> dict[str, Any]:
-    """Return everything that the page shows, as plain JSON."""
+    """Return everything that the page shows but its runs, as plain JSON."""
     by_encoding: dict[str, list[RunSummary]] = {}
     for summary in summaries:
         by_encoding.setdefault(summary.encoding, []).append(summary)
@@ -139,9 +216,6 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
         "relations": [
             {"x": x, "y": y, "n": one.n, **{k: rounded(getattr(one, k)) for k in ("rho", "low", "high", "p")}}
             for (x, y), one in relations(summaries).items()
-        ],
-        "runs": [
-            {"name": run.path.name, "config": run.config, "provenance": run.directory.provenance()} for run in runs
         ],
     }
 
@@ -192,8 +266,6 @@ def _kinds(summaries: Sequence[RunSummary]) -> list[str]:
 
 def _interval(values: Tensor) -> dict[str, Any]:
     """Return the mean of ``(documents, points)`` over documents and its 95 % interval, by Student's t."""
-    from wherewhat.measures.statistics import interval
-
     found = [interval([x for x in column if math.isfinite(x)] or [math.nan]) for column in values.double().mT.tolist()]
     return {
         "mid": [rounded(one.mean) for one in found],
@@ -217,7 +289,3 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 def _list(values: Tensor) -> list[float | None]:
     return [rounded(value) for value in values.double().tolist()]
-
-
-def _asset(name: str) -> str:
-    return (files("wherewhat.lab.encoding_study") / "assets" / name).read_text("utf-8")

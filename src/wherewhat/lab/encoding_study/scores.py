@@ -1,4 +1,4 @@
-"""Scores of all layers and documents at one training step."""
+"""Scores of a model: at a training step, and after training on longer and perturbed texts and with additive logits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.lab.encoding_study.corpus import Corpus
-from wherewhat.lab.encoding_study.recipe import RecordConfig
+from wherewhat.extend import find_method
+from wherewhat.extend.method import LengthMethod
+from wherewhat.extend.windows import Untouched
+from wherewhat.lab.encoding_study.corpus import Corpus, spanned
+from wherewhat.lab.encoding_study.recipe import AfterConfig, RecordConfig
+from wherewhat.lab.model import LabModel
+from wherewhat.lab.steps import products
+from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.attention import effective_rank, weight_blocks
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
-from wherewhat.measures.measurement import Subject
+from wherewhat.measures.measurement import DocumentScores, Subject
+from wherewhat.measures.perturb.losses import measure_perturb
+from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.planes.statistics import Planes, plane_stats
-from wherewhat.measures.residual import mixed_attention
+from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
+from wherewhat.runs.schema import Profile
 
 
 def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:
@@ -28,10 +37,6 @@ def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAt
 
     All layers have the same rotation, scale and causal mask; a bias depends on the head, not on the text. Since
     :class:`LayerAttention` does not mix heads, each keeps its logits, weights and output.
-
-    Args:
-        layers: Layers of one pass.
-        rows: Texts of the batch.
     """
     first = layers[0]
     count = first.rot_q[rows].shape[0]
@@ -112,11 +117,6 @@ def score(subject: Subject, held_out: HeldOutText, config: RecordConfig) -> dict
     Scores of heads are means over documents (and queries). ``loss`` is the mean next-byte loss of each window in
     nats, ``loss_additive`` that of each document with all heads' logits replaced by their additive fit, ``copying`` the
     loss on the first half of a repeated sequence minus that on the second.
-
-    Args:
-        subject: The model.
-        held_out: Bytes to score it on.
-        config: What to record.
     """
     layers: list[LayerAttention] = []
     ids = torch.cat([held_out.windows, held_out.repeats])
@@ -219,3 +219,105 @@ def _induction(layers: list[LayerAttention], repeats: Tensor, first: int) -> dic
 def memory_for(attention: LayerAttention) -> int:
     """Return the MiB for one block of attention weights on the layer's device."""
     return _BLOCK_MIB.get(attention.rot_q.device.type, 64)
+
+
+BUCKETS = 4
+"""Number of position ranges that a context is divided into."""
+
+
+def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods: tuple[str, ...]) -> dict[str, Profile]:
+    """Return losses in nats, by text and position range of a quarter context, under each method that applies.
+
+    Args:
+        model: The trained model.
+        windows: Texts ``(texts, n)``.
+        context: Number of tokens of the training sequences.
+        methods: Names of length methods.
+
+    Returns:
+        ``position``, the middle of each range, and ``loss_by_position_<method>``, ``(texts, ranges)``. Models with
+        learned positions are measured on texts of their context only, without a method.
+    """
+    if model.positions is not None:
+        windows, names = windows[:, :context], [Untouched.name]
+    else:  # methods that change distances need rotation
+        names = [name for name in methods if model.rotation is not None or not find_method(name).rotary]
+    subject = LabSubject(model, trained_length=context)
+    found: dict[str, Profile] = {}
+    for name in names:
+        method = find_method(name)().fitted(trained=context, length=windows.shape[1])
+        losses = _losses(subject, windows, method)
+        position, buckets = _ranges(losses, max(1, context // BUCKETS))
+        found["position"] = Profile(position, ("stretch",))
+        found[f"loss_by_position_{name}"] = Profile(buckets, ("document", "stretch"))
+    return found
+
+
+def _losses(subject: Subject, windows: Tensor, method: LengthMethod) -> Tensor:
+    """Return the loss at every position but the first, ``(texts, n - 1)`` on the CPU."""
+
+    def attend(attention: LayerAttention) -> Tensor | None:
+        output = method.attend(attention, block_mib=memory_for(attention))
+        return None if output is None else output.to(attention.value.dtype)
+
+    return next_losses(subject.edited(windows, attend), windows).cpu()
+
+
+def _ranges(losses: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return middle position ``(ranges,)`` and mean loss ``(texts, ranges)`` of each range of ``size`` positions."""
+    parts = torch.split(losses.double(), size, 1)
+    starts = [index * size for index in range(len(parts))]
+    middles = [start + 1 + (part.shape[1] - 1) / 2 for start, part in zip(starts, parts, strict=True)]
+    return torch.tensor(middles), torch.stack([part.mean(1) for part in parts], 1).float()
+
+
+def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, context: int) -> dict[str, Profile]:
+    """Return the curves of a trained model, one row per document, all in float32.
+
+    Returns:
+        ``position`` and ``loss_by_position_<method>`` of :func:`loss_by_position`; ``loss_by_rate_<kind>``
+        ``(documents, rates, columns)`` with rate, loss, loss on unperturbed targets, its increase and share of moved
+        bytes; ``loss_by_strength`` ``(documents, strengths, 2)`` with λ and loss; ``cost_without_a`` and
+        ``cost_without_c`` ``(documents,)``.
+    """
+    with torch.no_grad(), products("highest"):
+        long = corpus.windows(config.length_documents, config.times * context, seed=config.seed)
+        found = loss_by_position(model, long, context=context, methods=config.methods)
+        subject = LabSubject(model, trained_length=context)
+        found |= _perturbed(subject, corpus, config, context)
+        found |= _residual(subject, corpus, config, context)
+    return found
+
+
+def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Profile]:
+    options = PerturbConfig(
+        kinds=config.kinds, rates=config.rates, seeds=config.draws, axes=False, equivalence=False, seed=config.seed
+    )
+    # Jitter increases positions, and learned positions end with the context.
+    length = context - options.reach
+    windows = corpus.windows(config.perturb_documents, length, seed=config.seed)
+    measured = [measure_perturb(subject, spanned(ids), options) for ids in windows]
+    return _curves(measured, ("rate", "rate, loss, untouched, rise of untouched, moved"))
+
+
+def _residual(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Profile]:
+    options = ResidualConfig(strengths=config.strengths, layers=False)
+    windows = corpus.windows(config.residual_documents, context, seed=config.seed)
+    measured = [measure_residual(subject, ids[None], options) for ids in windows]
+    costs = {
+        name: Profile(_stacked([torch.tensor(document.whole[name]) for document in measured]), ("document",))
+        for name in ("cost_without_a", "cost_without_c")
+    }
+    return _curves(measured, ("strength", "strength, loss")) | costs
+
+
+def _curves(measured: list[DocumentScores], axes: tuple[str, ...]) -> dict[str, Profile]:
+    """Return the curves of all documents stacked, by name."""
+    return {
+        name: Profile(_stacked([document.curves[name].values for document in measured]), ("document", *axes))
+        for name in measured[0].curves
+    }
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).float()

@@ -12,14 +12,13 @@ import torch
 
 from wherewhat.errors import StoreError
 from wherewhat.files import remove
-from wherewhat.lab.encoding_study.after import measure_after
 from wherewhat.lab.encoding_study.corpus import Corpus, read_corpus
 from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, RecordConfig, parse_only
-from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, score
+from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, measure_after, score
 from wherewhat.lab.language import recording_steps, train_language
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.records import complete_run
 from wherewhat.lab.steps import products
+from wherewhat.lab.study import complete_run
 from wherewhat.lab.subject import LabSubject
 from wherewhat.lab.training import MODEL_FILE
 from wherewhat.models.loaded import resolve_device
@@ -88,16 +87,6 @@ def run_one(
     """Train, record and measure one model.
 
     A finished run is read; an interrupted one is resumed and ends with the same records.
-
-    Args:
-        recipe: The study.
-        corpus: Its text.
-        encoding: The model's encoding.
-        seed: Seed of its weights.
-        out: Folder of run directories.
-        device: cpu, cuda or cuda:N.
-        keep: Keep the trained model.
-        progress: Progress callback.
     """
     on = resolve_device(device)
     config = study_config(STUDY, encoding=encoding, seed=seed, text=corpus.sha256, device=on.type, **recipe.values())

@@ -77,11 +77,6 @@ def relate(x: Sequence[float], y: Sequence[float], *, seed: int = 0) -> Relation
 
     Seeds of one encoding are not independent, so the values are means over seeds, and encodings are the unit of the
     bootstrap and of the permutation test.
-
-    Args:
-        x: One value per encoding.
-        y: The other value.
-        seed: Seed of the bootstrap.
     """
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     n = len(pairs)

@@ -108,7 +108,7 @@ class Accuracy:
 
 def measure_accuracy(model: LabModel, sequences: Sequences) -> Accuracy:
     """Return the correct answers of a model by number of hops, in passes of bounded memory."""
-    return count_hits(_judge_all(model, sequences), sequences.hops, sorted(set(sequences.hops.tolist())))
+    return count_hits(_judge_all(model, sequences), sequences.hops, sequences.hop_numbers)
 
 
 def solved_by(model: LabModel, sequences: Sequences) -> Tensor:

@@ -20,7 +20,7 @@ from wherewhat.lab.constructions.discrepancy import (
 )
 from wherewhat.lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
 from wherewhat.lab.multihop.figures import INDEX_ANGLE, PAPER, RETRIEVAL_ANGLE, ROLES, RunFigures
-from wherewhat.lab.multihop.purity import PURE, align, find_learning
+from wherewhat.lab.multihop.learning import PURE, align, find_learning
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
 from wherewhat.measures.measurement import SHARE
 from wherewhat.measures.statistics import Interval, interval, wilson

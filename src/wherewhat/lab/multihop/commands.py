@@ -12,6 +12,8 @@ from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, check
 from wherewhat.cli.options import Out, file_to_write
 from wherewhat.cli.tables import print_line
 from wherewhat.errors import ConfigError
+from wherewhat.options import parse_assignments, read_recipe
+from wherewhat.progress import TerminalProgress
 
 if TYPE_CHECKING:
     from wherewhat.lab.multihop.figures import RunFigures
@@ -52,7 +54,6 @@ def train(
     An interrupted training is resumed; a finished one is shown.
     """
     from wherewhat.lab.multihop.study import Setup
-    from wherewhat.options import parse_assignments
 
     setup = Setup.of(task, parse_assignments(set_ or ()))
     _show(_train([setup], _whole(seeds, "--seeds"), out, device))
@@ -66,7 +67,6 @@ def run(
 ) -> None:
     """Run a whole study: all tasks and seeds, the dynamics, and accuracy by number of extra tokens."""
     from wherewhat.lab.multihop.study import MultihopRecipe
-    from wherewhat.options import read_recipe
 
     study = read_recipe(recipe, MultihopRecipe)
     runs = _train(study.setups, study.seeds, out, device)
@@ -178,7 +178,6 @@ def construct(
     Index and Retrieval are checked and shown with their discrepancy by length; fourier with r of the additive fit.
     """
     from wherewhat.lab.multihop.tables import construction_tables
-    from wherewhat.progress import TerminalProgress
 
     console = Console()
     for table in construction_tables(kind, longest, progress=TerminalProgress()):
@@ -190,7 +189,6 @@ def _figures(
 ) -> dict[str, list[RunFigures]]:
     """Return the numbers of runs by task; those that the run directories do not hold are measured."""
     from wherewhat.lab.multihop.figures import measure_figures
-    from wherewhat.progress import TerminalProgress
 
     on, progress = _device(device), TerminalProgress()
     return {
@@ -208,7 +206,6 @@ def _grouped(runs: list[Path]) -> dict[str, list[MultihopRun]]:
 
 def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[MultihopRun]:
     from wherewhat.lab.multihop.study import train_and_record
-    from wherewhat.progress import TerminalProgress
 
     progress = TerminalProgress()
     found = []
@@ -226,10 +223,8 @@ def _show(runs: list[MultihopRun]) -> None:
     console = Console()
     console.print(summary_table(runs))
     console.print(purity_table(runs))
-    by_task: dict[str, list[MultihopRun]] = {}
-    for found in runs:
-        by_task.setdefault(found.setup.name, []).append(found)
-    for name, same in by_task.items():
+    for name in dict.fromkeys(run.setup.name for run in runs):
+        same = [run for run in runs if run.setup.name == name]
         if len(same) > 1:
             console.print(alignment_table(name, same))
     for found in runs:
@@ -239,10 +234,9 @@ def _show(runs: list[MultihopRun]) -> None:
 def _show_extra(
     runs: list[MultihopRun], extra: tuple[int, ...], count: int, device: str, *, checkpoint: str = "both"
 ) -> None:
-    from wherewhat.lab.constructions.failure_length import predict_hop_heads
+    from wherewhat.lab.constructions.discrepancy import predict_hop_heads
     from wherewhat.lab.multihop.study import measure_extra
     from wherewhat.lab.multihop.tables import extra_table, prediction_table
-    from wherewhat.progress import TerminalProgress
 
     progress = TerminalProgress()
     columns, last, heads = {}, [], []

@@ -21,7 +21,7 @@ from wherewhat.lab.constructions.geometry import plane_geometry, task_labels
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import EXTRA, Accuracy, solved_by
 from wherewhat.lab.multihop.functions import find_roles, hop_function
-from wherewhat.lab.multihop.purity import Purity, find_purity
+from wherewhat.lab.multihop.learning import Purity, find_purity
 from wherewhat.lab.multihop.study import Checkpoint, MultihopRun, measure_extra
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.frequencies.planes import mean_frequency_softmax

@@ -1,4 +1,4 @@
-"""Which function each head implements, from what it attends to at the tokens of the path."""
+"""Which function each head implements, and how its ablation and patching change the answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import map_batches, solved_by
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
+from wherewhat.lab.tasks.multi_hop import IntegerTask, PairTask
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.tensors import share_intervals
 
@@ -83,12 +83,7 @@ class PathAttention:
 
 
 def path_attention(model: LabModel, sequences: Sequences) -> PathAttention:
-    """Return the attention of every head at every source token of a hop.
-
-    Args:
-        model: The model.
-        sequences: Questions that it answers correctly.
-    """
+    """Return the attention of every head at every source token of a hop, on questions that the model solves."""
 
     def run(rows: slice) -> tuple[Tensor, ...]:
         return _path_attention(model, sequences.select(torch.arange(rows.start, rows.stop)))
@@ -105,10 +100,11 @@ def _path_attention(model: LabModel, sequences: Sequences) -> tuple[Tensor, ...]
     ids = sequences.tokens.to(device)
     row, position = tokens.row.to(device), tokens.position.to(device)
     streams: list[Tensor] = []
-    model(ids, edit_stream=lambda layer, stream: streams.append(stream))
+    layers: list[LayerAttention] = []
+    model(ids, edit_stream=lambda layer, stream: streams.append(stream), edit_attention=layers.append)
     right = sequences.answers.to(device)[row]
     found = []
-    for attention, stream in zip(model.attention(ids), streams, strict=False):
+    for attention, stream in zip(layers, streams, strict=False):
         weights = attention.pattern()[row, :, position]  # (tokens, heads, n)
         on_next, on_self = (
             weights.gather(2, where.to(device)[:, None, None].expand(-1, weights.shape[1], 1))[..., 0].T
@@ -175,9 +171,9 @@ class Roles:
 
 def hop_function(task: SequenceTask) -> Function:
     """Return the function that makes one hop of a task."""
-    if isinstance(task, NumberTask | IndexTask):
+    if isinstance(task, IntegerTask):
         return "Index"
-    if isinstance(task, LetterTask | RetrievalTask | PartialInductionTask):
+    if isinstance(task, PairTask):
         return "Retrieval"
     raise ConfigError(f"the hops of a {type(task).__name__} are no known function: use a number or letter task")
 
@@ -243,3 +239,170 @@ def _name(
         role = function if hops_left else "Reflexive" if bool(stay[layer, head]) else "other"
         found.append(HeadRole(layer, head, role, hops_left))
     return tuple(found)
+
+
+def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
+    """Return, for each sequence, another one with the same number of hops and another answer.
+
+    Args:
+        sequences: The sequences, among which the others are found.
+        seed: Seed of the pairs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.empty_like(sequences.hops)
+    relabelled = torch.randperm(int(sequences.answers.max()) + 1, generator=generator)
+    for hops in sequences.hop_numbers:
+        rows = (sequences.hops == hops).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        # Sorted by answer, a row and the row half the list later differ unless one answer has more than half.
+        rows = rows[relabelled[sequences.answers[rows]].argsort(stable=True)]
+        chosen[rows] = rows.roll(-(len(rows) // 2))
+    if bool((sequences.answers == sequences.answers[chosen]).any()):
+        raise ConfigError(
+            f"{len(sequences)} sequences are too few, or too alike, to give each another one with as many hops and "
+            "another answer: give more"
+        )
+    return sequences.select(chosen)
+
+
+Replacement = Literal["mean", "zero"]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Answers without each head.
+
+    Attributes:
+        hops: Number of hops of each question, ``(count,)``.
+        before: Whether the model answers correctly, ``(count,)`` bool.
+        after: Whether it still does without a head, ``(layers, heads, count)`` bool.
+    """
+
+    hops: Tensor
+    before: Tensor
+    after: Tensor
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of hops."""
+        return tuple(sorted(set(self.hops.tolist())))
+
+    @property
+    def change(self) -> Tensor:
+        """Change of accuracy by number of hops, ``(layers, heads, hops)``: negative where the head is needed."""
+        which = (self.hops[:, None] == torch.tensor(self.numbers)).double()
+        return (self.after.double() - self.before.double()) @ which / which.sum(0)
+
+
+@dataclass(frozen=True)
+class Patching:
+    """Answers with each head's output taken from another input with another answer.
+
+    Attributes:
+        hops: The numbers of hops.
+        counts: Pairs of solved inputs of each, ``(hops,)``.
+        follows: Answers that became the other input's, ``(layers, heads, hops)``.
+        stays: Answers that did not change, ``(layers, heads, hops)``.
+    """
+
+    hops: tuple[int, ...]
+    counts: Tensor
+    follows: Tensor
+    stays: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """Share of answers that follow, ``(layers, heads, hops)`` float64."""
+        return self.follows.double() / self.counts
+
+
+def ablate_heads(model: LabModel, sequences: Sequences, *, to: Replacement = "mean") -> Ablation:
+    """Return the answers without each head in turn, its output replaced at all tokens.
+
+    Args:
+        model: The model.
+        sequences: The questions.
+        to: ``mean``: the head's mean output at the same position over these sequences; ``zero``: zeros.
+    """
+    if to not in ("mean", "zero"):
+        raise ConfigError(f"to is {to!r}: give mean or zero")
+    count, n = sequences.tokens.shape
+    device = model.embedding.device
+    sums = map_batches(lambda rows: _outputs(model, sequences.tokens[rows].to(device)).sum(1), count, n, model)
+    means = torch.stack(sums).sum(0) / count  # (layers, n, heads, d)
+    if to == "zero":
+        means = torch.zeros_like(means)
+
+    def run(rows: slice) -> Tensor:
+        answers = sequences.answers[rows].to(device)
+        given = _answers_without(model, sequences.tokens[rows].to(device), means[:, None])
+        return (given == answers).cpu()
+
+    after = torch.cat(map_batches(run, count, n, model), -1)
+    return Ablation(sequences.hops, solved_by(model, sequences), after)
+
+
+def patch_heads(model: LabModel, sequences: Sequences, sources: Sequences) -> Patching:
+    """Return the answers with each head's output at all tokens taken from another input.
+
+    Only pairs count of which the model solves both, and whose answers differ.
+
+    Args:
+        model: The model.
+        sequences: The questions.
+        sources: The other inputs, one for each question; see :func:`other_sequences`.
+    """
+    if sequences.tokens.shape != sources.tokens.shape:
+        raise ConfigError(
+            f"sources {tuple(sources.tokens.shape)} must be as many and as long as sequences "
+            f"{tuple(sequences.tokens.shape)}"
+        )
+    usable = solved_by(model, sequences) & solved_by(model, sources) & (sequences.answers != sources.answers)
+    if not bool(usable.any()):
+        raise MeasureError(f"none of {len(sequences)} pairs of inputs is solved: there is nothing to patch yet")
+    sequences, sources = (x.select(usable.nonzero()[:, 0]) for x in (sequences, sources))
+    device = model.embedding.device
+
+    def run(rows: slice) -> Tensor:
+        own, other = (x.answers[rows].to(device) for x in (sequences, sources))
+        outputs = _outputs(model, sources.tokens[rows].to(device))
+        given = _answers_without(model, sequences.tokens[rows].to(device), outputs)
+        return torch.stack([given == other, given == own]).cpu()
+
+    count, n = sequences.tokens.shape
+    given = torch.cat(map_batches(run, count, n, model), -1).double()  # (2, layers, heads, count)
+    numbers = sequences.hop_numbers
+    which = (sequences.hops[:, None] == torch.tensor(numbers)).double()
+    follows, stays = (given @ which).long()
+    return Patching(numbers, which.sum(0).long(), follows, stays)
+
+
+def _answers_without(model: LabModel, tokens: Tensor, outputs: Tensor) -> Tensor:
+    """Return the answers with each head's output in turn replaced, ``(layers, heads, batch)``.
+
+    Args:
+        model: The model.
+        tokens: Inputs, ``(batch, n)``.
+        outputs: Replacements of all heads' outputs, ``(layers, batch or 1, n, heads, d)``.
+    """
+
+    def answers(layer: int, head: int) -> Tensor:
+        def edit(index: int, attended: Tensor) -> Tensor | None:
+            if index != layer:
+                return None
+            changed = attended.clone()
+            changed[:, :, head] = outputs[layer, :, :, head]
+            return changed
+
+        logits: Tensor = model(tokens, edit=edit)
+        return logits.argmax(-1)
+
+    layers, heads = range(model.config.layers), range(model.config.heads)
+    return torch.stack([torch.stack([answers(layer, head) for head in heads]) for layer in layers])
+
+
+def _outputs(model: LabModel, tokens: Tensor) -> Tensor:
+    """Return the heads' outputs before the output projection, ``(layers, batch, n, heads, d)``."""
+    found: list[Tensor] = []
+    model(tokens, edit=lambda layer, attended: found.append(attended))
+    return torch.stack(found)

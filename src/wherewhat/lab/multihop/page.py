@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wherewhat.files import make_folder, write_file
 from wherewhat.lab.constructions.discrepancy import (
     index_bound,
     index_discrepancy,
@@ -29,13 +27,13 @@ from wherewhat.lab.multihop.figures import (
     frequency_ids,
     unscaled_use,
 )
-from wherewhat.lab.multihop.purity import PURE, find_learning, interval_of_known
+from wherewhat.lab.multihop.learning import PURE, find_learning, interval_of_known
 from wherewhat.lab.multihop.tables import heads_text
+from wherewhat.lab.study import write_study_page
 from wherewhat.measures.statistics import Interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import rounded
 from wherewhat.report.figures import SCALE, band, line_style, plain
-from wherewhat.report.page import whole_page
 
 Column = Tensor | Sequence[Interval | float | str | None]
 """Values of a curve or of a table's column: ``(seeds, points)``, or one value for each point, such as the paper's."""
@@ -55,20 +53,17 @@ _CATEGORIES = {"type": "category"}
 
 def write_page(file: Path, found: Mapping[str, Runs]) -> Path:
     """Write the page of the runs of each task atomically and return its path."""
-    html = whole_page(
+    return write_study_page(
+        file,
+        "wherewhat.lab.multihop",
         title="wherewhat: multi-hop tasks, figure by figure",
-        body=_asset("page.html"),
-        style=_asset("page.css"),
-        scripts=[_asset("page.js")],
         data=page_data(found),
+        runs=[one.run for runs in found.values() for one in runs],
     )
-    make_folder(file.parent)
-    write_file(file, html.encode("utf-8"))
-    return file
 
 
 def page_data(found: Mapping[str, Runs]) -> dict[str, Any]:
-    """Return everything that the page shows, as plain JSON."""
+    """Return everything that the page shows but its runs, as plain JSON."""
     seeds = "; ".join(f"{task}: {', '.join(str(one.run.seed) for one in runs)}" for task, runs in found.items())
     model = next(iter(found.values()))[0].run.setup.model
     sections = []
@@ -83,11 +78,6 @@ def page_data(found: Mapping[str, Runs]) -> dict[str, Any]:
         "seeds, for two or more. Dotted lines with crosses are the paper's. Layers and positions count from 0, "
         "frequency IDs from 1, the fastest plane. A layer with several heads shows their mean.",
         "sections": sections,
-        "runs": [
-            {"name": run.path.name, "config": run.config, "provenance": run.directory.provenance()}
-            for runs in found.values()
-            for run in (one.run for one in runs)
-        ],
     }
 
 
@@ -483,7 +473,3 @@ def _text(value: Interval | float | str | None) -> str:
 
 def _rounded(values: Any) -> list[float | None]:
     return [rounded(value) for value in values]
-
-
-def _asset(name: str) -> str:
-    return (files("wherewhat.lab.multihop") / "assets" / name).read_text("utf-8")

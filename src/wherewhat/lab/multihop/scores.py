@@ -1,10 +1,12 @@
-"""Scores of all heads on held-out sequences while a model trains."""
+"""Scores of all heads on held-out sequences while a model trains, and their records."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +22,8 @@ from wherewhat.measures.frequencies.planes import mean_frequency, mean_frequency
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.swaps.scores import score_swaps
+from wherewhat.runs.records import Axes, Recorder, Records, TensorTable
+from wherewhat.runs.schema import Profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +37,6 @@ class HeldOutSequences:
 
     sequences: Sequences
     scored: int
-
-    @cached_property
-    def hops(self) -> tuple[int, ...]:
-        """The numbers of hops that occur, ascending."""
-        return tuple(sorted(set(self.sequences.hops.tolist())))
 
     @cached_property
     def fingerprint(self) -> int:
@@ -60,7 +59,7 @@ def hold_out(sequences: Sequences, *, scored: int = 256, tested: int = 1024) -> 
         scored: Number of sequences to score heads on.
         tested: Number of sequences to measure accuracy on, the scored ones included.
     """
-    classes = sorted(set(sequences.hops.tolist()))
+    classes = sequences.hop_numbers
     if not len(classes) <= scored <= tested:
         raise ConfigError(
             f"scored is {scored} and tested {tested}: score at least one sequence of each of {len(classes)} numbers of "
@@ -280,7 +279,7 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = Fal
         mean_frequency_softmax=by_softmax,
         s_pos_path=along[0] / along[2],
         s_sym_path=along[1] / along[2],
-        accuracy=count_hits(torch.cat([judged for _, judged in found], 1).cpu(), sequences.hops, held_out.hops),
+        accuracy=count_hits(torch.cat([judged for _, judged in found], 1).cpu(), sequences.hops, sequences.hop_numbers),
     )
 
 
@@ -310,3 +309,93 @@ def _sources(path: Tensor) -> list[tuple[int, Tensor]]:
     sources = path.scatter(1, (path >= 0).sum(1, keepdim=True) - 1, -1)  # the answer is not the source of a hop
     positions: set[int] = set(sources[sources >= 2].tolist())
     return [(position, (sources == position).any(1).nonzero()[:, 0]) for position in sorted(positions)]
+
+
+_HEAD = ("layer", "head")
+AXES: Axes = {
+    "accuracy": ("hop",),  # share of correct answers
+    "loss": ("hop",),  # mean cross-entropy of the answers
+    "s_pos": _HEAD,  # positional score at the last token, mean over sequences
+    "s_sym": _HEAD,  # symbolic score
+    "s_pos_spread": _HEAD,  # standard deviation over sequences
+    "s_sym_spread": _HEAD,
+    "s_pos_path": _HEAD,  # positional score over the source tokens of all hops; NaN unless requested
+    "s_sym_path": _HEAD,
+    "effective_swaps": _HEAD,  # effective number of swaps, mean over sequences
+    "entropy": _HEAD,  # entropy of attention at the last token in nats, mean over sequences
+    "mean_frequency": _HEAD,  # mean frequency ID, weighted by use
+    "mean_frequency_softmax": _HEAD,  # mean frequency ID, weighted by the softmax of use
+    "r": _HEAD,  # correlation with three additive axes, mean over sequences
+    "r_pooled": _HEAD,  # the same from the errors of all sequences together
+    "use": (*_HEAD, "plane"),  # largest absolute logit contribution of each plane
+}
+"""Dimensions of each score of a record.
+
+Constants of the records are ``hops``, the numbers of hops; ``counts``, the questions of each; and ``about``: a hash
+of the recording, the number of sequences that heads are scored on, and their number of tokens. All are int64. Records
+of earlier versions have neither ``effective_swaps`` nor ``mean_frequency_softmax``.
+"""
+
+
+def record_scores(scores: HeadScores) -> dict[str, Tensor]:
+    """Return the scores of a record, float32, in the shapes of :data:`AXES`."""
+    found: Mapping[str, Tensor] = {
+        "accuracy": scores.accuracy.shares,
+        "loss": scores.accuracy.loss,
+        "s_pos": scores.s_pos.mean(-1),
+        "s_sym": scores.s_sym.mean(-1),
+        "s_pos_spread": scores.s_pos.std(-1, correction=0),
+        "s_sym_spread": scores.s_sym.std(-1, correction=0),
+        "s_pos_path": scores.s_pos_path,
+        "s_sym_path": scores.s_sym_path,
+        "effective_swaps": scores.effective.mean(-1),
+        "entropy": scores.entropy.mean(-1),
+        "mean_frequency": scores.mean_frequency,
+        "mean_frequency_softmax": scores.mean_frequency_softmax,
+        "r": scores.r.nanmean(-1),
+        "r_pooled": scores.r_pooled,
+        "use": scores.use,
+    }
+    return {name: value.float() for name, value in found.items()}
+
+
+def multihop_recorder(
+    held_out: HeldOutSequences, *, path: Path | None = None, identity: str = "", along_path: bool = False
+) -> Recorder:
+    """Return a recorder of head scores and accuracy.
+
+    Args:
+        held_out: Sequences to score the model on.
+        path: File of the records, which is continued if it exists; None keeps them in memory only.
+        identity: Text that identifies the training; records of another one are refused.
+        along_path: Also score the other source tokens of hops.
+    """
+    digest = hashlib.blake2b(repr((identity, held_out.fingerprint, along_path)).encode(), digest_size=7)
+    about = [int.from_bytes(digest.digest()), held_out.scored, held_out.sequences.tokens.shape[1]]
+    hops = torch.tensor(held_out.sequences.hop_numbers)
+    constants: TensorTable = {
+        "hops": Profile(hops, ("hop",)),
+        "counts": Profile((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
+        "about": Profile(torch.tensor(about), ("number",)),
+    }
+    return Recorder(
+        lambda model: record_scores(score_model(model, held_out, path=along_path)), AXES, constants=constants, path=path
+    )
+
+
+def overall_accuracy(records: Records) -> Tensor:
+    """Return the share of correct answers over all numbers of hops, ``(records,)`` float64."""
+    counts = records["counts"]
+    return (records["accuracy"].double() * counts).sum(-1) / counts.sum()
+
+
+def best_step(records: Records) -> int:
+    """Return the step of the best checkpoint: the first record with the largest accuracy on held-out sequences."""
+    hits = (records["accuracy"].double() * records["counts"]).round().sum(-1)  # whole numbers, so that equal is equal
+    return int(records.steps[hits.argmax()])
+
+
+def noise_level(records: Records) -> float:
+    """Return the r of logits that are pure noise, the reference for the recorded ``r``."""
+    n = int(records["about"][2])
+    return float(min(1.0, (3 * n - 4) / (n * (n + 1) / 2 - 1)) ** 0.5)

@@ -16,9 +16,8 @@ from wherewhat.lab.checkpoints import load_model, save_model
 from wherewhat.lab.config import LabConfig, TrainConfig
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import EXTRA, Accuracy, accuracy_by_extra, measure_accuracy
-from wherewhat.lab.multihop.records import best_step, multihop_recorder
-from wherewhat.lab.multihop.scores import hold_out
-from wherewhat.lab.records import complete_run
+from wherewhat.lab.multihop.scores import best_step, hold_out, multihop_recorder
+from wherewhat.lab.study import complete_run
 from wherewhat.lab.tasks import find_task
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.lab.training import (

@@ -2,114 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from wherewhat.errors import ConfigError
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below
+from wherewhat.options import option
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Token ids of atomic pairs: first all (letter, digit), then all (letter, letter).
+class IntegerTask(SequenceTask):
+    """A task of letters and integers, which come after them: integer m points m positions to the left."""
 
-    Attributes:
-        letters: Number of letters.
-        digits: Number of digits.
-    """
+    symbols: int
+
+    @property
+    def answers(self) -> int:
+        """Number of tokens that can be the answer; their ids come first."""
+        return self.symbols
+
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Follow integers from the last token until a letter."""
+        position = len(tokens) - 1
+        visited = [position]
+        if tokens[position] < self.symbols:
+            raise ConfigError(f"the last token, {tokens[position]}, is a letter: it must be an integer")
+        while tokens[position] >= self.symbols:
+            steps = tokens[position] - self.symbols + 1
+            if steps > position:
+                raise ConfigError(f"the integer {steps} at position {position} points before the start of the sequence")
+            position -= steps
+            visited.append(position)
+        return tokens[position], visited
+
+
+class PairTask(SequenceTask):
+    """A task of atomic pairs: token ids are first all (letter, digit), the answers, then all (letter, letter)."""
 
     letters: int
     digits: int
-
-    @property
-    def first_link(self) -> int:
-        """Id of the first (letter, letter); smaller ids are the answers, (letter, digit)."""
-        return self.letters * self.digits
 
     @property
     def vocabulary(self) -> int:
         """Number of tokens."""
         return self.letters * (self.digits + self.letters)
 
+    @property
+    def answers(self) -> int:
+        """Number of tokens that can be the answer; their ids come first."""
+        return self.letters * self.digits
 
-def follow_numbers(tokens: Sequence[int], *, symbols: int, integers: int) -> tuple[int, list[int]]:
-    """Follow integers m, which mean "m positions to the left", from the last token until a letter."""
-    tokens = _known(tokens, symbols + integers)
-    position = len(tokens) - 1
-    visited = [position]
-    if tokens[position] < symbols:
-        raise ConfigError(f"the last token, {tokens[position]}, is a letter: it must be an integer")
-    while tokens[position] >= symbols:
-        steps = tokens[position] - symbols + 1
-        if steps > position:
-            raise ConfigError(f"the integer {steps} at position {position} points before the start of the sequence")
-        position -= steps
-        visited.append(position)
-    return tokens[position], visited
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Follow pairs, whose right letter is the left letter of the next, from the last until a (letter, digit)."""
+        position = len(tokens) - 1
+        visited = [position]
+        wanted = self._query_letter(tokens)
+        while True:
+            named = self._positions(tokens, wanted)
+            if len(named) != 1:
+                raise ConfigError(f"letter {wanted} is the left letter of {len(named)} pairs: it must be that of one")
+            if named[0] >= position:
+                raise ConfigError(f"the pair at position {position} names one at {named[0]}, which is not before it")
+            position = named[0]
+            visited.append(position)
+            if tokens[position] < self.answers:
+                return tokens[position], visited
+            wanted = (tokens[position] - self.answers) % self.letters
 
+    def _query_letter(self, tokens: list[int]) -> int:
+        if tokens[-1] < self.answers:
+            raise ConfigError(f"the last token, {tokens[-1]}, is a (letter, digit): it must be a (letter, letter)")
+        return (tokens[-1] - self.answers) % self.letters
 
-def follow_letters(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """Follow pairs, whose right letter is the left letter of the next, from the last until a (letter, digit)."""
-    tokens = _known(tokens, letters * (letters + digits))
-    bound = letters * digits
-    position = len(tokens) - 1
-    visited = [position]
-    wanted = _query_letter(tokens, letters=letters, bound=bound)
-    while True:
-        named = _positions(tokens, wanted, letters=letters, digits=digits)
-        if len(named) != 1:
-            raise ConfigError(f"letter {wanted} is the left letter of {len(named)} pairs: it must be that of one")
-        if named[0] >= position:
-            raise ConfigError(f"the pair at position {position} names one at {named[0]}, which is not before it")
-        position = named[0]
-        visited.append(position)
-        if tokens[position] < bound:
-            return tokens[position], visited
-        wanted = (tokens[position] - bound) % letters
-
-
-def last_bound(tokens: Sequence[int], *, letters: int, digits: int) -> tuple[int, list[int]]:
-    """Return the last (letter, digit) with the right letter of the last token."""
-    tokens = _known(tokens, letters * (letters + digits))
-    bound = letters * digits
-    wanted = _query_letter(tokens, letters=letters, bound=bound)
-    if any(token >= bound for token in tokens[:-1]):
-        raise ConfigError("only the last token may be a (letter, letter)")
-    named = _positions(tokens[:-1], wanted, letters=letters, digits=digits)
-    if not named:
-        raise ConfigError(f"letter {wanted} has no digit in the sequence")
-    return tokens[named[-1]], [len(tokens) - 1, named[-1]]
-
-
-def _known(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    known = [int(token) for token in tokens]
-    if not known:
-        raise ConfigError("the sequence is empty: it must have at least a query")
-    for token in known:
-        if not 0 <= token < vocabulary:
-            raise ConfigError(f"there is no token {token}: ids go from 0 to {vocabulary - 1}")
-    return known
-
-
-def _query_letter(tokens: Sequence[int], *, letters: int, bound: int) -> int:
-    if tokens[-1] < bound:
-        raise ConfigError(f"the last token, {tokens[-1]}, is a (letter, digit): it must be a (letter, letter)")
-    return (tokens[-1] - bound) % letters
-
-
-def _positions(tokens: Sequence[int], left: int, *, letters: int, digits: int) -> list[int]:
-    bound = letters * digits
-    lefts = [token // digits if token < bound else (token - bound) // letters for token in tokens]
-    return [position for position, letter in enumerate(lefts) if letter == left]
+    def _positions(self, tokens: list[int], left: int) -> list[int]:
+        """Return the positions of the pairs with a left letter."""
+        bound = self.answers
+        lefts = [token // self.digits if token < bound else (token - bound) // self.letters for token in tokens]
+        return [position for position, letter in enumerate(lefts) if letter == left]
 
 
 class MultiHopTask(SequenceTask):
     """A target window that holds the answer, a pre-target window that paths visit, and a query."""
 
-    target: int
     pretarget: int
     hops: int
 
@@ -122,11 +97,6 @@ class MultiHopTask(SequenceTask):
     def max_hops(self) -> int:
         """Largest number of hops."""
         return self.hops
-
-    @property
-    def slots(self) -> int:
-        """Number of positions that can hold the answer."""
-        return self.target
 
     def _check_windows(self) -> None:
         check_whole("target", self.target, least=1)
@@ -155,7 +125,7 @@ class MultiHopTask(SequenceTask):
 
 
 @dataclass(frozen=True)
-class LetterTask(MultiHopTask):
+class LetterTask(MultiHopTask, PairTask):
     """Pairs: the right letter of a pair is the left letter of the next, until a (letter, digit), the answer.
 
     The target window holds (letter, digit), the pre-target window and the query (letter, letter). A path visits
@@ -164,11 +134,11 @@ class LetterTask(MultiHopTask):
     Ids: first all (letter, digit), then all (letter, letter). Extra tokens are (letter, digit) of remaining letters.
     """
 
-    target: int = field(default=8, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
-    pretarget: int = field(default=8, metadata={"help": "(letter, letter) pairs between them and the query"})
-    hops: int = field(default=4, metadata={"help": "largest number of hops; all numbers from 1 occur equally often"})
-    letters: int = field(default=8, metadata={"help": "different letters"})
-    digits: int = field(default=8, metadata={"help": "different digits"})
+    target: int = option(8, "(letter, digit) pairs, one of which is the answer")
+    pretarget: int = option(8, "(letter, letter) pairs between them and the query")
+    hops: int = option(4, "largest number of hops; all numbers from 1 occur equally often")
+    letters: int = option(8, "different letters")
+    digits: int = option(8, "different digits")
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -180,24 +150,6 @@ class LetterTask(MultiHopTask):
                 f"letters is {self.letters}: a chain of {self.hops} hops uses {self.hops + 1} and other pairs need "
                 f"one more, so give at least {self.hops + 2}"
             )
-
-    @property
-    def _pairs(self) -> Pairs:
-        return Pairs(self.letters, self.digits)
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return self._pairs.vocabulary
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return self._pairs.first_link
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
@@ -215,18 +167,17 @@ class LetterTask(MultiHopTask):
             digits = torch.randint(self.digits, (count, width), generator=generator)
             return left_over(width) * self.digits + digits
 
-        first_link = self._pairs.first_link
         targets = bound(self.target).scatter(1, plan.slots[:, None], plan.answers[:, None])
-        aside = first_link + left_over(self.pretarget) * self.letters + left_over(self.pretarget)
+        aside = self.answers + left_over(self.pretarget) * self.letters + left_over(self.pretarget)
         tokens = torch.cat((targets, aside, torch.empty(count, 1, dtype=torch.int64)), dim=1)
         row, step = (path[:, 1:] >= 0).nonzero(as_tuple=True)
         to_go = plan.hops[row] - step
-        tokens[row, path[row, step]] = first_link + order[row, to_go] * self.letters + order[row, to_go - 1]
+        tokens[row, path[row, step]] = self.answers + order[row, to_go] * self.letters + order[row, to_go - 1]
         return Sequences(tokens, plan.answers, plan.hops, path).behind(bound(extra))
 
 
 @dataclass(frozen=True)
-class NumberTask(MultiHopTask):
+class NumberTask(MultiHopTask, IntegerTask):
     """Letters, then integers: integer m points m positions to the left; the letter that is reached is the answer.
 
     The target window holds letters, uniform and independent except for the answer; the pre-target window and the query
@@ -235,14 +186,11 @@ class NumberTask(MultiHopTask):
     tokens are letters, to which no integer points.
     """
 
-    target: int = field(default=8, metadata={"help": "letters, one of which is the answer"})
-    pretarget: int = field(default=8, metadata={"help": "integers between them and the query"})
-    hops: int = field(default=4, metadata={"help": "largest number of hops; all numbers from 1 occur equally often"})
-    symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
-    integers: int | None = field(
-        default=None,
-        metadata={"help": "different integers in the vocabulary; as many as the windows need by default"},
-    )
+    target: int = option(8, "letters, one of which is the answer")
+    pretarget: int = option(8, "integers between them and the query")
+    hops: int = option(4, "largest number of hops; all numbers from 1 occur equally often")
+    symbols: int = option(120, "different letters: a to z, then aa, ab and so on")
+    integers: int | None = option(None, "different integers in the vocabulary; as many as the windows need by default")
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -260,15 +208,6 @@ class NumberTask(MultiHopTask):
     def vocabulary(self) -> int:
         """Number of tokens."""
         return self.symbols + (self.target + self.pretarget if self.integers is None else self.integers)
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return self.symbols
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_numbers(tokens, symbols=self.symbols, integers=self.vocabulary - self.symbols)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count, query = len(plan), self.length - 1

@@ -6,35 +6,19 @@ induction needs both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from wherewhat.lab.tasks.multi_hop import Pairs, follow_letters, follow_numbers, last_bound
+from wherewhat.errors import ConfigError
+from wherewhat.lab.tasks.multi_hop import IntegerTask, PairTask
 from wherewhat.lab.tasks.task import QuestionPlan, Sequences, SequenceTask, check_whole, draw_below, draw_other
+from wherewhat.options import option
 
 
 class OneHopTask(SequenceTask):
     """A target window and a query that points into it."""
-
-    target: int
-
-    @property
-    def length(self) -> int:
-        """Tokens of a sequence, query included, without extra ones."""
-        return self.target + 1
-
-    @property
-    def max_hops(self) -> int:
-        """Largest number of hops: 1."""
-        return 1
-
-    @property
-    def slots(self) -> int:
-        """Number of positions that can hold the answer."""
-        return self.target
 
     def _sequences(self, plan: QuestionPlan, targets: Tensor, query: Tensor, goals: Tensor) -> Sequences:
         """Return sequences of targets ``(count, target)`` and queries ``(count,)`` with the answers at the goals."""
@@ -44,15 +28,15 @@ class OneHopTask(SequenceTask):
 
 
 @dataclass(frozen=True)
-class IndexTask(OneHopTask):
+class IndexTask(OneHopTask, IntegerTask):
     """Letters, then an integer m: the answer is the letter m positions to its left.
 
     Letters are uniform and independent except for the answer. Ids: letters from 0, then the integers from 1 on. Extra
     tokens are letters.
     """
 
-    target: int = field(default=16, metadata={"help": "letters, one of which is the answer"})
-    symbols: int = field(default=120, metadata={"help": "different letters: a to z, then aa, ab and so on"})
+    target: int = option(16, "letters, one of which is the answer")
+    symbols: int = option(120, "different letters: a to z, then aa, ab and so on")
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -64,15 +48,6 @@ class IndexTask(OneHopTask):
         """Number of tokens."""
         return self.symbols + self.target
 
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return self.symbols
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_numbers(tokens, symbols=self.symbols, integers=self.target)
-
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         letters = torch.randint(self.symbols, (len(plan), self.target), generator=generator)
         query = self.symbols + self.target - plan.slots - 1
@@ -81,28 +56,18 @@ class IndexTask(OneHopTask):
 
 
 @dataclass(frozen=True)
-class _PairTask(OneHopTask):
+class _OneHopPairTask(OneHopTask, PairTask):
     """(letter, digit) pairs, then a (letter, letter) whose right letter is the query."""
 
-    target: int = field(default=16, metadata={"help": "(letter, digit) pairs, one of which is the answer"})
-    letters: int = field(default=8, metadata={"help": "different letters"})
-    digits: int = field(default=8, metadata={"help": "different digits"})
+    target: int = option(16, "(letter, digit) pairs, one of which is the answer")
+    letters: int = option(8, "different letters")
+    digits: int = option(8, "different digits")
 
     def __post_init__(self) -> None:
         """Check the options."""
         check_whole("target", self.target, least=1)
         check_whole("letters", self.letters, least=2)
         check_whole("digits", self.digits, least=1)
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return Pairs(self.letters, self.digits).vocabulary
-
-    @property
-    def answers(self) -> int:
-        """Number of tokens that can be the answer; their ids come first."""
-        return Pairs(self.letters, self.digits).first_link
 
     def _query(self, asked: Tensor, generator: Generator) -> Tensor:
         """Draw queries for letters ``(count,)``, with another left letter."""
@@ -113,16 +78,12 @@ class _PairTask(OneHopTask):
 
 
 @dataclass(frozen=True)
-class RetrievalTask(_PairTask):
+class RetrievalTask(_OneHopPairTask):
     """(letter, digit) pairs, then a (letter, letter): the answer is the one pair with the query's right letter.
 
     Other pairs have any other letter, uniformly. Ids: first all (letter, digit), then all (letter, letter). Extra
     tokens are other pairs too.
     """
-
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return follow_letters(tokens, letters=self.letters, digits=self.digits)
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count = len(plan)
@@ -137,7 +98,7 @@ class RetrievalTask(_PairTask):
 
 
 @dataclass(frozen=True)
-class PartialInductionTask(_PairTask):
+class PartialInductionTask(_OneHopPairTask):
     """(letter, digit) pairs, then a (letter, letter): the answer is the last pair with the query's right letter.
 
     At least one pair before the answer has the same letter and another digit, so that the letter alone does not
@@ -157,9 +118,15 @@ class PartialInductionTask(_PairTask):
         """Number of positions that can hold the answer."""
         return self.target - 1
 
-    def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the answer's token id and the visited positions, starting with the query's."""
-        return last_bound(tokens, letters=self.letters, digits=self.digits)
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Find the last (letter, digit) with the right letter of the last token."""
+        wanted = self._query_letter(tokens)
+        if any(token >= self.answers for token in tokens[:-1]):
+            raise ConfigError("only the last token may be a (letter, letter)")
+        named = self._positions(tokens[:-1], wanted)
+        if not named:
+            raise ConfigError(f"letter {wanted} has no digit in the sequence")
+        return tokens[named[-1]], [len(tokens) - 1, named[-1]]
 
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:
         count, goals = len(plan), plan.slots + 1

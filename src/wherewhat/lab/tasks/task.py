@@ -46,16 +46,17 @@ class Sequences:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
+    @property
+    def hop_numbers(self) -> tuple[int, ...]:
+        """The numbers of hops that occur, ascending."""
+        return tuple(sorted(set(self.hops.tolist())))
+
     def select(self, index: Tensor) -> Sequences:
         """Return the rows of an index or mask ``(rows,)``."""
         return Sequences(self.tokens[index], self.answers[index], self.hops[index], self.path[index])
 
     def behind(self, prefix: Tensor) -> Sequences:
-        """Return the same questions after a prefix.
-
-        Args:
-            prefix: Token ids ``(count, extra)``.
-        """
+        """Return the same questions after a prefix ``(count, extra)``."""
         extra = prefix.shape[1]
         path = torch.where(self.path >= 0, self.path + extra, self.path)
         return Sequences(torch.cat((prefix, self.tokens), dim=1), self.answers, self.hops, path)
@@ -187,7 +188,12 @@ def balanced_plan(count: int, *, hops: Sequence[int], answers: int, slots: int, 
 
 
 class SequenceTask(ABC):
-    """A task whose answer is a token of the sequence, found by hops from the last token."""
+    """A task whose answer is a token of the sequence, found by hops from the last token.
+
+    By default a sequence is a target window, which can hold the answer anywhere, and a query one hop away from it.
+    """
+
+    target: int
 
     @property
     @abstractmethod
@@ -196,27 +202,37 @@ class SequenceTask(ABC):
 
     @property
     @abstractmethod
-    def length(self) -> int:
-        """Tokens of a sequence, query included, without extra ones."""
-
-    @property
-    @abstractmethod
-    def max_hops(self) -> int:
-        """Largest number of hops."""
-
-    @property
-    @abstractmethod
     def answers(self) -> int:
         """Number of tokens that can be the answer; their ids come first."""
 
     @property
-    @abstractmethod
+    def length(self) -> int:
+        """Tokens of a sequence, query included, without extra ones."""
+        return self.target + 1
+
+    @property
+    def max_hops(self) -> int:
+        """Largest number of hops."""
+        return 1
+
+    @property
     def slots(self) -> int:
         """Number of positions that can hold the answer."""
+        return self.target
 
-    @abstractmethod
     def solve(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
         """Return the answer's token id and the visited positions, starting with the query's, by the task's rule."""
+        known = [int(token) for token in tokens]
+        if not known:
+            raise ConfigError("the sequence is empty: it must have at least a query")
+        for token in known:
+            if not 0 <= token < self.vocabulary:
+                raise ConfigError(f"there is no token {token}: ids go from 0 to {self.vocabulary - 1}")
+        return self._follow(known)
+
+    @abstractmethod
+    def _follow(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Return the answer and the visited positions of a sequence of known tokens."""
 
     @abstractmethod
     def _draw(self, plan: QuestionPlan, *, extra: int, generator: Generator) -> Sequences:

@@ -1,19 +1,25 @@
-"""The run of a laboratory study: a training with records, and measurements of the trained model."""
+"""What the studies share: a run with training, records and measurements, a table, and the frame of a page."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wherewhat.files import remove
+from wherewhat.files import make_folder, remove, write_file
 from wherewhat.hashes import JSON
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.training import MODEL_FILE, STATE_FILE, Record
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import Provenance
-from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, TensorTable, save_table, synchronize
+from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, StudyRun, TensorTable, save_table, synchronize
+
+if TYPE_CHECKING:
+    from wherewhat.cli.tables import Table
 
 
 def complete_run(
@@ -76,3 +82,43 @@ def complete_run(
         extra={**own, **(details or {})},
     )
     run.finish([RECORDS, part], provenance=provenance, files=files)
+
+
+def filled_table(
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str | None = None,
+    left: Container[int] = (0,),
+) -> Table:
+    """Return a table for the terminal; the columns with indices in ``left`` are aligned left, the others right."""
+    from wherewhat.cli.tables import Table
+
+    table = Table(title=title, caption=caption)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def write_study_page(file: Path, study: str, *, title: str, data: Mapping[str, Any], runs: Iterable[StudyRun]) -> Path:
+    """Write the page of a study atomically and return its path.
+
+    Args:
+        file: The HTML file.
+        study: Package of the study, whose ``assets`` hold the page's HTML, CSS and JavaScript.
+        title: Title of the window.
+        data: Everything that the page shows but its runs, as plain JSON.
+        runs: The runs, whose configuration and provenance the page shows.
+    """
+    from wherewhat.report.page import whole_page
+
+    assets = package_files(study) / "assets"
+    body, style, script = ((assets / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    listed = [{"name": run.path.name, "config": run.config, "provenance": run.directory.provenance()} for run in runs]
+    html = whole_page(title=title, body=body, style=style, scripts=[script], data={**data, "runs": listed})
+    make_folder(file.parent)
+    write_file(file, html.encode("utf-8"))
+    return file
