@@ -22,11 +22,11 @@ from helpers.models import save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
 from wherewhat.extend.plan import LayerHeads, Plan
 from wherewhat.imports import package_version
-from wherewhat.lab.checkpoints import load_model
 from wherewhat.measures.registry import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt
 from wherewhat.report.report import make_report
 from wherewhat.runs.request import MemoryModel, ModelRequest
+from wherewhat.runs.subject import load_model
 from wherewhat.text.documents import documents_of
 
 MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend"}

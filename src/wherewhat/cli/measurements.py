@@ -109,7 +109,7 @@ def check(layers: _Layers = False, as_json: _Json = False, **given: Any) -> None
 def _proved(given: dict[str, Any]) -> tuple[str, Proof]:
     """Return the short name of a model and its proof."""
     from wherewhat.captures.proof import prove
-    from wherewhat.lab.checkpoints import load_model
+    from wherewhat.runs.subject import load_model
 
     loaded = load_model(ModelRequest(**given), say=TerminalProgress().say)
     return loaded.name, prove(loaded.model)

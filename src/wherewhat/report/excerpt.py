@@ -18,7 +18,6 @@ from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
 from wherewhat.hashes import JSON, config_hash, file_sha256, read_sealed, run_folder_name, write_sealed
-from wherewhat.lab.checkpoints import load_model
 from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.models.memory import evaluation, weight_sample
@@ -27,7 +26,7 @@ from wherewhat.runs.inputs import document_length, document_text
 from wherewhat.runs.known import model_state
 from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.schema import Profile, ProfileFile, profile_name, write_profiles
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, text_hash
 
 ROWS, FURTHER_ROWS = 48, 24

@@ -17,7 +17,6 @@ import torch
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.captures.summary import layer_kinds
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, WherewhatError
-from wherewhat.lab.checkpoints import load_model
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
     DocumentScores,
@@ -42,7 +41,7 @@ from wherewhat.runs.layout import PartResult, Provenance, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Profile, ScoreSource, profile_name
-from wherewhat.runs.subject import ModelSubject, device_type
+from wherewhat.runs.subject import ModelSubject, device_type, load_model
 from wherewhat.text.documents import Document
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from wherewhat.boundary import output_file, output_folder
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.extend.plan import LayerHeads, Plan, fingerprint, plannable
-from wherewhat.lab.checkpoints import load_model
 from wherewhat.measures.head_costs import (
     OPERATIONS,
     PlanOutcome,
@@ -55,7 +54,7 @@ from wherewhat.runs.layout import PartResult, collect_versions, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
 from wherewhat.runs.results import stored_document
 from wherewhat.runs.schema import Score, ScoreSource
-from wherewhat.runs.subject import ModelSubject, device_type
+from wherewhat.runs.subject import ModelSubject, device_type, load_model
 from wherewhat.runs.triattention import write_triattention
 from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.files import read_documents
