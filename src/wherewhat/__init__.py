@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         TextMeasurement,
     )
     from wherewhat.measures.registry import register
-    from wherewhat.models.loader import load
     from wherewhat.models.source import SupportedModel, supported_models
     from wherewhat.report.claims.judgement import Judgement, judge_claims
     from wherewhat.report.report import make_report
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from wherewhat.runs.planner import make_plan
     from wherewhat.runs.records import TrainingRun
     from wherewhat.runs.request import ModelRequest, Request
-    from wherewhat.runs.subject import attention
+    from wherewhat.runs.subject import attention, load
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
     from wherewhat.runs.triattention import save_triattention

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 @functools.cache
 def embedded_model() -> Any:
-    from wherewhat.models.loader import load
+    from wherewhat.runs.subject import load
 
     return load("smollm2", device="cpu")
 

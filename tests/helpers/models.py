@@ -144,7 +144,7 @@ def write_gguf(
 
 def on_disk(folder, tmp_path):
     """The model with its first layer in memory and the others on disk, fetched by accelerate when they are run."""
-    from wherewhat.models.loader import load
+    from wherewhat.runs.subject import load
 
     plain = load(folder, device="cpu")
     names = [name for name, _ in plain.model.named_modules() if name.count(".") == 2 and name.split(".")[-1].isdigit()]

@@ -32,12 +32,11 @@ from wherewhat.measures.choices import (
 from wherewhat.measures.measurement import DocumentScores, Spans, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
-from wherewhat.models.loader import load
 from wherewhat.report.result import run
 from wherewhat.runs.inputs import blank, item_choices
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load
 from wherewhat.text.questions import read_items
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 20, 3))

@@ -22,11 +22,11 @@ from wherewhat.measures.measurement import DocumentsMeasurement, Text
 from wherewhat.measures.split.logits import logit_split, split_documents, squares
 from wherewhat.measures.split.measurement import SplitConfig, SplitMeasurement
 from wherewhat.measures.split.statistics import position_share
-from wherewhat.models.loader import load
 from wherewhat.report.result import run
 from wherewhat.runs.execution import estimate
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
+from wherewhat.runs.subject import load
 
 GPT2 = {"vocab_size": 16, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
 

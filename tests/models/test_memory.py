@@ -13,10 +13,9 @@ import wherewhat
 from helpers.capture import tiny
 from helpers.models import llama_config, save_model
 from wherewhat.errors import WherewhatError
-from wherewhat.models.loader import load
 from wherewhat.models.memory import evaluation, weights_hash
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
-from wherewhat.runs.subject import load_model
+from wherewhat.runs.subject import load, load_model
 
 
 @pytest.fixture(scope="module")

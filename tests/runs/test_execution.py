@@ -11,11 +11,11 @@ import torch
 from helpers.models import llama_config, save_model
 from wherewhat.errors import CaptureError, StoreError, TextError
 from wherewhat.measures.statistics import interval
-from wherewhat.models.loader import load
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun, stored_document
+from wherewhat.runs.subject import load
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,8 @@ from wherewhat.extend.windows import InfLLM, LMInfinite, SlidingWindow
 from wherewhat.measures.choices import answer_choices, perturb_context
 from wherewhat.measures.perturb.changes import no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig
-from wherewhat.models.loader import load
 from wherewhat.runs.inputs import item_choices
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, load
 from wherewhat.text.questions import ChoiceItem, read_items
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
