@@ -57,7 +57,7 @@ def axes(layer: LayerAttention, *, skip: int = 0, min_distance: int = 0, method:
         layer: One layer of one text.
         skip: Number of first keys to leave out, such as the attention sink.
         min_distance: Leave out smaller distances.
-        method: ``direct`` or ``iterative`` solution of the same equations; ``auto`` chooses by size.
+        method: ``linear`` (time n), ``blocked`` (time n²), or ``auto`` for the faster of the two that applies.
 
     Returns:
         Correlations ``r`` ``(heads,)``, curves ``a``, ``b``, ``c`` ``(heads, n)``, shares, and the noise floor.

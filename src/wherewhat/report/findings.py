@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.claims.claim import declared_mean, document_difference, document_mean, model_mean, negative
+from wherewhat.report.claims.claim import (
+    contrast,
+    declared_mean,
+    document_difference,
+    document_mean,
+    model_mean,
+    negative,
+)
 from wherewhat.report.data import head_labels
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import StoredRun
@@ -216,11 +223,8 @@ def _position(runs: Runs) -> Finding | None:
     """Compare the share of position in the keys with that of the untrained model."""
     both = (runs.other("split", weights) for weights in (runs.own, _UNTRAINED))
     own, untrained = (declared_mean(run, "k_position")[0] for run in both)
-    if own is None or untrained is None or runs.own == _UNTRAINED or None in (own.low, own.high, untrained.low):
-        return None
-    middle, reach = own.mean - untrained.mean, math.hypot(own.reach or 0.0, untrained.reach or 0.0)
-    change = Interval(middle, middle - reach, middle + reach, own.n)
-    if not _excludes(change, 0.0):
+    change = contrast(own, untrained)
+    if own is None or untrained is None or change is None or runs.own == _UNTRAINED or not _excludes(change, 0.0):
         return None
     text = (
         f"Position accounts for {_percent(own)} of the keys' variance, against {_percent(untrained)} in one untrained "

@@ -44,9 +44,10 @@ def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
     # Scores of all documents together have no document; where single documents have scores too, they would count twice.
     single = values.with_columns(alone=pl.col("document").is_null().all().over("run", "metric"))
     single = single.filter(pl.col("document").is_not_null() | pl.col("alone"))
-    runs = single.group_by(*keys, "model_", "run_").agg(pl.col("value").mean())
-    models = runs.group_by(*keys, "model_").agg(pl.col("value").mean())
-    documents = single.group_by(*keys, "document").agg(pl.col("value").mean())
+    # All groups keep the order of rows, so that sums are rounded in the same way every time.
+    runs = single.group_by(*keys, "model_", "run_", maintain_order=True).agg(pl.col("value").mean())
+    models = runs.group_by(*keys, "model_", maintain_order=True).agg(pl.col("value").mean())
+    documents = single.group_by(*keys, "document", maintain_order=True).agg(pl.col("value").mean())
     frames = [
         _moments(frame, keys, "value", over=unit).with_columns(rank=pl.lit(rank))
         for rank, (unit, frame) in enumerate(zip(UNITS, (models, runs, documents), strict=True))
@@ -54,7 +55,7 @@ def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
     # The first unit of which there are two; where there is none, the documents.
     usable = pl.concat(pl.collect_all(frames)).filter((pl.col("n") >= 2) | (pl.col("over") == UNITS[-1]))
     found = usable.sort("rank").unique(keys, keep="first", maintain_order=True)
-    counts = runs.group_by(keys).agg(runs=pl.len().cast(pl.Int64)).collect()
+    counts = runs.group_by(keys, maintain_order=True).agg(runs=pl.len().cast(pl.Int64)).collect()
     found = found.join(counts, on=keys, how="left", nulls_equal=True).rename({"value": "mean"})
     return _bounded(found, "mean").select(*keys, "mean", "low", "high", "n", "over", "runs").sort(keys, nulls_last=True)
 
@@ -80,19 +81,19 @@ def trends(values: pl.LazyFrame, along: str, by: Sequence[str]) -> pl.DataFrame:
         x=pl.col(along).clip(lower_bound=1).cast(pl.Float64).log10()
     )
     # One value for each step: several runs there (seeds, texts) are averaged first.
-    points = rows.group_by(*inner, "x").agg(pl.col("value").mean())
+    points = rows.group_by(*inner, "x", maintain_order=True).agg(pl.col("value").mean())
     centred = points.with_columns(dx=pl.col("x") - pl.col("x").mean().over(inner))
     slopes = (
-        centred.group_by(inner)
+        centred.group_by(inner, maintain_order=True)
         .agg(slope=(pl.col("dx") * pl.col("value")).sum() / (pl.col("dx") ** 2).sum(), points=pl.len())
         .filter(pl.col("points") >= 2)
     )
     found = _moments(slopes, keys, "slope", over="document").collect()
     if along != "size":
-        models = slopes.group_by(*keys, "model_").agg(pl.col("slope").mean())
+        models = slopes.group_by(*keys, "model_", maintain_order=True).agg(pl.col("slope").mean())
         by_model = _moments(models, keys, "slope", over="model").filter(pl.col("n") >= 2).collect()
         found = pl.concat([by_model, found.join(by_model, on=keys, how="anti", nulls_equal=True)])
-    means = rows.group_by(*keys, "x").agg(pl.col("value").mean()).sort("x")
+    means = rows.group_by(*keys, "x", maintain_order=True).agg(pl.col("value").mean()).sort("x")
     ends = means.group_by(keys, maintain_order=True).agg(
         points=pl.len().cast(pl.Int64), first=pl.col("value").first(), last=pl.col("value").last()
     )
@@ -111,7 +112,9 @@ def _moments(units: pl.LazyFrame, keys: list[str], column: str, *, over: str) ->
 
     value = pl.col(column)
     error = value.std() / pl.len().cast(pl.Float64).sqrt()
-    return units.group_by(keys).agg(value.mean(), error=error, n=pl.len().cast(pl.Int64), over=pl.lit(over))
+    return units.group_by(keys, maintain_order=True).agg(
+        value.mean(), error=error, n=pl.len().cast(pl.Int64), over=pl.lit(over)
+    )
 
 
 def _bounded(table: pl.DataFrame, column: str) -> pl.DataFrame:
