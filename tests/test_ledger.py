@@ -57,6 +57,7 @@ def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
     assert "frequencies  skipped: bands=4" in printed.out
 
 
+@pytest.mark.slow
 def test_shapes_and_more_measurements_in_the_same_file(ledger, tmp_path):
     out = tmp_path / "shape.json"
     fixed = ("--shape", "1.1B", "--device", "cpu", "--dtype", "float32", "--tokens", 32, "--documents", 2)

@@ -72,6 +72,7 @@ def test_comparison_of_length_methods(prepared, monkeypatch, capsys):
     assert {"none", "near-far", "near-far-plan"} <= {label.text for label in labels}
 
 
+@pytest.mark.slow
 def test_wrong_input(prepared, monkeypatch, capsys):
     plan, out = prepared / "plan.json", prepared / "other.json"
     out.write_text(json.dumps({"model": "another", "lengths": {}}))

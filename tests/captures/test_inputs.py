@@ -197,6 +197,7 @@ def continued(model, ids, first, *, inside, **given):
     return kept.layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2"])
 def test_cached_keys_stand_where_their_own_pass_put_them(kind):
     model, ids = shared(kind), tokens(12)

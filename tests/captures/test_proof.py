@@ -372,6 +372,7 @@ def unrotated_right(model, ids):
         assert torch.allclose(a.q, q.unflatten(-1, (a.heads, -1)).transpose(1, 2), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama:dynamic", "llama:longrope"])
 def test_frequencies_that_depend_on_the_length(kind):
     model = tiny(kind)

@@ -111,6 +111,7 @@ def test_nothing_is_left_after_a_proof(model):
     assert changed(before, snapshot(model)) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_an_exception_in_the_reducer(model):
     before = snapshot(model)
 
@@ -139,6 +140,7 @@ def test_nothing_is_left_after_an_exception_in_the_model(model, error):
     assert changed(before, snapshot(model)) == []
 
 
+@pytest.mark.slow
 def test_a_pass_after_a_failed_one_starts_afresh(model):
     seen = []
 
@@ -325,6 +327,7 @@ def test_captures_in_two_threads_at_once(kind):
     assert changed(before, snapshot(*models)) == []
 
 
+@pytest.mark.slow
 def test_running_only_a_part_of_the_model_is_refused(model):
     """Positions and the rotation's guard belong to the whole pass; a part alone would go unchecked."""
     base = getattr(model, model.base_model_prefix)

@@ -131,6 +131,7 @@ def test_output_folder_is_a_file(cli, model, text, tmp_path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+@pytest.mark.slow
 def test_disk_full(cli, model, text, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

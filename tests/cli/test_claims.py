@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 
+
+@pytest.mark.slow
 def test_claims_are_judged_and_shown_in_a_report(cli, model, text, tmp_path):
     options = (model, "--text", text, "--tokens", 28, "--device", "cpu", "--out", tmp_path / "runs")
     outcome = cli("claims", *options)

@@ -79,6 +79,7 @@ def test_check_prints_every_layer_if_asked(cli, model, monkeypatch):
     assert all(float(error) < 5e-5 for row in lines for error in row[4:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "expected", "remarks"),
     [
@@ -218,6 +219,7 @@ def test_text_from_standard_input(cli, model, monkeypatch, tmp_path):
     assert shown.code == 0, shown.err
 
 
+@pytest.mark.slow
 def test_narrow_terminals_do_not_cut_numbers(cli, model, text, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     shown = [cli("attention", model, "--text", text, "--tokens", 24), cli("check", model), cli("compare", "runs")]

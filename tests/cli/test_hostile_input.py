@@ -57,6 +57,7 @@ def test_folders_of_runs(cli, model, text, props, command, name, words):
     assert_one_line(outcome, "--out", words)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("name", ["", "~nosuchuser/x", LONG, "loop", "file/x", "folder", "pipe", "zeros", "/dev/null"])
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_folder_of_a_pattern(cli, model, text, props, name):
     assert_one_line(cli("plan", model, "--text", text, "--pattern", name), "--pattern")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unloaded", "props")
 @pytest.mark.parametrize("name", ["", "~nosuchuser/x", LONG, "loop", "folder", "pipe", "zeros", "deep.toml", "file"])
 def test_files_to_read(cli, model, text, name):
@@ -92,6 +94,7 @@ def test_files_to_read(cli, model, text, name):
         assert_one_line(cli("encodings", "run", "--text", name, "--out", "new"), "text")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", "~nosuchuser/x", LONG, "loop", "folder", "pipe", "zeros", "file"])
 def test_runs_to_read(cli, props, name):
     assert_one_line(cli("compare", name))
@@ -181,6 +184,7 @@ def test_huge_sweeps(cli, model, tmp_path):
     assert_one_line(cli("sweep", path, "--workers", 99999999), "--workers is 99999999")
 
 
+@pytest.mark.slow
 def test_control_characters_are_shown_by_their_code(cli, model, tmp_path):
     red = tmp_path / RED
     red.with_suffix(".txt").write_text("the cat sat on a mat and the dog ran " * 3)

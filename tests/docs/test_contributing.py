@@ -46,6 +46,7 @@ def test_a_length_method(page):
     assert (page.other - page.original).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_length_method_by_loops(page):
     method = page.LeakyReRoPE(window=5, leak=3.0)
     tiny, layers = build("llama"), []

@@ -117,6 +117,7 @@ def _train(directory, connection):
     )
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path, processes):
     killed(processes, _train, tmp_path, after=16)
     assert same(train_language(MODEL, TRAIN, TEXT), train_language(MODEL, TRAIN, TEXT, directory=tmp_path))

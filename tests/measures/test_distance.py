@@ -263,6 +263,7 @@ def test_numbers_do_not_depend_on_scale_or_a_constant():
     assert not torch.allclose(before.additive_share, without.additive_share)
 
 
+@pytest.mark.slow
 def test_shares_add_up_and_stay_between_0_and_1():
     for name in MODELS:
         layer = rotated(name)

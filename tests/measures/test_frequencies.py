@@ -444,6 +444,7 @@ def massive_model():
     return model
 
 
+@pytest.mark.slow
 def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
     """Parity: the model's own rotation is patched, and every prompt is run without others beside it."""
     model, ids = massive_model(), torch.randint(VOCABULARY, (1, 160), generator=torch.Generator().manual_seed(1))
@@ -512,6 +513,7 @@ def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
     assert {metric.name for metric in frequencies_measurement._MASSIVE} <= stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma3_text"])
 def test_models_without_massive_values_lose_nothing(name, monkeypatch):
     monkeypatch.setattr(frequencies_text, "LEAST_GAIN", -math.inf)

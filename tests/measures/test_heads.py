@@ -59,6 +59,7 @@ def test_layers_that_mix_keys_are_run_again_and_say_so():
     assert all("s_pos" not in layer.heads and "entropy" in layer.heads for layer in left_out.layers)
 
 
+@pytest.mark.slow
 def test_documents_are_combined_by_head():
     subject = TinySubject("llama")
     documents = [measure_heads(subject, tokens(40, seed=seed), CONFIG) for seed in range(3)]

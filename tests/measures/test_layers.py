@@ -116,6 +116,7 @@ def test_planes_of_a_head_make_up_its_logits():
     assert wherewhat.planes(layer).share.shape == (layer.heads, planes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("what", ["list", "tensor", "batch", "cache"])
 def test_what_cannot_be_honoured_is_refused_in_one_line(function, what):

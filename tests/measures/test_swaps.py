@@ -181,6 +181,7 @@ ENCODINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_scores_equal_all_swaps(encoding):
     q, k = draw(N)
@@ -269,6 +270,7 @@ def test_swaps_that_are_left_out_are_within_the_bound(monkeypatch):
     assert differs > 1e-3
 
 
+@pytest.mark.slow
 def test_few_swaps_are_computed_unless_attention_is_uniform():
     n = 400
     q, k = torch.ones(4, n, 1).double(), torch.zeros(4, n, 1).double()
@@ -465,6 +467,7 @@ def test_queries_are_spread_and_end_with_the_last():
     assert choose_queries(6, count=1, positions=(-1, 3)) == [3, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "mixes"), [("llama", False), ("ctrl", False), ("zaya", True), ("gpt2", False)])
 def test_key_mixing_tells_layers_that_must_be_run_again(family, mixes):
     model = tiny(family)

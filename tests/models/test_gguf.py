@@ -82,6 +82,7 @@ def test_bos_follows_the_file_and_else_llama_cpp(build, tmp_path, tokenizer, add
         assert 2 not in ids
 
 
+@pytest.mark.slow
 def test_second_load_uses_the_cache_and_gives_the_same(build, tmp_path, monkeypatch, capfd):
     build.gguf(tmp_path / "m.gguf")
     said = []
@@ -140,6 +141,7 @@ def _load_once(path, cache, queue):
     queue.put(load(path, device="cpu", cache_dir=cache).weights_hash)
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_cache(build, tmp_path, processes):
     build.gguf(tmp_path / "m.gguf")
     queue = processes.Queue()

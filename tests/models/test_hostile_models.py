@@ -102,6 +102,7 @@ def test_a_prefix_outside_the_vocabulary(folder):
         load(folder, device="cpu").tokenize("a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -154,6 +155,7 @@ def test_weight_indexes_that_leave_the_folder(folder, entry, match):
     refused(folder, match)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "PreTrainedTokenizerBase", "AutoTokenizer", "pipeline", 5])
 def test_tokenizer_classes_that_are_none(folder, name):
     file = folder / "tokenizer_config.json"

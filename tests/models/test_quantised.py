@@ -100,6 +100,7 @@ def test_torchao(plain, tmp_path, build, name):
     check_folder(tmp_path / "saved", "float32", 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compressed_tensors(plain, tmp_path, build):
     compressed = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")

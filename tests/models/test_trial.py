@@ -39,6 +39,7 @@ def test_what_a_step_does_is_one_line(step, kind, match):
     assert attempt(answer, **OPTIONS, number=1)["number"] == 1
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_end_is_stopped_and_the_next_one_runs():
     start = time.monotonic()
     with pytest.raises(LoadError, match="did not end within 1 s"):

@@ -306,6 +306,7 @@ def texts(count=3, tokens=24, vocabulary=32):
     return [torch.randint(vocabulary, (tokens,), generator=generator).tolist() for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_model_in_memory(tmp_path, monkeypatch):
     model = tiny("llama")
     numbers = (1, 5, 6, 16, 18, 22, 24)
@@ -324,6 +325,7 @@ def test_model_in_memory(tmp_path, monkeypatch):
     assert judge_claims(model, claims=numbers, texts=texts(), out=tmp_path) == made
 
 
+@pytest.mark.slow
 def test_massive_values(tmp_path):
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -337,6 +339,7 @@ def test_massive_values(tmp_path):
     assert made.verdicts[23].startswith("not judged: 24 tokens are too few for 4 planted runs")
 
 
+@pytest.mark.slow
 def test_model_without_rotation(tmp_path):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
@@ -348,6 +351,7 @@ def test_model_without_rotation(tmp_path):
     assert len(made.data["runs"]) == 5  # axes with two control models, heads with one
 
 
+@pytest.mark.slow
 def test_beyond_the_trained_length(model, text, tmp_path):
     text.write_text("the cat sat on a mat and the dog ran " * 20)
     request = ModelRequest(model=model, device="cpu")
@@ -356,6 +360,7 @@ def test_beyond_the_trained_length(model, text, tmp_path):
     assert [run["measurement"] for run in made.data["runs"]].count("extend") == 1
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_same_bytes_follow(speller, tmp_path, monkeypatch):
     request = ModelRequest(model=speller, device="cpu")
     options = {"claims": (1, 4, 7), "tokens": 40, "documents": 2}
@@ -411,6 +416,7 @@ def test_wrong_requests_are_refused(tmp_path):
         Judgement.load(tmp_path / "none.json")
 
 
+@pytest.mark.slow
 def test_newest_claims_that_are_not_damaged_are_shown(tmp_path):
     model = tiny("llama")
     made = judge_claims(model, claims=(1, 11), texts=texts(), out=tmp_path)

@@ -172,6 +172,7 @@ def test_tables_hold_all_scores(results, tmp_path):
         results["axes"].export(tmp_path / "scores.csv", "map")
 
 
+@pytest.mark.slow
 def test_html_opens_offline(results, tmp_path):
     written = results["heads"].export(tmp_path / "plane.html").read_text()
     assert "cdn.plot.ly" not in written.replace("https://cdn.plot.ly/un/", "")

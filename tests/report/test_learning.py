@@ -46,6 +46,7 @@ def test_finished_and_killed_trainings_are_shown(folder):
     assert "recorded at 3 steps on 2 texts of 16 tokens" in one["note"]
 
 
+@pytest.mark.slow
 def test_both_kinds_of_training(folder, multihop_study, tmp_path):
     found = learning_curves([folder, multihop_study.path], out=tmp_path)
     assert [one["title"] for one in found] == [curves(multihop_study)["title"], "finished", "killed"]

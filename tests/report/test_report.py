@@ -289,6 +289,7 @@ def test_nothing_piped_in_is_one_line(cli, hostile_model, tmp_path, monkeypatch)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

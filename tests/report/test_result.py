@@ -172,6 +172,7 @@ def test_the_run_of_other_weights_is_another(model, tmp_path, weights):
     assert (first.path == second.path) == (weights == "trained")
 
 
+@pytest.mark.slow
 def test_pipelines_peft_models_and_columns(model, tokenizer):
     expected = wherewhat.measure("attention", model, texts=[WORDS * 2], tokenizer=tokenizer)
     made = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
@@ -231,6 +232,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "words"), RETURNED.values(), ids=RETURNED)
 def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, made, words):
     monkeypatch.setattr(registry, "_known", dict(measurements()))

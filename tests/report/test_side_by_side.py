@@ -161,6 +161,7 @@ def test_samples_of_weights_tell_separate_trainings_from_fine_tuning():
     assert abs(correlation[0, 1]) < 0.3 < SAME_WEIGHTS < correlation[1, 2]
 
 
+@pytest.mark.slow
 def test_one_model_is_compared_with_nothing(made):
     assert made.report.data["comparison"] is None
     assert "sample" not in made.report.data["models"][0]["model"]
@@ -257,6 +258,7 @@ def test_finished_measurements_are_shown_without_measuring(spelled, speller, mon
     assert about["choices"].startswith("Measured in float32 on 2 items;")
 
 
+@pytest.mark.slow
 def test_measurements_of_another_model_are_not_shown(spelled, speller):
     """The folder has them of a model with the same name and tokenizer, and other weights."""
     finished = {config["measurement"] for _, config in KnownRuns(spelled / "report").finished()}

@@ -120,6 +120,7 @@ def test_any_damage_to_any_file_is_noticed_and_redone(damage, finished, tmp_path
         assert result_bytes(healed) == reference, path
 
 
+@pytest.mark.slow
 def test_every_single_flipped_bit_of_the_seal_and_the_part_is_noticed(tmp_path):
     run, _ = complete_run(tmp_path)
     for path in (run.path / "complete.json", next((run.path / "parts").glob("B-*")) / "part.json"):
@@ -312,6 +313,7 @@ def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
     assert complete_run(tmp_path)[1] == KEYS
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize("name", ["config.json", "complete.json", "scores.parquet", "profiles.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "deep", "loop", "sparse"])

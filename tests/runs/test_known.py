@@ -66,6 +66,7 @@ def _touch(path):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_another_input_is_another_request(folder, text, tmp_path, change):
     request = asked(folder, text)

@@ -60,6 +60,7 @@ def test_figure_has_a_panel_per_measurement(run):
     assert {trace.yaxis for trace in lines} == {"y", "y2"}
 
 
+@pytest.mark.slow
 def test_a_line_says_what_it_is(run):
     assert repr(run) == f"TrainingRun of {run.name}: 2 records, steps 0 to 1, axes, heads; in memory"
 

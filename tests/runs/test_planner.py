@@ -84,6 +84,7 @@ def test_a_clearly_better_selector_is_named():
         assert better_selector([own, row], own) is None
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_better_selector(model, tmp_path, monkeypatch):
     other = _row("mass", 1.0, 0.01)
     other["rise"] |= {"high": 0.02}

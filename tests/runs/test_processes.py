@@ -80,6 +80,7 @@ def test_killed_at_every_step_and_resumed_gives_the_same_bytes(tmp_path, process
     assert moment > 40
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_at_random_moments_gives_the_same_bytes(tmp_path, processes, reference):
     generator = random.Random(0)
     killed = 0
@@ -114,6 +115,7 @@ def test_processes_at_the_same_time_compute_every_part_once(tmp_path, processes,
     assert set(waits) == {f"another process works in {run.path}: waiting for it"}
 
 
+@pytest.mark.slow
 def test_a_waiting_process_takes_over_when_the_worker_is_killed(tmp_path, processes, reference):
     log = tmp_path / "log"
     first = start(processes, _work, str(tmp_path / "runs"), str(log), 0.3)
@@ -141,6 +143,7 @@ def _give_up_or_finish(parent, log, number):
         run.finish(KEYS, provenance=provenance())
 
 
+@pytest.mark.slow
 def test_directories_taken_away_do_not_disturb_those_who_wait(tmp_path, processes, reference):
     for round_ in range(5):
         parent = tmp_path / f"{round_}" / "runs"

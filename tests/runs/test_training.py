@@ -210,6 +210,7 @@ def test_resuming_drops_later_records_and_continues(tmp_path, finished):
     assert recorder(model, out=tmp_path / "empty", start=5).finish().records.steps.tolist() == [5]
 
 
+@pytest.mark.slow
 def test_an_error_is_one_warning_and_the_training_goes_on(monkeypatch, caplog, tmp_path):
     model = trainee()
     watch = recorder(model, out=tmp_path)

@@ -339,6 +339,7 @@ def test_a_tokenizer_without_english(kind):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_ids_beyond_the_model_are_not_used():
     narrow = PieceTokenizer.of(byte_bpe(), vocabulary=1490)
     for kind in KINDS:

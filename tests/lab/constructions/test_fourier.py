@@ -20,6 +20,7 @@ from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.swaps.layer import layer_swaps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize(("tokens", "period"), [(16, 16), (17, 17), (20, 9), (128, 128)])
 def test_logits_are_the_function(side, tokens, period):

@@ -331,6 +331,7 @@ def test_a_length_that_angles_do_not_hold_is_refused_before_any_work(monkeypatch
         index_transformer(IndexTask(target=16), theta=0.866, longest=10**9)
 
 
+@pytest.mark.slow
 def test_checking_tells_how_far_it_is():
     class Told(Silent):
         def track(self, items, label):

@@ -95,6 +95,7 @@ def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_
         torch.testing.assert_close(found["plane_share"].sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "pope"])
 def test_losses_ranks_and_induction(encoding, held_out):
     subject = LabSubject(make(encoding), trained_length=CONTEXT)

@@ -150,6 +150,7 @@ def test_the_report(encoding_study, cli):
     assert {row["curve"] for row in curves if row["encoding"] == "alibi"} == set(open_runs(out)[1].after())
 
 
+@pytest.mark.slow
 def test_summaries(encoding_study):
     out, _ = encoding_study
     rope, alibi, learned = (summarise_run(run) for run in open_runs(out))

@@ -72,6 +72,7 @@ def verdicts(found):
     return {one.claim.number: (one.verdict, one.condition) for one in judge_runs(found)}
 
 
+@pytest.mark.slow
 def test_planted_heads_decide(found):
     pure, hop = ["positional", "symbolic", "symbolic"], ["Index", "Reflexive", "Reflexive"]
     as_stated = planted(
@@ -99,6 +100,7 @@ def test_several_seeds_of_both_tasks_are_needed(found):
         judge_runs({**found, "letter": found["letter"][:1]})
 
 
+@pytest.mark.slow
 def test_the_command_judges_and_writes(cli, found, tmp_path):
     paths = [one.run.path for runs in found.values() for one in runs]
     shown = cli("multihop", "claims", *paths, "--file", tmp_path / "c.json", "--count", 12, "--device", "cpu")

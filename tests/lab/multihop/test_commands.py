@@ -51,6 +51,7 @@ def test_roles(cli, trained):
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.slow
 def test_recipe(cli, tmp_path):
     recipe = tmp_path / "small.toml"
     recipe.write_text(

@@ -42,6 +42,7 @@ def columns(section, table):
     return dict(zip(shown["header"], zip(*shown["rows"], strict=True), strict=True))
 
 
+@pytest.mark.slow
 def test_every_section_has_charts_and_tables_of_both_tasks(sections):
     assert list(sections) == [title for title, _, _ in SECTIONS]
     for title, section in sections.items():
@@ -101,6 +102,7 @@ def test_theorems_bound_the_discrepancy(sections):
         assert all(low <= high for low, high in zip(worst, best, strict=True))
 
 
+@pytest.mark.slow
 def test_the_command(runs, cli, tmp_path):
     file = tmp_path / "pages" / "multihop.html"
     shown = cli("multihop", "report", *(run.path for run in runs), "--file", file, *GIVEN)
