@@ -79,7 +79,7 @@ def _parameters(request: type) -> list[inspect.Parameter]:
         described: dict[str, Any] = {"help": field.metadata["help"], "metavar": field.metadata["metavar"]}
         kind = _terminal_type(hints.get(field.name, str))
         if field.name == "model":
-            info = typer.Argument(metavar="[MODEL]", help=described["help"])
+            info = typer.Argument(metavar="MODEL", help=described["help"])
         else:
             info = typer.Option(f"--{field.name.replace('_', '-')}", **described)
         keyword = inspect.Parameter.KEYWORD_ONLY

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Models = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL]...",
+        metavar="MODEL",
         help="smollm2 (embedded, the default), a Hugging Face id, a folder, or a .gguf file; several are compared.",
     ),
 ]
