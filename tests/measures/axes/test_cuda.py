@@ -26,7 +26,7 @@ def draw(groups, n, d, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("groups", "n", "d"), [(4, 1000, 128), (3, 4096, 64), (1, 130, 16), (2, 20_000, 32)])
 def test_kernels_equal_float64(groups, n, d, dtype):
-    from wherewhat.measures.axes.cuda import triangle_margins
+    from wherewhat.measures.axes.margins_cuda import triangle_margins
 
     q, k = draw(groups, n, d, dtype)
     found = triangle_margins(q[None], k)

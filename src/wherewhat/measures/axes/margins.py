@@ -84,7 +84,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
     found = []
     if width == n and _has_kernels(q):
-        from wherewhat.measures.axes.cuda import triangle_margins
+        from wherewhat.measures.axes.margins_cuda import triangle_margins
 
         sums, squares, rows, columns = triangle_margins(q.reshape(k.shape[0], groups, n, d), k)
         return Margins(band, sums, squares), rows, columns
@@ -100,7 +100,7 @@ def _has_kernels(q: Tensor) -> bool:
     """Whether ``q`` is on a GPU, supported by the kernels, and long enough for them to be faster."""
     if q.numel() < 2**22 or not has_triton(q.device):
         return False
-    from wherewhat.measures.axes.cuda import applies
+    from wherewhat.measures.axes.margins_cuda import applies
 
     return applies(q)
 

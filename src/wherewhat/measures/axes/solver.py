@@ -320,7 +320,7 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
 def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
     if has_triton(band.device):
-        from wherewhat.measures.axes.cuda import solve_triangle
+        from wherewhat.measures.axes.solver_cuda import solve_triangle
 
         found, terms = solve_triangle(margins.sums, offset)
     else:

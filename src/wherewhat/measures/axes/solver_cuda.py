@@ -1,0 +1,286 @@
+"""Triton kernels that solve the three-axis fit; imported only where there is a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_COLUMNS = 22
+"""Sums of a head: mean, then three each of own, mixed, alone, pair, whole, reach and sums of the matrix."""
+
+
+@triton.jit
+def _axis(x, head, axis, t, n):
+    """Values of one axis of packed ``x`` (heads, 3n), zero beyond the text; queries are counted from the end."""
+    place = tl.where(axis == 1, n - 1 - t, t)
+    return tl.load(x + (head * 3 + axis).to(tl.int64) * n + place, mask=t < n, other=0.0)
+
+
+@triton.jit
+def _weight(t, n):
+    """Number of pairs at each value of a coordinate; 1 beyond the text."""
+    return tl.where(t < n, n - t, 1).to(tl.float64)
+
+
+@triton.jit
+def _offset_means(sums, offset, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean of the matrix and its offsets, one head a program."""
+    head = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        offsets = _axis(offset, head, 0, t, n) + _axis(offset, head, 1, t, n) + _axis(offset, head, 2, t, n)
+        total += _axis(sums, head, 0, t, n) + _weight(t, n) * offsets
+    size = tl.cast(n, tl.float64)
+    tl.store(found + head * COLUMNS, tl.sum(total, 0) / (size * (size + 1) / 2))
+
+
+@triton.jit
+def _offset_sums(sums, offset, expected, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Expectation of the offset of one axis given values of another, and its products with itself and the matrix."""
+    axis, head = tl.program_id(0), tl.program_id(1)
+    shift = tl.where(axis == 1, tl.load(found + head * COLUMNS), 0.0)
+    own = tl.zeros((BLOCK,), tl.float64)
+    reach = tl.zeros((BLOCK,), tl.float64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    before = tl.full((), 0.0, tl.float64)
+    here = expected + (head * 3 + axis).to(tl.int64) * n
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        o = tl.where(t < n, _axis(offset, head, axis, t, n) - shift, 0.0)
+        s = _axis(sums, head, axis, t, n)
+        squares = _weight(t, n) * o * o
+        reach += squares
+        own += squares + 2 * o * s
+        total += s
+        tl.store(here + (n - 1 - t), (tl.cumsum(o, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+        before += tl.sum(o, 0)
+    tl.store(found + head * COLUMNS + 1 + axis, tl.sum(own, 0))
+    tl.store(found + head * COLUMNS + 16 + axis, tl.sum(reach, 0))
+    tl.store(found + head * COLUMNS + 19 + axis, tl.sum(total, 0))
+
+
+@triton.jit
+def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of squares explained by one axis and by one pair of axes, see ``Triangle.explained_by_pair``."""
+    pair, head = tl.program_id(0), tl.program_id(1)
+    one = tl.where(pair == 2, 1, 0)
+    two = tl.where(pair == 0, 1, 2)
+    shift = tl.where(one == 1, tl.load(found + head * COLUMNS), 0.0)
+    rows = expected + head.to(tl.int64) * (3 * n)
+    left = rows + (2 - pair).to(tl.int64) * n  # the offset of the axis left out
+    mean = means + (head * 3 + pair).to(tl.int64) * n
+    squares = tl.zeros((BLOCK,), tl.float64)
+    mixed = tl.zeros((BLOCK,), tl.float64)
+    alone = tl.zeros((BLOCK,), tl.float64)
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < n
+        w = _weight(t, n)
+        y = _axis(sums, head, two, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
+        squares += w * y * y
+        o = tl.where(inside, _axis(offset, head, one, t, n) - shift, 0.0)
+        mixed += w * o * tl.load(rows + two.to(tl.int64) * n + t, mask=inside, other=0.0)
+        z = _axis(sums, head, pair, t, n) / w
+        z += tl.load(rows + ((pair + 1) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
+        z += tl.load(rows + ((pair + 2) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
+        alone += w * z * z
+        tl.store(mean + (n - 1 - t), (tl.cumsum(y, 0) + before) / (t + 1).to(tl.float64), mask=inside)
+        before += tl.sum(y, 0)
+    tl.debug_barrier()  # the means are read in another order
+    products = tl.zeros((BLOCK,), tl.float64)
+    crossed = tl.zeros((BLOCK,), tl.float64)
+    constant = tl.zeros((BLOCK,), tl.float64)
+    flown = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < n
+        w = _weight(t, n)
+        h = _axis(sums, head, one, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
+        h -= tl.load(mean + t, mask=inside, other=0.0)
+        squares += w * h * h
+        through = tl.cumsum(w * h, 0) + flown
+        flown += tl.sum(w * h, 0)
+        x = (t + 1).to(tl.float64)
+        flow = tl.where(t < n - 1, 1.0 / (x * tl.where(t < n - 1, w - 1, 1.0) * w), 0.0)
+        smaller = x * (w + n) / 2
+        products += through * through * flow
+        crossed += through * smaller * flow
+        constant += smaller * smaller * flow
+    size = tl.cast(n, tl.float64)
+    excess = flown / (size * (size + 1) / 2)
+    explained = tl.sum(squares, 0) - excess * flown
+    explained += tl.sum(products, 0) - 2 * excess * tl.sum(crossed, 0) + excess * excess * tl.sum(constant, 0)
+    tl.store(found + head * COLUMNS + 4 + pair, 2 * tl.sum(mixed, 0))
+    tl.store(found + head * COLUMNS + 7 + pair, tl.sum(alone, 0))
+    tl.store(found + head * COLUMNS + 10 + pair, explained)
+
+
+@triton.jit
+def _together(sums, head, t, n):
+    """Sum of the means of the three axes at each value, zero beyond the text."""
+    total = _axis(sums, head, 0, t, n) + _axis(sums, head, 1, t, n) + _axis(sums, head, 2, t, n)
+    return total / _weight(t, n)
+
+
+@triton.jit
+def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """What the three axes share, see ``Triangle.triple``: the expectation of the sum of their terms."""
+    head = tl.program_id(1)
+    size = tl.cast(n, tl.float64)
+    pairs = size * (size + 1) / 2
+    totals = found + head * COLUMNS + 19
+    mean = (tl.load(totals) + tl.load(totals + 1) + tl.load(totals + 2)) / pairs
+    inverse += head.to(tl.int64) * n
+    both += head.to(tl.int64) * n
+    common += head.to(tl.int64) * n
+    weighed = tl.zeros((BLOCK,), tl.float64)
+    weights = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        w = _weight(t, n)
+        w_1 = tl.where(t < n - 1, (t + 1).to(tl.float64) * (w - 1) * w, 0.0)
+        weighed += w_1 * (_together(sums, head, t + 1, n) - _together(sums, head, t, n))
+        weights += w_1
+    weight = tl.sum(weights, 0)
+    slope = tl.sum(weighed, 0) / weight
+    weighed = tl.zeros((BLOCK,), tl.float64)
+    means = tl.zeros((BLOCK,), tl.float64)
+    flown = tl.full((), 0.0, tl.float64)
+    bent = tl.full((), 0.0, tl.float64)
+    risen = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        w = _weight(t, n)
+        x = (t + 1).to(tl.float64)
+        w_1 = tl.where(t < n - 1, x * (w - 1) * w, 0.0)
+        steep = w_1 * (_together(sums, head, t + 1, n) - _together(sums, head, t, n) - slope)
+        flow = x * (x + 1) * (w - 2) * (w - 1) * w
+        bend = tl.where(t < n - 2, -(tl.cumsum(steep, 0) + flown) / tl.where(t < n - 2, flow, 1.0), 0.0)
+        flown += tl.sum(steep, 0)
+        rise = tl.where(t < n - 1, tl.cumsum(bend, 0) + bent - bend, 0.0)
+        bent += tl.sum(bend, 0)
+        weighed += w_1 * rise
+        value = tl.cumsum(rise, 0) + risen - rise
+        risen += tl.sum(rise, 0)
+        means += tl.where(t < n, w * value, 0.0)
+        tl.store(inverse + t, value, mask=t < n)
+    slope = tl.sum(weighed, 0) / weight
+    shift = (tl.sum(means, 0) - slope * size * (size - 1) * (size + 1) / 6) / pairs
+    tl.debug_barrier()
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < n
+        value = tl.load(inverse + t, mask=inside, other=0.0) - slope * t.to(tl.float64) - shift
+        value = tl.where(inside, _together(sums, head, t, n) - mean + 4 * value, 0.0)
+        tl.store(inverse + t, value, mask=inside)
+        tl.store(both + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=inside)
+        before += tl.sum(value, 0)
+    tl.debug_barrier()
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        value = tl.load(inverse + t, mask=t < n, other=0.0) - 2 * tl.load(both + t, mask=t < n, other=0.0)
+        tl.store(common + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+        before += tl.sum(value, 0)
+
+
+@triton.jit
+def _pairs_and_common(
+    sums, offset, expected, means, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """What pairs of axes explain and what all three share, at once: each alone leaves most of the GPU idle."""
+    if tl.program_id(0) < 3:
+        _pair_sums(sums, offset, expected, means, found, n, COLUMNS, BLOCK)
+    else:
+        _common(sums, inverse, both, common, found, n, COLUMNS, BLOCK)
+
+
+@triton.jit
+def _axis_terms(
+    sums, offset, common, parts, means, terms, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Terms of one axis with its offset, laid out (3, heads, n), and their product with the matrix."""
+    axis, head = tl.program_id(0), tl.program_id(1)
+    size = tl.cast(n, tl.float64)
+    pairs = size * (size + 1) / 2
+    totals = found + head * COLUMNS + 19
+    everything = (tl.load(totals) + tl.load(totals + 1) + tl.load(totals + 2)) / pairs
+    common += head.to(tl.int64) * n
+    row = (head * 3 + axis).to(tl.int64) * n
+    part = parts + row
+    mean = means + row
+    term = terms + (axis * tl.num_programs(1) + head).to(tl.int64) * n
+    sum_h = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        sum_h += _axis(sums, head, axis, t, n) - tl.where(t < n, _weight(t, n), 0.0) * tl.load(
+            common + t, mask=t < n, other=0.0
+        )
+    excess = tl.sum(sum_h, 0) / pairs
+    flown = tl.full((), 0.0, tl.float64)
+    stepped = tl.full((), 0.0, tl.float64)
+    sum_y = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        w = _weight(t, n)
+        h = _axis(sums, head, axis, t, n) / w - tl.load(common + t, mask=t < n, other=0.0) - excess
+        h = tl.where(t < n, h, 0.0)
+        flow = (t + 1).to(tl.float64) * (w - 1) * w
+        step = tl.where(t < n - 1, -(tl.cumsum(w * h, 0) + flown) / tl.where(t < n - 1, flow, 1.0), 0.0)
+        flown += tl.sum(w * h, 0)
+        y = tl.where(t < n, h + tl.cumsum(step, 0) + stepped - step, 0.0)
+        stepped += tl.sum(step, 0)
+        sum_y += w * y
+        tl.store(part + t, y, mask=t < n)
+    excess = tl.sum(sum_y, 0) / pairs
+    tl.debug_barrier()
+    before = tl.full((), 0.0, tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        value = tl.where(t < n, tl.load(part + t, mask=t < n, other=0.0) - excess, 0.0)
+        tl.store(mean + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+        before += tl.sum(value, 0)
+    tl.debug_barrier()
+    whole = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        value = tl.load(part + t, mask=t < n, other=0.0) - excess + tl.load(mean + t, mask=t < n, other=0.0)
+        value += everything / 9  # the operators leave out constants; a third of the mean goes to each axis
+        whole += value * _axis(sums, head, axis, t, n)
+        place = tl.where(axis == 1, n - 1 - t, t)
+        tl.store(term + place, value + _axis(offset, head, axis, t, n), mask=t < n)
+    tl.store(found + head * COLUMNS + 13 + axis, tl.sum(whole, 0))
+
+
+def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sums of squares and products of all subsets of the axes, and the best terms of all three.
+
+    Does what ``Triangle.solve`` does, in four kernels that each read a head from beginning to end.
+
+    Args:
+        sums: Sums of the matrix along diagonals, rows and columns, packed, ``(heads, 3n)`` float64.
+        offset: Known additive terms, packed likewise.
+
+    Returns:
+        What ``Triangle.solve`` returns.
+    """
+    heads, n = len(sums), sums.shape[1] // 3
+    sums, offset = sums.contiguous(), offset.contiguous()
+    found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
+    expected, parts, means, terms, shared = torch.empty(5, heads, 3, n, dtype=torch.float64, device=sums.device)
+    inverse, both, common = shared.view(3, heads, n)
+    block = min(2048, max(256, triton.next_power_of_2(n)))
+    shape: dict[str, Any] = {"COLUMNS": _COLUMNS, "BLOCK": block, "num_warps": max(4, block // 128)}
+    _offset_means[(heads,)](sums, offset, found, n, **shape)
+    _offset_sums[(3, heads)](sums, offset, expected, found, n, **shape)
+    _pairs_and_common[(4, heads)](sums, offset, expected, means, inverse, both, common, found, n, **shape)
+    _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, found, n, **shape)
+    one, whole, reach = found[:, :13], found[:, 13:16].sum(1, keepdim=True), found[:, 16:19].sum(1, keepdim=True)
+    return torch.cat([one, whole, reach], 1).T, terms.view(3, heads, n)
