@@ -77,6 +77,18 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
+def check_integer(name: str, value: object, *, least: int, most: int | None = None, optional: bool = False) -> None:
+    """Refuse a value that is not an integer from ``least`` to ``most``, or None where that is allowed."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} is {value!r}: give a whole number")
+    if value < least:
+        raise ConfigError(f"{name} is {value}: at least {least} is needed")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {value}: at most {most} is possible")
+
+
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raise if torch or the store does not accept the seed."""
     if not 0 <= seed < 2**63:

@@ -6,24 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from wherewhat.errors import ConfigError
+from wherewhat.options import check_integer
 
 _MOST_TOKENS = 10**9
 """Largest number of tokens of all sequences, and of any number of a task."""
 
 
-def check_whole(name: str, value: object, *, least: int, most: int = 10**7) -> None:
-    """Check that a value is a whole number from ``least`` to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} is {value!r}: give a whole number")
-    if value < least:
-        raise ConfigError(f"{name} is {value}: at least {least} is needed")
-    if value > most:
-        raise ConfigError(f"{name} is {value}: at most {most} is possible")
+check_whole = partial(check_integer, most=10**7)
+"""Refuse an option that is not an integer, or so large that sequences would not fit into memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wherewhat.errors import ConfigError
-from wherewhat.options import nearest
+from wherewhat.options import check_integer, nearest
 from wherewhat.text.prompts.prompt import (
     SMALLEST,
     UNLIMITED,
@@ -17,7 +17,6 @@ from wherewhat.text.prompts.prompt import (
     PromptBuilder,
     PromptItem,
     PromptTask,
-    check_whole,
     generator,
 )
 from wherewhat.text.prompts.vocabulary import BIGRAMS, DIGITS, LETTERS, NAMES, THINGS, PieceTokenizer, Pool, Word
@@ -38,7 +37,7 @@ class PromptKind(ABC):
         """Refuse values below the least one."""
         for option in dataclasses.fields(self):
             least, optional = option.metadata["least"], option.default is None
-            check_whole(option.name, getattr(self, option.name), least=least, optional=optional)
+            check_integer(option.name, getattr(self, option.name), least=least, optional=optional)
 
     @abstractmethod
     def builders(self, tokenizer: PieceTokenizer, *, tokens: int | None, count: int, seed: int) -> list[PromptBuilder]:
@@ -253,9 +252,9 @@ def make_prompts(
         seed: Seed of the prompts.
         **options: Options of the kind; see `KINDS`.
     """
-    check_whole("tokens", tokens, least=1, optional=True)
-    check_whole("count", count, least=1)
-    check_whole("seed", seed, least=0)
+    check_integer("tokens", tokens, least=1, optional=True)
+    check_integer("count", count, least=1)
+    check_integer("seed", seed, least=0)
     if kind not in KINDS:
         raise ConfigError(f"there is no kind of prompt '{kind}': {nearest(kind, KINDS)}")
     known = [option.name for option in dataclasses.fields(KINDS[kind])]

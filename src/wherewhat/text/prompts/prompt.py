@@ -323,13 +323,3 @@ def balanced(size: int, count: int, rng: random.Random) -> list[int]:
 def generator(kind: str, seed: int, what: int | str) -> random.Random:
     """Return a separate random generator for each prompt, so that prompts do not depend on their number."""
     return random.Random(f"{kind} {seed} {what}")  # noqa: S311 - reproducible, not secret
-
-
-def check_whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
-    """Refuse a value that is not an integer of at least ``least``, or None where that is allowed."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} is {value!r}: give a whole number")
-    if value < least:
-        raise ConfigError(f"{name} is {value}: at least {least} is needed")
