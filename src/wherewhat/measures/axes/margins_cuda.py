@@ -11,44 +11,6 @@ from torch import Tensor
 
 from wherewhat.measures.axes.margins import fft_length
 
-BLOCK = 2048
-"""Entries that one program sums."""
-
-
-@triton.jit
-def _totals(x, totals, n, blocks, BLOCK: tl.constexpr):
-    """Sum of each block of ``x`` (rows, n)."""
-    block, row = tl.program_id(0), tl.program_id(1)
-    t = block * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + row.to(tl.int64) * n + t, mask=t < n, other=0.0).to(tl.float64)
-    tl.store(totals + row * blocks + block, tl.sum(values, 0))
-
-
-@triton.jit
-def _scan(x, before, out, n, blocks, BLOCK: tl.constexpr):
-    """Cumulative sum in a block."""
-    block, row = tl.program_id(0), tl.program_id(1)
-    t = block * BLOCK + tl.arange(0, BLOCK)
-    first = row.to(tl.int64) * n
-    values = tl.load(x + first + t, mask=t < n, other=0.0).to(tl.float64)
-    values = tl.cumsum(values, 0) + tl.load(before + row * blocks + block)
-    tl.store(out + first + t, values, mask=t < n)
-
-
-def cumulative_sum(x: Tensor) -> Tensor:
-    """Return the cumulative sum over the last dimension of ``x`` ``(..., n)``, float64."""
-    n = x.shape[-1]
-    flat = x.contiguous().view(-1, n)
-    blocks = -(-n // BLOCK)
-    grid = (blocks, flat.shape[0])
-    totals = torch.empty(flat.shape[0], blocks, dtype=torch.float64, device=x.device)
-    _totals[grid](flat, totals, n, blocks, BLOCK=BLOCK, num_warps=4)
-    before = totals.cumsum(-1) - totals
-    out = torch.empty(flat.shape, dtype=torch.float64, device=x.device)
-    _scan[grid](flat, before, out, n, blocks, BLOCK=BLOCK, num_warps=4)
-    return out.view(x.shape)
-
-
 CHUNK = 64
 """Tokens of a chunk."""
 
@@ -58,7 +20,7 @@ SPAN = 16
 _PART, _PARTS = 4096, 16
 """Tokens of a part of the text, whose FFT reads and writes memory once, and the largest number of parts."""
 
-_SPECTRA = 2**33
+_SPECTRA = 2**30
 """Bytes of Fourier transforms held at a time (twice: before and after)."""
 
 
@@ -98,10 +60,34 @@ def _sums(x, out, n, chunks, D: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Row r of ``x`` (rows, n, D), centred, as complex planes (rows, parts, D/2, length), zero after each part.
+def _around(sums, mean, around, n, chunks, SIZE: tl.constexpr, AFTER: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean of n tokens from each row of ``sums`` (rows, chunks), and the centred sum before or after each chunk."""
+    row = tl.program_id(0).to(tl.int64) * chunks
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, chunks, BLOCK):
+        chunk = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + row + chunk, mask=chunk < chunks, other=0.0).to(tl.float64)
+    whole = tl.sum(total, 0)
+    rounded = (whole / n).to(tl.float32)
+    tl.store(mean + tl.program_id(0), rounded)
+    average = rounded.to(tl.float64)
+    whole -= average * n
+    earlier = tl.full((), 0.0, tl.float64)
+    for start in range(0, chunks, BLOCK):
+        chunk = start + tl.arange(0, BLOCK)
+        inside = chunk < chunks
+        values = tl.load(sums + row + chunk, mask=inside, other=0.0).to(tl.float64)
+        values = tl.where(inside, values - average * tl.minimum(n - chunk * SIZE, SIZE), 0.0)
+        through = tl.cumsum(values, 0) + earlier
+        earlier += tl.sum(values, 0)
+        tl.store(around + row + chunk, (whole - through if AFTER else through - values).to(tl.float32), mask=inside)
 
-    Dimensions 2p and 2p+1 are plane p; a part has ``size`` tokens.
+
+@triton.jit
+def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Row r of ``x`` (rows, n, D), centred, as the start of complex planes (rows, parts, D/2, length).
+
+    Dimensions 2p and 2p+1 are plane p; a part has ``size`` tokens, zero after the text.
     """
     block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place = block * BLOCK + tl.arange(0, BLOCK)
@@ -116,7 +102,7 @@ def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr)
     position = block * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     first = (row * tl.num_programs(1) + part) * (D // 2)
     target = out + (first + plane[:, None]).to(tl.int64) * (2 * length) + position[None, :]
-    tl.store(target, both, mask=(position < 2 * length)[None, :])
+    tl.store(target, both, mask=(position < 2 * size)[None, :])
 
 
 @triton.jit
@@ -257,34 +243,15 @@ def triangle_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
         ``(heads, 3n)`` and ``(heads,)`` float64, ``(heads, n)`` and ``(heads, n)`` float32.
     """
     kv, groups, n, d = q.shape
-    step = max(1, _SPECTRA // ((groups + 1) * (d // 2) * 2 * n * 8))
-    rounds = -(-kv // step)
-    found = [
-        _some_margins(some_q, some_k)
-        for some_q, some_k in zip(q.contiguous().chunk(rounds), k.contiguous().chunk(rounds), strict=True)
-    ]
-    sums, squares, rows, columns = (torch.cat(parts) if rounds > 1 else parts[0] for parts in zip(*found, strict=True))
-    return sums, squares, rows, columns
-
-
-def _some_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    kv, groups, n, d = q.shape
     heads, chunks = kv * groups, -(-n // CHUNK)
-    q = q.view(heads, n, d)
-    device = q.device
-    sums_q, sums_k = _chunk_sums(q, chunks), _chunk_sums(k, chunks)
-    mean_q, mean_k = (x.sum(-1, dtype=torch.float64).div_(n).float() for x in (sums_q, sums_k))
+    q, k = q.contiguous().view(heads, n, d), k.contiguous()
+    mean_q, after = _chunk_sums(q, chunks, after=True)
+    mean_k, before = _chunk_sums(k, chunks, after=False)
     diagonals = _diagonals(q, k, mean_q, mean_k)  # first: while it runs, all other kernels are launched
-    counts = torch.full((chunks,), float(CHUNK), dtype=torch.float64, device=device)
-    counts[-1:].fill_(n - (chunks - 1) * CHUNK)
-    sums_q, sums_k = sums_q - mean_q[..., None] * counts, sums_k - mean_k[..., None] * counts
-    through = cumulative_sum(sums_q)
-    after = (through[..., -1:] - through).float()
-    before = (cumulative_sum(sums_k) - sums_k).float()
     high, low = _gram_matrices(k, mean_k, chunks)
-    sums = torch.empty(heads, 3 * n, dtype=torch.float64, device=device)
-    query_terms, key_terms = (torch.empty(heads, n, dtype=torch.float32, device=device) for _ in range(2))
-    squares = torch.empty(heads, chunks, dtype=torch.float32, device=device)
+    sums = torch.empty(heads, 3 * n, dtype=torch.float64, device=q.device)
+    query_terms, key_terms = (torch.empty(heads, n, dtype=torch.float32, device=q.device) for _ in range(2))
+    squares = torch.empty(heads, chunks, dtype=torch.float32, device=q.device)
     _chunks[(groups, chunks, kv)](
         q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
         n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, SOME=min(d, 64), num_warps=4, num_stages=2, maxnreg=168,
@@ -293,12 +260,19 @@ def _some_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return sums, squares.sum(-1, dtype=torch.float64), query_terms, key_terms
 
 
-def _chunk_sums(x: Tensor, chunks: int) -> Tensor:
-    """Return the sum of ``x`` ``(rows, n, d)`` over each chunk, ``(rows, d, chunks)`` float32."""
+def _chunk_sums(x: Tensor, chunks: int, *, after: bool) -> tuple[Tensor, Tensor]:
+    """Return the mean of ``x`` ``(rows, n, d)``, and the centred sum after (or before) each chunk.
+
+    Returns:
+        ``(rows, d)`` and ``(rows, d, chunks)``, float32.
+    """
     rows, n, d = x.shape
-    out = torch.empty(rows, d, chunks, dtype=torch.float32, device=x.device)
-    _sums[(chunks, rows)](x, out, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
-    return out
+    sums, around = torch.empty(2, rows, d, chunks, dtype=torch.float32, device=x.device)
+    mean = torch.empty(rows, d, dtype=torch.float32, device=x.device)
+    _sums[(chunks, rows)](x, sums, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
+    block = min(2048, triton.next_power_of_2(chunks))
+    _around[(rows * d,)](sums, mean, around, n, chunks, SIZE=CHUNK, AFTER=after, BLOCK=block, num_warps=4)
+    return mean, around
 
 
 def _gram_matrices(k: Tensor, mean: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
@@ -321,19 +295,27 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor) -> Tensor:
     spectra.
     """
     heads, n, d = q.shape
+    groups = heads // k.shape[0]
     parts = min(_PARTS, triton.next_power_of_2(-(-n // _PART)))  # the kernel is compiled for each number of parts
     size = -(-n // parts)
     length = fft_length(2 * size)
-    planes = torch.empty(heads + k.shape[0], parts, d // 2, length, dtype=torch.complex64, device=q.device)
-    for x, mean, out in ((q, mean_q, planes[:heads]), (k, mean_k, planes[heads:])):
-        grid = (-(-length // 64), parts, x.shape[0])
-        _spread[grid](x, mean, torch.view_as_real(out), n, size, length, D=d, BLOCK=64, num_warps=4)
-    spectra: Tensor = torch.fft.fft(planes)
-    del planes
+    step = min(len(k), max(1, _SPECTRA // ((groups + 1) * parts * (d // 2) * length * 8)))
+    planes = torch.empty((groups + 1) * step, parts, d // 2, length, dtype=torch.complex64, device=q.device)
+    planes[..., size:] = 0  # once: no round writes there
     product = torch.empty(heads, parts, length, dtype=torch.complex64, device=q.device)
-    arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:heads], spectra[heads:], product)]
-    shape: dict[str, Any] = {"PARTS": parts, "GROUPS": heads // k.shape[0], "PLANES": d // 2}
-    _correlate[(-(-length // 128), heads)](*arguments, length, **shape, BLOCK=128, num_warps=4)
+    shape: dict[str, Any] = {"PARTS": parts, "GROUPS": groups, "PLANES": d // 2}
+    for first in range(0, len(k), step):
+        of_k = slice(first, first + step)
+        of_q = slice(first * groups, (first + step) * groups)
+        count, filled = len(q[of_q]), 0
+        for x, mean in ((q[of_q], mean_q[of_q]), (k[of_k], mean_k[of_k])):
+            out = torch.view_as_real(planes[filled:])
+            _spread[(-(-size // 64), parts, len(x))](x, mean, out, n, size, length, D=d, BLOCK=64, num_warps=4)
+            filled += len(x)
+        spectra: Tensor = torch.fft.fft(planes[:filled])
+        arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:count], spectra[count:], product[of_q])]
+        _correlate[(-(-length // 128), count)](*arguments, length, **shape, BLOCK=128, num_warps=4)
+    del planes, spectra
     found: Tensor = torch.fft.ifft(product).real
     sums = found[..., :size].contiguous()
     sums[:, :-1] += found[:, 1:, length - size :]  # distances below zero between parts that are one further apart
