@@ -90,15 +90,10 @@ def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr)
     Dimensions 2p and 2p+1 are plane p; a part has ``size`` tokens, zero after the text.
     """
     block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    place = block * BLOCK + tl.arange(0, BLOCK)
-    token = part * size + place
+    token = part * size + block * BLOCK + tl.arange(0, BLOCK)
     plane = tl.arange(0, D // 2)
-    source = x + (row.to(tl.int64) * n + token[None, :]) * D + 2 * plane[:, None]
-    inside = ((place < size) & (token < n))[None, :]
-    real = tl.load(source, mask=inside, other=0.0).to(tl.float32) - tl.load(mean + row * D + 2 * plane)[:, None]
-    imaginary = tl.load(source + 1, mask=inside, other=0.0).to(tl.float32)
-    imaginary -= tl.load(mean + row * D + 2 * plane + 1)[:, None]
-    both = tl.interleave(tl.where(inside, real, 0.0), tl.where(inside, imaginary, 0.0))  # (planes, 2 * BLOCK)
+    planes = tl.reshape(_centred(x, mean, row, token, tl.arange(0, D), n, D), (BLOCK, D // 2, 2))
+    both = tl.reshape(tl.permute(planes, (1, 0, 2)), (D // 2, 2 * BLOCK))
     position = block * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     first = (row * tl.num_programs(1) + part) * (D // 2)
     target = out + (first + plane[:, None]).to(tl.int64) * (2 * length) + position[None, :]
