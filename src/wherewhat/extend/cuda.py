@@ -75,8 +75,9 @@ def _merge(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Merge some rows of one head in one chunk."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1).to(tl.int64)
+    # Heads first: programs that run at the same time read the same cosines and sines.
+    head = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     batch, chunk = (tl.program_id(2) // chunks).to(tl.int64), (tl.program_id(2) % chunks).to(tl.int64)
     token = start + chunk * size + row
     here = (row < size) & (token < n)
@@ -105,7 +106,7 @@ def _merge(
         total = total * mine[:, None] + other * others[:, None]
         weight = mine + others
         top = highest
-    if FAR and start + chunk * size + (tl.program_id(0) + 1) * ROWS > window:
+    if FAR and start + chunk * size + (tl.program_id(1) + 1) * ROWS > window:
         column = tl.arange(0, COLUMNS)
         known = (column < count)[:, None] & (dim < d)[None, :]
         asking = q + batch * q_strides[0] + head * q_strides[1]
@@ -186,7 +187,7 @@ def merge_parts(
     window, count, group = (0, 0, 1) if far is None else (far.window, keys.shape[2], heads // keys.shape[1])
     sizes = (chunks, size, out.shape[2], chunks - behind.shape[1], start, window, count, group, scale, d)
     shapes = {"ROWS": _ROWS, "COLUMNS": columns, "D": triton.next_power_of_2(d)}
-    _merge[triton.cdiv(size, _ROWS), heads, batch * chunks](
+    _merge[heads, triton.cdiv(size, _ROWS), batch * chunks](
         *tensors,
         *strides,
         *sizes,
