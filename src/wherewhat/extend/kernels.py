@@ -256,11 +256,13 @@ class _RotatedScores:
         # The difference of two angles, not the angle of the difference: the model has rounded the second angle.
         theta = rotation.angles(far.query(i)) - rotation.angles(attention.positions.to(keys.device))
         left, right = rotation.halves
-        by_dimension = theta.new_zeros(*theta.shape[:-1], keys.shape[-1])
-        by_dimension[..., left] = by_dimension[..., right] = theta
         # At least as precise as the half-precision queries, with half the memory to read.
         narrow = torch.float16 if attention.rot_q.dtype in (torch.float16, torch.bfloat16) else keys.dtype
-        self.cos, self.sin = by_dimension.cos().to(narrow), by_dimension.sin().to(narrow)
+        shape = (*theta.shape[:-1], keys.shape[-1])  # dimensions that do not rotate have an angle of 0
+        self.cos = torch.ones(shape, dtype=narrow, device=keys.device)
+        self.sin = torch.zeros(shape, dtype=narrow, device=keys.device)
+        for by_dimension, by_plane in ((self.cos, theta.cos()), (self.sin, theta.sin())):
+            by_dimension[..., left] = by_dimension[..., right] = by_plane.to(narrow)
         turned = torch.zeros_like(keys)
         turned[..., left], turned[..., right] = keys[..., right], -keys[..., left]
         self.turned = turned
