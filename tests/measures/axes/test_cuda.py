@@ -36,13 +36,13 @@ def test_kernels_equal_float64(groups, n, d, dtype):
 
 
 def test_rounds_of_key_heads_equal_float64(monkeypatch):
-    from wherewhat.measures.axes import cuda
+    from wherewhat.measures.axes import margins_cuda
 
     generator = torch.Generator("cuda").manual_seed(0)
     q, k = (torch.randn(*shape, 5000, 32, device="cuda", generator=generator) for shape in ((5, 2), (5,)))
-    monkeypatch.setattr(cuda, "_SPECTRA", 2 * 3 * 16 * 2 * 5120 * 8)  # two of the five key heads at a time
+    monkeypatch.setattr(margins_cuda, "_SPECTRA", 2 * 3 * 16 * 2 * 5120 * 8)  # two of the five key heads at a time
     exact = _centred_margins(q.double(), k.double(), 5000)
-    for ours, theirs in zip(cuda.triangle_margins(q, k), exact, strict=True):
+    for ours, theirs in zip(margins_cuda.triangle_margins(q, k), exact, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-5
 
 
