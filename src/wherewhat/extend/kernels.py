@@ -226,12 +226,12 @@ def attend_on_gpu(attention: LayerAttention, window: int, far: FarKeys | None, *
 
     q, k, v = attention.rot_q, attention.rot_k, attention.value
     few: FarTensors | None = None
-    if far is not None:
-        rotated = _RotatedScores(attention, far)
-        keys, turned = rotated.keys.half(), None if rotated.turned is None else rotated.turned.half()
-        few = FarTensors(q, rotated.cos, rotated.sin, keys, turned, v[:, :, : keys.shape[2]], window)
     output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
     for rows, own, back in window_halves(q, k, v, window=window, scale=attention.scale, kernel=kernel_for(q)):
+        if far is not None and few is None:  # its many small kernels are launched while attention runs
+            rotated = _RotatedScores(attention, far)
+            keys, turned = rotated.keys.half(), None if rotated.turned is None else rotated.turned.half()
+            few = FarTensors(q, rotated.cos, rotated.sin, keys, turned, v[:, :, : keys.shape[2]], window)
         merge_parts(output.transpose(1, 2), own, back, few, start=rows.start, scale=attention.scale, lse=lse)
     return output
 

@@ -17,7 +17,7 @@ CHUNK = 64
 SPAN = 16
 """Chunks that one program processes when it sums Gram matrices."""
 
-_PART, _PARTS = 4096, 16
+_PART, _PARTS = 4096, 32
 """Tokens of a part of the text, whose FFT reads and writes memory once, and the largest number of parts."""
 
 _SPECTRA = 2**30
@@ -40,23 +40,26 @@ def _product(a_high, a_low, b_high, b_low, total):
 
 
 @triton.jit
-def _centred(x, mean, row, token, d, n, D: tl.constexpr):
-    """Tokens and dimensions ``d`` of row ``row`` of ``x`` (rows, n, D) minus its mean, zero beyond the text."""
-    inside = (token < n)[:, None]
-    place = (row.to(tl.int64) * n + token[:, None]) * D + d[None, :]
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(inside, values - tl.load(mean + row * D + d)[None, :], 0.0)
+def _values(x, strides, row, token, d, n):
+    """Tokens and dimensions ``d`` of row ``row`` of ``x`` (rows, n, D) with strides of rows and tokens."""
+    place = row.to(tl.int64) * strides[0] + token.to(tl.int64)[:, None] * strides[1] + d[None, :]
+    return tl.load(x + place, mask=(token < n)[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _sums(x, out, n, chunks, D: tl.constexpr, SIZE: tl.constexpr):
+def _centred(x, strides, mean, row, token, d, n, D: tl.constexpr):
+    """The same minus the mean of the row, zero beyond the text."""
+    values = _values(x, strides, row, token, d, n)
+    return tl.where((token < n)[:, None], values - tl.load(mean + row * D + d)[None, :], 0.0)
+
+
+@triton.jit
+def _sums(x, strides, out, n, chunks, D: tl.constexpr, SIZE: tl.constexpr):
     """Sum of each chunk of ``x`` (rows, n, D), laid out (rows, D, chunks)."""
     chunk, row = tl.program_id(0), tl.program_id(1)
     token = chunk * SIZE + tl.arange(0, SIZE)
     d = tl.arange(0, D)
-    place = (row.to(tl.int64) * n + token[:, None]) * D + d[None, :]
-    values = tl.load(x + place, mask=(token < n)[:, None], other=0.0).to(tl.float32)
-    tl.store(out + (row * D + d).to(tl.int64) * chunks + chunk, tl.sum(values, 0))
+    tl.store(out + (row * D + d).to(tl.int64) * chunks + chunk, tl.sum(_values(x, strides, row, token, d, n), 0))
 
 
 @triton.jit
@@ -84,7 +87,7 @@ def _around(sums, mean, around, n, chunks, SIZE: tl.constexpr, AFTER: tl.constex
 
 
 @triton.jit
-def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr):
+def _spread(x, strides, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr):
     """Row r of ``x`` (rows, n, D), centred, as the start of complex planes (rows, parts, D/2, length).
 
     Dimensions 2p and 2p+1 are plane p; a part has ``size`` tokens, zero after the text.
@@ -92,7 +95,7 @@ def _spread(x, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.constexpr)
     block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = part * size + block * BLOCK + tl.arange(0, BLOCK)
     plane = tl.arange(0, D // 2)
-    planes = tl.reshape(_centred(x, mean, row, token, tl.arange(0, D), n, D), (BLOCK, D // 2, 2))
+    planes = tl.reshape(_centred(x, strides, mean, row, token, tl.arange(0, D), n, D), (BLOCK, D // 2, 2))
     both = tl.reshape(tl.permute(planes, (1, 0, 2)), (D // 2, 2 * BLOCK))
     position = block * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     first = (row * tl.num_programs(1) + part) * (D // 2)
@@ -152,10 +155,10 @@ def _correlate(
 
 @triton.jit
 def _grams(
-    k, mean, start, total, high, low, n, chunks, spans,
+    k, strides, mean, start, total, high, low, n, chunks, spans,
     D: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Gram matrices of the centred keys (rows, n, D), by chunk.
+    """Gram matrices of the centred keys (rows, n, D), by chunk, up to an antisymmetric part of 2⁻⁹.
 
     With TOTAL the sum over a span of chunks; else, for every chunk, the sum over all before it, which for a span's
     first chunk is given as ``start``, as two bfloat16 matrices.
@@ -172,15 +175,17 @@ def _grams(
             gram_high, gram_low = _two(gram)
             tl.store(high + place, gram_high)
             tl.store(low + place, gram_low)
-        y_high, y_low = _two(_centred(k, mean, row, chunk * SIZE + tl.arange(0, SIZE), d, n, D))
-        gram = _product(tl.trans(y_high), tl.trans(y_low), y_high, y_low, gram)
+        y_high, y_low = _two(_centred(k, strides, mean, row, chunk * SIZE + tl.arange(0, SIZE), d, n, D))
+        # One product with the low part, twice: quadratic forms are the same as with its transpose.
+        gram = tl.dot(tl.trans(y_high), y_low * 2, gram)
+        gram = tl.dot(tl.trans(y_high), y_high, gram)
     if TOTAL:
         tl.store(total + here + square, gram)
 
 
 @triton.jit
 def _chunks(
-    q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
+    q, k, q_strides, k_strides, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
     n, chunks, GROUPS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """Row sums, column sums, query terms, key terms and squares of one chunk of one query head."""
@@ -193,7 +198,7 @@ def _chunks(
     average_k = tl.load(mean_k + kv * D + d)
     here = row.to(tl.int64) * n + token
     # Queries first, keys after them: both at once need more registers than there are.
-    x = _centred(q, mean_q, row, token, d, n, D)
+    x = _centred(q, q_strides, mean_q, row, token, d, n, D)
     tl.store(query_terms + here, tl.sum((x + average_q[None, :]) * average_k[None, :], 1), mask=inside)
     earlier = tl.load(before + (kv * D + d).to(tl.int64) * chunks + chunk)
     from_earlier = tl.sum(x * earlier[None, :], 1)
@@ -202,10 +207,14 @@ def _chunks(
     total = tl.zeros((SIZE,), tl.float32)
     for first in range(0, D, SOME):  # some columns at a time: the whole matrix needs more registers than there are
         some = first + tl.arange(0, SOME)
-        gram_high, gram_low = tl.load(high + gram + some[None, :]), tl.load(low + gram + some[None, :])
-        z = _product(x_high, x_low, gram_high, gram_low, tl.zeros((SIZE, SOME), tl.float32))
-        total += tl.sum(z * _centred(q, mean_q, row, token, some, n, D), 1)
-    y = _centred(k, mean_k, kv, token, d, n, D)
+        z = tl.dot(x_high, tl.load(low + gram + some[None, :]), tl.zeros((SIZE, SOME), tl.float32))
+        z = tl.dot(x_high, tl.load(high + gram + some[None, :]), z)
+        # For x = h + l and a symmetric G, x·Gx = (h + 2l)·Gh + l·Gl. Errors l are independent: of G the diagonal is left.
+        part = _centred(q, q_strides, mean_q, row, token, some, n, D)
+        error = part - part.to(tl.bfloat16).to(tl.float32)
+        diagonal = tl.load(high + (kv * chunks + chunk).to(tl.int64) * (D * D) + some * (D + 1)).to(tl.float32)
+        total += tl.sum(z * (part + error) + error * error * diagonal[None, :], 1)
+    y = _centred(k, k_strides, mean_k, kv, token, d, n, D)
     tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
     later = tl.load(after + (row * D + d).to(tl.int64) * chunks + chunk)
     from_later = tl.sum(y * later[None, :], 1)
@@ -239,7 +248,7 @@ def triangle_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     """
     kv, groups, n, d = q.shape
     heads, chunks = kv * groups, -(-n // CHUNK)
-    q, k = q.contiguous().view(heads, n, d), k.contiguous()
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q.flatten(0, 1), k))
     mean_q, after = _chunk_sums(q, chunks, after=True)
     mean_k, before = _chunk_sums(k, chunks, after=False)
     diagonals = _diagonals(q, k, mean_q, mean_k)  # first: while it runs, all other kernels are launched
@@ -248,7 +257,7 @@ def triangle_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     query_terms, key_terms = (torch.empty(heads, n, dtype=torch.float32, device=q.device) for _ in range(2))
     squares = torch.empty(heads, chunks, dtype=torch.float32, device=q.device)
     _chunks[(groups, chunks, kv)](
-        q, k, mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
+        q, k, q.stride()[:2], k.stride()[:2], mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
         n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, SOME=min(d, 64), num_warps=4, num_stages=2, maxnreg=168,
     )  # fmt: skip
     sums[:, :n] = diagonals
@@ -264,7 +273,7 @@ def _chunk_sums(x: Tensor, chunks: int, *, after: bool) -> tuple[Tensor, Tensor]
     rows, n, d = x.shape
     sums, around = torch.empty(2, rows, d, chunks, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows, d, dtype=torch.float32, device=x.device)
-    _sums[(chunks, rows)](x, sums, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
+    _sums[(chunks, rows)](x, x.stride()[:2], sums, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
     block = min(2048, triton.next_power_of_2(chunks))
     _around[(rows * d,)](sums, mean, around, n, chunks, SIZE=CHUNK, AFTER=after, BLOCK=block, num_warps=4)
     return mean, around
@@ -277,9 +286,9 @@ def _gram_matrices(k: Tensor, mean: Tensor, chunks: int) -> tuple[Tensor, Tensor
     totals = torch.empty(kv, spans, d, d, dtype=torch.float32, device=k.device)
     high, low = (torch.empty(kv, chunks, d, d, dtype=torch.bfloat16, device=k.device) for _ in range(2))
     shape: dict[str, Any] = {"D": d, "SIZE": CHUNK, "SPAN": SPAN, "num_warps": 8}
-    _grams[(spans, kv)](k, mean, totals, totals, high, low, n, chunks, spans, TOTAL=True, **shape)
+    _grams[(spans, kv)](k, k.stride()[:2], mean, totals, totals, high, low, n, chunks, spans, TOTAL=True, **shape)
     start = (totals.cumsum(1, dtype=torch.float64) - totals).float()
-    _grams[(spans, kv)](k, mean, start, totals, high, low, n, chunks, spans, TOTAL=False, **shape)
+    _grams[(spans, kv)](k, k.stride()[:2], mean, start, totals, high, low, n, chunks, spans, TOTAL=False, **shape)
     return high, low
 
 
@@ -305,7 +314,8 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor) -> Tensor:
         count, filled = len(q[of_q]), 0
         for x, mean in ((q[of_q], mean_q[of_q]), (k[of_k], mean_k[of_k])):
             out = torch.view_as_real(planes[filled:])
-            _spread[(-(-size // 64), parts, len(x))](x, mean, out, n, size, length, D=d, BLOCK=64, num_warps=4)
+            grid = (-(-size // 64), parts, len(x))
+            _spread[grid](x, x.stride()[:2], mean, out, n, size, length, D=d, BLOCK=64, num_warps=4)
             filled += len(x)
         spectra: Tensor = torch.fft.fft(planes[:filled])
         arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:count], spectra[count:], product[of_q])]
