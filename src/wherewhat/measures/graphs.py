@@ -71,7 +71,7 @@ _lock = threading.Lock()
 
 
 def launched(
-    function: Function, *tensors: Tensor, key: Hashable, held: int, kept: Callable[[], object]
+    function: Function, *tensors: Tensor, key: Hashable, held: int, kept: Callable[[], object] = tuple
 ) -> tuple[Tensor, ...]:
     """Return ``function(*tensors)``, with all its kernels launched at once from its second call on.
 

@@ -7,8 +7,9 @@ import torch
 
 from wherewhat.errors import MeasureError
 from wherewhat.measures import graphs
-from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.axes.margins import _centred_margins
+from wherewhat.measures.axes.fit import _solved, fit_axes
+from wherewhat.measures.axes.margins import _centred_margins, bilinear_margins
+from wherewhat.measures.axes.solver import Band, Margins
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available():
@@ -44,6 +45,36 @@ def test_rounds_of_key_heads_equal_float64(monkeypatch):
     exact = _centred_margins(q.double(), k.double(), 5000)
     for ours, theirs in zip(margins_cuda.triangle_margins(q, k), exact, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-5
+
+
+def test_layers_are_read_where_they_are():
+    """Models make queries and keys token by token; other strides are copied."""
+    from wherewhat.measures.axes.margins_cuda import triangle_margins
+
+    q, k = draw(4, 1000, 64, torch.bfloat16)
+    expected = triangle_margins(q[None], k)
+    for order in ((1, 0, 2), (2, 0, 1)):
+        back = [order.index(axis) for axis in range(3)]
+        by_token, keys = (x.permute(order).contiguous().permute(back) for x in (q, k))
+        for ours, theirs in zip(triangle_margins(by_token[None], keys), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("n", [4, 130, 5000])
+def test_scores_and_curves_equal_those_of_the_operators(n):
+    """Of random logits, of constant ones, and of a query term alone."""
+    generator = torch.Generator().manual_seed(n)
+    q, k = (torch.randn(3, n, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    q[1] = 0
+    margins, by_query, by_key = bilinear_margins(q, k, n, dtype=torch.float64)
+    offset = margins.band.pack(torch.randn(3, n, generator=generator).double(), by_query, by_key)
+    offset[1:], offset[2, n : 2 * n] = 0, torch.arange(n)
+    margins.sums[2], margins.squares[2] = 0, 0
+    expected = _solved(margins, offset)
+    band = Band(n, n, torch.device("cuda"))
+    found = _solved(Margins(band, margins.sums.cuda(), margins.squares.cuda()), offset.cuda())
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
 from wherewhat.measures.axes.measurement import AxesConfig, Method
-from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, constants, fit_subsets
+from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores
 from wherewhat.measures.tensors import check_heads, check_single_text, per_query_head
@@ -155,22 +156,22 @@ def fit_axes(
 
         def solved(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
             margins, offset = summed(q, k)
-            return margins.squares.isfinite().all(), *_solved(margins, offset)
+            return margins.squares.sum(), *_solved(margins, offset)
 
         # The check is read last: waiting for it before would leave the GPU idle while the solve is launched.
         given = bilinear and distance_bias is None and key_bias is None
         key = ("axes", scale, method, block) if given else None
         held = 6 * 8 * (q.numel() + k.numel())  # spectra, before and after, are the largest intermediate results
-        finite, *found = launched(solved, q, k, key=key, held=held, kept=lambda: constants(side, q.device))
-        _check_finite(finite, dtype)
+        squares, *found = launched(solved, q, k, key=key, held=held)
+        _check_finite(squares, dtype)
         return _named(*found, band=band, method=method)
     margins, offset = summed(q, k)
-    _check_finite(margins.squares.isfinite().all(), dtype)
+    _check_finite(margins.squares.sum(), dtype)
     return fit_margins(margins, offset, method=method)
 
 
-def _check_finite(finite: Tensor, dtype: torch.dtype) -> None:
-    if not bool(finite):
+def _check_finite(squares: Tensor, dtype: torch.dtype) -> None:
+    if not math.isfinite(float(squares)):
         raise MeasureError(f"the logits are not finite: q or k hold NaN or Inf, or overflow {dtype}")
 
 
@@ -182,6 +183,11 @@ def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
 def _solved(margins: Margins, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return all scores of a fit, ``(scores, heads)`` in the order of :func:`_named`, and its curves a, b and c."""
     band = margins.band
+    if band.width == band.n and has_triton(band.device):
+        from wherewhat.measures.axes.solver_cuda import fit_triangle
+
+        scores, curves = fit_triangle(margins.sums, margins.squares, offset)
+        return scores, *curves
     fits = fit_subsets(margins, offset)
     sse, tss, mean = fits.sse, fits.tss, fits.mean
     # For constant logits, rounding leaves a TSS of about 1e-14 of the squares of the summands.

@@ -20,7 +20,7 @@ SPAN = 16
 _PART, _PARTS = 4096, 32
 """Tokens of a part of the text, whose FFT reads and writes memory once, and the largest number of parts."""
 
-_SPECTRA = 2**30
+_SPECTRA = 2**29
 """Bytes of Fourier transforms held at a time (twice: before and after)."""
 
 
@@ -40,50 +40,59 @@ def _product(a_high, a_low, b_high, b_low, total):
 
 
 @triton.jit
-def _values(x, strides, row, token, d, n):
-    """Tokens and dimensions ``d`` of row ``row`` of ``x`` (rows, n, D) with strides of rows and tokens."""
-    place = row.to(tl.int64) * strides[0] + token.to(tl.int64)[:, None] * strides[1] + d[None, :]
-    return tl.load(x + place, mask=(token < n)[:, None], other=0.0).to(tl.float32)
+def _values(x, strides, row, first, d, n, SIZE: tl.constexpr):
+    """SIZE tokens and dimensions ``d`` of row ``row`` of ``x`` (rows, n, D) with strides of rows and tokens."""
+    x += row.to(tl.int64) * strides[0] + first.to(tl.int64) * strides[1]
+    token = tl.arange(0, SIZE)
+    inside = (first + token < n)[:, None]
+    return tl.load(x + token[:, None] * strides[1] + d[None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _centred(x, strides, mean, row, token, d, n, D: tl.constexpr):
+def _centred(x, strides, mean, row, first, d, n, D: tl.constexpr, SIZE: tl.constexpr):
     """The same minus the mean of the row, zero beyond the text."""
-    values = _values(x, strides, row, token, d, n)
-    return tl.where((token < n)[:, None], values - tl.load(mean + row * D + d)[None, :], 0.0)
+    values = _values(x, strides, row, first, d, n, SIZE) - tl.load(mean + row * D + d)[None, :]
+    return tl.where((first + tl.arange(0, SIZE) < n)[:, None], values, 0.0)
 
 
 @triton.jit
 def _sums(x, strides, out, n, chunks, D: tl.constexpr, SIZE: tl.constexpr):
-    """Sum of each chunk of ``x`` (rows, n, D), laid out (rows, D, chunks)."""
+    """Sum of each chunk of ``x`` (rows, n, D), laid out (rows, chunks, D)."""
     chunk, row = tl.program_id(0), tl.program_id(1)
-    token = chunk * SIZE + tl.arange(0, SIZE)
     d = tl.arange(0, D)
-    tl.store(out + (row * D + d).to(tl.int64) * chunks + chunk, tl.sum(_values(x, strides, row, token, d, n), 0))
+    total = tl.sum(_values(x, strides, row, chunk * SIZE, d, n, SIZE), 0)
+    tl.store(out + (row.to(tl.int64) * chunks + chunk) * D + d, total)
 
 
 @triton.jit
-def _around(sums, mean, around, n, chunks, SIZE: tl.constexpr, AFTER: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean of n tokens from each row of ``sums`` (rows, chunks), and the centred sum before or after each chunk."""
-    row = tl.program_id(0).to(tl.int64) * chunks
-    total = tl.zeros((BLOCK,), tl.float64)
+def _around(
+    sums, mean, around, n, chunks,
+    D: tl.constexpr, SOME: tl.constexpr, SIZE: tl.constexpr, AFTER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mean of n tokens from some dimensions of ``sums`` (rows, chunks, D), and centred sums before or after chunks."""
+    row = tl.program_id(1)
+    d = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    sums += row.to(tl.int64) * chunks * D
+    around += row.to(tl.int64) * chunks * D
+    total = tl.zeros((BLOCK, SOME), tl.float64)
     for start in range(0, chunks, BLOCK):
-        chunk = start + tl.arange(0, BLOCK)
-        total += tl.load(sums + row + chunk, mask=chunk < chunks, other=0.0).to(tl.float64)
+        chunk = start + tl.arange(0, BLOCK)[:, None]
+        total += tl.load(sums + chunk * D + d[None, :], mask=chunk < chunks, other=0.0).to(tl.float64)
     whole = tl.sum(total, 0)
     rounded = (whole / n).to(tl.float32)
-    tl.store(mean + tl.program_id(0), rounded)
+    tl.store(mean + row * D + d, rounded)
     average = rounded.to(tl.float64)
     whole -= average * n
-    earlier = tl.full((), 0.0, tl.float64)
+    earlier = tl.zeros((SOME,), tl.float64)
     for start in range(0, chunks, BLOCK):
-        chunk = start + tl.arange(0, BLOCK)
+        chunk = start + tl.arange(0, BLOCK)[:, None]
         inside = chunk < chunks
-        values = tl.load(sums + row + chunk, mask=inside, other=0.0).to(tl.float64)
-        values = tl.where(inside, values - average * tl.minimum(n - chunk * SIZE, SIZE), 0.0)
-        through = tl.cumsum(values, 0) + earlier
+        values = tl.load(sums + chunk * D + d[None, :], mask=inside, other=0.0).to(tl.float64)
+        values = tl.where(inside, values - average[None, :] * tl.minimum(n - chunk * SIZE, SIZE), 0.0)
+        through = tl.cumsum(values, 0) + earlier[None, :]
         earlier += tl.sum(values, 0)
-        tl.store(around + row + chunk, (whole - through if AFTER else through - values).to(tl.float32), mask=inside)
+        found = whole[None, :] - through if AFTER else through - values
+        tl.store(around + chunk * D + d[None, :], found.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -93,9 +102,9 @@ def _spread(x, strides, mean, out, n, size, length, D: tl.constexpr, BLOCK: tl.c
     Dimensions 2p and 2p+1 are plane p; a part has ``size`` tokens, zero after the text.
     """
     block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    token = part * size + block * BLOCK + tl.arange(0, BLOCK)
     plane = tl.arange(0, D // 2)
-    planes = tl.reshape(_centred(x, strides, mean, row, token, tl.arange(0, D), n, D), (BLOCK, D // 2, 2))
+    values = _centred(x, strides, mean, row, part * size + block * BLOCK, tl.arange(0, D), n, D, BLOCK)
+    planes = tl.reshape(values, (BLOCK, D // 2, 2))
     both = tl.reshape(tl.permute(planes, (1, 0, 2)), (D // 2, 2 * BLOCK))
     position = block * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     first = (row * tl.num_programs(1) + part) * (D // 2)
@@ -175,7 +184,7 @@ def _grams(
             gram_high, gram_low = _two(gram)
             tl.store(high + place, gram_high)
             tl.store(low + place, gram_low)
-        y_high, y_low = _two(_centred(k, strides, mean, row, chunk * SIZE + tl.arange(0, SIZE), d, n, D))
+        y_high, y_low = _two(_centred(k, strides, mean, row, chunk * SIZE, d, n, D, SIZE))
         # One product with the low part, twice: quadratic forms are the same as with its transpose.
         gram = tl.dot(tl.trans(y_high), y_low * 2, gram)
         gram = tl.dot(tl.trans(y_high), y_high, gram)
@@ -198,25 +207,21 @@ def _chunks(
     average_k = tl.load(mean_k + kv * D + d)
     here = row.to(tl.int64) * n + token
     # Queries first, keys after them: both at once need more registers than there are.
-    x = _centred(q, q_strides, mean_q, row, token, d, n, D)
+    x = _centred(q, q_strides, mean_q, row, chunk * SIZE, d, n, D, SIZE)
     tl.store(query_terms + here, tl.sum((x + average_q[None, :]) * average_k[None, :], 1), mask=inside)
-    earlier = tl.load(before + (kv * D + d).to(tl.int64) * chunks + chunk)
+    earlier = tl.load(before + (kv.to(tl.int64) * chunks + chunk) * D + d)
     from_earlier = tl.sum(x * earlier[None, :], 1)
     x_high, x_low = _two(x)
     gram = (kv * chunks + chunk).to(tl.int64) * (D * D) + d[:, None] * D
     total = tl.zeros((SIZE,), tl.float32)
     for first in range(0, D, SOME):  # some columns at a time: the whole matrix needs more registers than there are
         some = first + tl.arange(0, SOME)
-        z = tl.dot(x_high, tl.load(low + gram + some[None, :]), tl.zeros((SIZE, SOME), tl.float32))
-        z = tl.dot(x_high, tl.load(high + gram + some[None, :]), z)
-        # For x = h + l and a symmetric G, x·Gx = (h + 2l)·Gh + l·Gl. Errors l are independent: of G the diagonal is left.
-        part = _centred(q, q_strides, mean_q, row, token, some, n, D)
-        error = part - part.to(tl.bfloat16).to(tl.float32)
-        diagonal = tl.load(high + (kv * chunks + chunk).to(tl.int64) * (D * D) + some * (D + 1)).to(tl.float32)
-        total += tl.sum(z * (part + error) + error * error * diagonal[None, :], 1)
-    y = _centred(k, k_strides, mean_k, kv, token, d, n, D)
+        gram_high, gram_low = tl.load(high + gram + some[None, :]), tl.load(low + gram + some[None, :])
+        z = _product(x_high, x_low, gram_high, gram_low, tl.zeros((SIZE, SOME), tl.float32))
+        total += tl.sum(z * _centred(q, q_strides, mean_q, row, chunk * SIZE, some, n, D, SIZE), 1)
+    y = _centred(k, k_strides, mean_k, kv, chunk * SIZE, d, n, D, SIZE)
     tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
-    later = tl.load(after + (row * D + d).to(tl.int64) * chunks + chunk)
+    later = tl.load(after + (row.to(tl.int64) * chunks + chunk) * D + d)
     from_later = tl.sum(y * later[None, :], 1)
     y_high, y_low = _two(y)
     w = _product(x_high, x_low, tl.trans(y_high), tl.trans(y_low), tl.zeros((SIZE, SIZE), tl.float32))
@@ -257,8 +262,9 @@ def triangle_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     query_terms, key_terms = (torch.empty(heads, n, dtype=torch.float32, device=q.device) for _ in range(2))
     squares = torch.empty(heads, chunks, dtype=torch.float32, device=q.device)
     _chunks[(groups, chunks, kv)](
-        q, k, q.stride()[:2], k.stride()[:2], mean_q, mean_k, before, after, high, low, sums, query_terms, key_terms, squares,
-        n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, SOME=min(d, 64), num_warps=4, num_stages=2, maxnreg=168,
+        q, k, q.stride()[:2], k.stride()[:2], mean_q, mean_k, before, after, high, low,
+        sums, query_terms, key_terms, squares, n, chunks, GROUPS=groups, D=d, SIZE=CHUNK, SOME=min(d, 32),
+        num_warps=4, num_stages=2, maxnreg=168,
     )  # fmt: skip
     sums[:, :n] = diagonals
     return sums, squares.sum(-1, dtype=torch.float64), query_terms, key_terms
@@ -268,14 +274,14 @@ def _chunk_sums(x: Tensor, chunks: int, *, after: bool) -> tuple[Tensor, Tensor]
     """Return the mean of ``x`` ``(rows, n, d)``, and the centred sum after (or before) each chunk.
 
     Returns:
-        ``(rows, d)`` and ``(rows, d, chunks)``, float32.
+        ``(rows, d)`` and ``(rows, chunks, d)``, float32.
     """
     rows, n, d = x.shape
-    sums, around = torch.empty(2, rows, d, chunks, dtype=torch.float32, device=x.device)
+    sums, around = torch.empty(2, rows, chunks, d, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows, d, dtype=torch.float32, device=x.device)
     _sums[(chunks, rows)](x, x.stride()[:2], sums, n, chunks, D=d, SIZE=CHUNK, num_warps=4)
-    block = min(2048, triton.next_power_of_2(chunks))
-    _around[(rows * d,)](sums, mean, around, n, chunks, SIZE=CHUNK, AFTER=after, BLOCK=block, num_warps=4)
+    shape: dict[str, Any] = {"D": d, "SOME": 16, "SIZE": CHUNK, "BLOCK": min(256, triton.next_power_of_2(chunks))}
+    _around[(d // 16, rows)](sums, mean, around, n, chunks, AFTER=after, **shape, num_warps=8)
     return mean, around
 
 
@@ -308,6 +314,7 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor) -> Tensor:
     planes[..., size:] = 0  # once: no round writes there
     product = torch.empty(heads, parts, length, dtype=torch.complex64, device=q.device)
     shape: dict[str, Any] = {"PARTS": parts, "GROUPS": groups, "PLANES": d // 2}
+    block = 256 if parts <= 8 else 128  # two frequencies a thread, as long as there are registers for all parts
     for first in range(0, len(k), step):
         of_k = slice(first, first + step)
         of_q = slice(first * groups, (first + step) * groups)
@@ -319,7 +326,7 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor) -> Tensor:
             filled += len(x)
         spectra: Tensor = torch.fft.fft(planes[:filled])
         arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:count], spectra[count:], product[of_q])]
-        _correlate[(-(-length // 128), count)](*arguments, length, **shape, BLOCK=128, num_warps=4)
+        _correlate[(-(-length // block), count)](*arguments, length, **shape, BLOCK=block, num_warps=4)
     del planes, spectra
     found: Tensor = torch.fft.ifft(product).real
     sums = found[..., :size].contiguous()

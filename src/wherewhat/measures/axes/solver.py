@@ -344,11 +344,6 @@ def _triangle(n: int, device: torch.device) -> Triangle:
     return Triangle(n, device)
 
 
-def constants(n: int, device: torch.device) -> tuple[object, ...]:
-    """Return what is cached for texts of ``n`` tokens, to be kept as long as a recorded fit uses it."""
-    return _triangle(n, device), _left_out(device)
-
-
 @lru_cache(maxsize=4)
 @torch.inference_mode(False)
 def _left_out(device: torch.device) -> Tensor:

@@ -9,8 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_COLUMNS = 22
-"""Sums of a head: mean, then three each of own, mixed, alone, pair, whole, reach and sums of the matrix."""
+_COLUMNS = 26
+"""Sums of a head: mean, then three each of own, mixed, alone, pair, whole, reach, sums of the matrix and of the terms,
+then the product of the key term with the distance from the middle."""
+
+SCORES = 18
+"""Scores of a fit: r of seven subsets, shares of one axis alone, unique shares, behaviour, adjusted, SSE, TSS, mean."""
 
 
 @triton.jit
@@ -249,14 +253,88 @@ def _axis_terms(
         before += tl.sum(value, 0)
     tl.debug_barrier()
     whole = tl.zeros((BLOCK,), tl.float64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    sloped = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, n, BLOCK):
         t = start + tl.arange(0, BLOCK)
         value = tl.load(part + t, mask=t < n, other=0.0) - excess + tl.load(mean + t, mask=t < n, other=0.0)
         value += everything / 9  # the operators leave out constants; a third of the mean goes to each axis
         whole += value * _axis(sums, head, axis, t, n)
-        place = tl.where(axis == 1, n - 1 - t, t)
-        tl.store(term + place, value + _axis(offset, head, axis, t, n), mask=t < n)
+        value = tl.where(t < n, value + _axis(offset, head, axis, t, n), 0.0)
+        total += value
+        sloped += value * (t - (size - 1) / 2)
+        tl.store(term + tl.where(axis == 1, n - 1 - t, t), value, mask=t < n)
     tl.store(found + head * COLUMNS + 13 + axis, tl.sum(whole, 0))
+    tl.store(found + head * COLUMNS + 22 + axis, tl.sum(total, 0))
+    if axis == 2:
+        tl.store(found + head * COLUMNS + 25, tl.sum(sloped, 0))
+
+
+@triton.jit
+def _chosen(x, index):
+    """One of eight values."""
+    return tl.sum(tl.where(tl.arange(0, 8) == index, x, 0.0), 0)
+
+
+@triton.jit
+def _clipped(x):
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _scores(found, squares, scores, head, heads, n, COLUMNS: tl.constexpr):
+    """All scores of one head, see ``fit._solved``: vectors of no axis and the seven subsets."""
+    found += head * COLUMNS
+    size = tl.cast(n, tl.float64)
+    pairs = size * (size + 1) / 2
+    mean = tl.load(found)
+    subset = tl.arange(0, 8)
+    axes = tl.where(subset == 3, 4, tl.where(subset == 4, 3, subset))  # one bit for each axis
+    # Products of offsets are in the order of the subsets; those of axes that a subset leaves out remain.
+    products = tl.load(found + subset, mask=(subset > 0) & (subset < 7), other=0.0)
+    left_out = (axes[:, None] & axes[None, :]) == 0
+    remaining = tl.sum(tl.where(left_out, products[None, :], 0.0), 1)
+    explained = tl.load(found + 6 + subset, mask=(subset > 0) & (subset < 7), other=0.0)
+    three = tl.load(found + 13) + tl.load(found + 14) + tl.load(found + 15)
+    explained = tl.where(subset == 7, three, explained)
+    given = tl.load(squares + head)
+    reach = given + tl.load(found + 16) + tl.load(found + 17) + tl.load(found + 18) + mean * mean * pairs
+    sse = tl.maximum(given + remaining - explained, 0.0)
+    tss, by_query, whole = _chosen(sse, 0), _chosen(sse, 2), _chosen(sse, 7)
+    varies = tss > 1e-12 * tl.maximum(reach, 1e-300)
+    share = _clipped(1 - sse / tl.maximum(tss, 1e-300))
+    all_three = _chosen(share, 7)
+    behaviour = tl.sqrt(_clipped(1 - whole / tl.maximum(by_query, 1e-300)))
+    adjusted = 1 - (1 - all_three) * ((pairs - 1) / tl.maximum(pairs - 3 * size + 3, 1.0))
+    nothing = float("nan")
+    row = scores + head
+    tl.store(row + (subset - 1) * heads, tl.where(varies, tl.sqrt(share), nothing), mask=subset > 0)
+    tl.store(row + (subset + 6) * heads, tl.where(varies, share, nothing), mask=(subset > 0) & (subset < 4))
+    unique = tl.where(varies, tl.maximum(all_three - share, 0.0), nothing)
+    tl.store(row + (16 - subset) * heads, unique, mask=(subset > 3) & (subset < 7))
+    tl.store(row + 13 * heads, tl.where(varies & (by_query > 1e-12 * reach), behaviour, nothing))
+    tl.store(row + 14 * heads, tl.where(varies, adjusted, nothing))
+    tl.store(row + 15 * heads, whole)
+    tl.store(row + 16 * heads, tss)
+    tl.store(row + 17 * heads, mean)
+
+
+@triton.jit
+def _scores_and_curves(found, squares, terms, scores, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Scores of one head, and a block of its terms in the canonical gauge, see ``fit.canonical``."""
+    axis, head, heads = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    if tl.program_id(0) == 0 and axis == 0:
+        _scores(found, squares, scores, head, heads, n, COLUMNS)
+    found += head * COLUMNS + 22
+    size = tl.cast(n, tl.float64)
+    middle = (size - 1) / 2
+    mean_b, mean_c = tl.load(found + 1) / size, tl.load(found + 2) / size
+    slope = tl.load(found + 3) / (size * (size * size - 1) / 12)
+    slope = tl.where(axis == 1, slope, -slope)
+    shift = tl.where(axis == 1, -mean_b, tl.where(axis == 2, -mean_c, mean_b + mean_c + slope * middle))
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    term = terms + (axis * heads + head).to(tl.int64) * n + t
+    tl.store(term, tl.load(term, mask=t < n) + slope * (t - middle) + shift, mask=t < n)
 
 
 def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,6 +349,28 @@ def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         What ``Triangle.solve`` returns.
     """
+    found, terms = _solve(sums, offset)
+    one, whole, reach = found[:, :13], found[:, 13:16].sum(1, keepdim=True), found[:, 16:19].sum(1, keepdim=True)
+    return torch.cat([one, whole, reach], 1).T, terms
+
+
+def fit_triangle(sums: Tensor, squares: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all scores of a fit, ``(SCORES, heads)``, and its curves ``(3, heads, n)``, as ``fit._solved`` does.
+
+    ``sums`` and ``offset`` are those of :func:`solve_triangle`, ``squares`` the sums of squares ``(heads,)``. One more
+    kernel replaces about fifty operations on a few numbers a head, whose launches take longer than they do.
+    """
+    found, terms = _solve(sums, offset)
+    _, heads, n = terms.shape
+    scores = torch.empty(SCORES, heads, dtype=torch.float64, device=sums.device)
+    _scores_and_curves[(-(-n // 1024), 3, heads)](
+        found, squares, terms, scores, n, COLUMNS=_COLUMNS, BLOCK=1024, num_warps=4
+    )
+    return scores, terms
+
+
+def _solve(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of every head, ``(heads, _COLUMNS)``, and the terms ``(3, heads, n)``."""
     heads, n = len(sums), sums.shape[1] // 3
     sums, offset = sums.contiguous(), offset.contiguous()
     found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
@@ -282,5 +382,4 @@ def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     _offset_sums[(3, heads)](sums, offset, expected, found, n, **shape)
     _pairs_and_common[(4, heads)](sums, offset, expected, means, inverse, both, common, found, n, **shape)
     _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, found, n, **shape)
-    one, whole, reach = found[:, :13], found[:, 13:16].sum(1, keepdim=True), found[:, 16:19].sum(1, keepdim=True)
-    return torch.cat([one, whole, reach], 1).T, terms.view(3, heads, n)
+    return found, terms.view(3, heads, n)
