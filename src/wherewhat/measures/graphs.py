@@ -13,9 +13,6 @@ from torch import Tensor
 Function = Callable[..., tuple[Tensor, ...]]
 """A function of tensors without synchronisation and random numbers."""
 
-_LARGEST = 2**27
-"""Bytes of tensors above which kernels take longer than their launches, and copies of the tensors longer still."""
-
 _SHARE = 16
 """All graphs together may hold one part in so many of a GPU's memory."""
 
@@ -77,7 +74,7 @@ def launched(
 
     Launches of a few hundred small kernels take longer than the kernels themselves in texts of a few thousand tokens.
     The first call with tensors of new shapes runs as usual, which compiles kernels and plans transforms; the second one
-    is recorded as a CUDA graph, if the tensors are small and there is memory for it beside other graphs.
+    is recorded as a CUDA graph, if there is memory for it beside other graphs.
 
     Args:
         function: Function without synchronisation, random numbers or other tensors than those of ``kept``.
@@ -87,8 +84,7 @@ def launched(
         kept: Returns the other tensors that the function reads, to be kept as long as the graph.
     """
     device = tensors[0].device
-    large = sum(x.nbytes for x in tensors) > _LARGEST
-    if key is None or large or torch.cuda.is_current_stream_capturing():
+    if key is None or torch.cuda.is_current_stream_capturing():
         return function(*tensors)
     stream = torch.cuda.current_stream(device).cuda_stream
     precise = torch.backends.cuda.matmul.allow_tf32

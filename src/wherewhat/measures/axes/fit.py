@@ -22,6 +22,9 @@ from wherewhat.measures.tensors import check_heads, check_single_text, per_query
 from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 
+_RECORDED = 2**26
+"""Entries of q above which copies of q and k for a CUDA graph take longer than the launches that it saves."""
+
 
 @dataclass(frozen=True)
 class AxesFit:
@@ -160,7 +163,7 @@ def fit_axes(
 
         # The check is read last: waiting for it before would leave the GPU idle while the solve is launched.
         given = bilinear and distance_bias is None and key_bias is None
-        key = ("axes", scale, method, block) if given else None
+        key = ("axes", scale, method, block) if given and q.numel() <= _RECORDED else None
         held = 6 * 8 * (q.numel() + k.numel())  # spectra, before and after, are the largest intermediate results
         squares, *found = launched(solved, q, k, key=key, held=held)
         _check_finite(squares, dtype)
