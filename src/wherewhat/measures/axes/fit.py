@@ -23,7 +23,7 @@ from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 
 _RECORDED = 2**26
-"""Entries of q above which copies of q and k for a CUDA graph take longer than the launches that it saves."""
+"""Entries of q above which copying q and k into a CUDA graph takes about as long as the launches that it saves."""
 
 
 @dataclass(frozen=True)
