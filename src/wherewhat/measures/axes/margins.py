@@ -81,13 +81,13 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     heads, n, d = q.shape
     groups = heads // k.shape[0]
     band = Band(n, width, q.device)
-    step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
-    found = []
     if width == n and _has_kernels(q):
         from wherewhat.measures.axes.margins_cuda import triangle_margins
 
-        sums, squares, rows, columns = triangle_margins(q.reshape(k.shape[0], groups, n, d), k)
+        sums, squares, rows, columns = triangle_margins(q, k)
         return Margins(band, sums, squares), rows, columns
+    step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
+    found = []
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
         some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)

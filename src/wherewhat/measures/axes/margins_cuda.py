@@ -245,15 +245,16 @@ def triangle_margins(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     """Return packed sums, sums of squares, query terms and key terms of the whole triangle.
 
     Args:
-        q: Queries, grouped by the key head they read, ``(kv, groups, n, d)``.
-        k: Keys, ``(kv, n, d)``.
+        q: Queries, ``(heads, n, d)``.
+        k: Keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
 
     Returns:
         ``(heads, 3n)`` and ``(heads,)`` float64, ``(heads, n)`` and ``(heads, n)`` float32.
     """
-    kv, groups, n, d = q.shape
-    heads, chunks = kv * groups, -(-n // CHUNK)
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q.flatten(0, 1), k))
+    heads, n, d = q.shape
+    kv, chunks = len(k), -(-n // CHUNK)
+    groups = heads // kv
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     mean_q, after = _chunk_sums(q, chunks, after=True)
     mean_k, before = _chunk_sums(k, chunks, after=False)
     diagonals = _diagonals(q, k, mean_q, mean_k)  # first: while it runs, all other kernels are launched

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wherewhat.numerics import has_triton
-
 
 @dataclass(frozen=True)
 class Band:
@@ -319,12 +317,7 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
 
 def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
-    if has_triton(band.device):
-        from wherewhat.measures.axes.solver_cuda import solve_triangle
-
-        found, terms = solve_triangle(margins.sums, offset)
-    else:
-        found, terms = _triangle(band.n, band.device).solve(margins.sums, offset)
+    found, terms = _triangle(band.n, band.device).solve(margins.sums, offset)
     mean, products, explained, reach = found[0], found[1:7], found[7:14], found[14]
     squares = margins.squares + _left_out(band.device) @ products
     return SubsetFits(

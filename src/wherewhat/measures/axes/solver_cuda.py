@@ -13,7 +13,7 @@ _COLUMNS = 26
 """Sums of a head: mean, then three each of own, mixed, alone, pair, whole, reach, sums of the matrix and of the terms,
 then the product of the key term with the distance from the middle."""
 
-SCORES = 18
+_SCORES = 18
 """Scores of a fit: r of seven subsets, shares of one axis alone, unique shares, behaviour, adjusted, SSE, TSS, mean."""
 
 
@@ -28,6 +28,13 @@ def _axis(x, head, axis, t, n):
 def _weight(t, n):
     """Number of pairs at each value of a coordinate; 1 beyond the text."""
     return tl.where(t < n, n - t, 1).to(tl.float64)
+
+
+@triton.jit
+def _expect(out, f, before, t, n):
+    """Store a block of P f, see ``Triangle.expect``, and return the sum of ``f`` up to its end from that before it."""
+    tl.store(out + (n - 1 - t), (tl.cumsum(f, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
+    return before + tl.sum(f, 0)
 
 
 @triton.jit
@@ -61,8 +68,7 @@ def _offset_sums(sums, offset, expected, found, n, COLUMNS: tl.constexpr, BLOCK:
         reach += squares
         own += squares + 2 * o * s
         total += s
-        tl.store(here + (n - 1 - t), (tl.cumsum(o, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
-        before += tl.sum(o, 0)
+        before = _expect(here, o, before, t, n)
     tl.store(found + head * COLUMNS + 1 + axis, tl.sum(own, 0))
     tl.store(found + head * COLUMNS + 16 + axis, tl.sum(reach, 0))
     tl.store(found + head * COLUMNS + 19 + axis, tl.sum(total, 0))
@@ -94,8 +100,7 @@ def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, B
         z += tl.load(rows + ((pair + 1) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
         z += tl.load(rows + ((pair + 2) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
         alone += w * z * z
-        tl.store(mean + (n - 1 - t), (tl.cumsum(y, 0) + before) / (t + 1).to(tl.float64), mask=inside)
-        before += tl.sum(y, 0)
+        before = _expect(mean, y, before, t, n)
     tl.debug_barrier()  # the means are read in another order
     products = tl.zeros((BLOCK,), tl.float64)
     crossed = tl.zeros((BLOCK,), tl.float64)
@@ -184,15 +189,13 @@ def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK:
         value = tl.load(inverse + t, mask=inside, other=0.0) - slope * t.to(tl.float64) - shift
         value = tl.where(inside, _together(sums, head, t, n) - mean + 4 * value, 0.0)
         tl.store(inverse + t, value, mask=inside)
-        tl.store(both + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=inside)
-        before += tl.sum(value, 0)
+        before = _expect(both, value, before, t, n)
     tl.debug_barrier()
     before = tl.full((), 0.0, tl.float64)
     for start in range(0, n, BLOCK):
         t = start + tl.arange(0, BLOCK)
         value = tl.load(inverse + t, mask=t < n, other=0.0) - 2 * tl.load(both + t, mask=t < n, other=0.0)
-        tl.store(common + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
-        before += tl.sum(value, 0)
+        before = _expect(common, value, before, t, n)
 
 
 @triton.jit
@@ -249,8 +252,7 @@ def _axis_terms(
     for start in range(0, n, BLOCK):
         t = start + tl.arange(0, BLOCK)
         value = tl.where(t < n, tl.load(part + t, mask=t < n, other=0.0) - excess, 0.0)
-        tl.store(mean + (n - 1 - t), (tl.cumsum(value, 0) + before) / (t + 1).to(tl.float64), mask=t < n)
-        before += tl.sum(value, 0)
+        before = _expect(mean, value, before, t, n)
     tl.debug_barrier()
     whole = tl.zeros((BLOCK,), tl.float64)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -337,43 +339,21 @@ def _scores_and_curves(found, squares, terms, scores, n, COLUMNS: tl.constexpr, 
     tl.store(term, tl.load(term, mask=t < n) + slope * (t - middle) + shift, mask=t < n)
 
 
-def solve_triangle(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sums of squares and products of all subsets of the axes, and the best terms of all three.
+def fit_triangle(sums: Tensor, squares: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all scores of a fit, ``(18, heads)``, and its curves ``(3, heads, n)``, as ``fit._solved`` does.
 
-    Does what ``Triangle.solve`` does, in four kernels that each read a head from beginning to end.
+    Four kernels that each read a head from beginning to end do what ``Triangle.solve`` does. A fifth one replaces about
+    fifty operations on a few numbers a head, whose launches take longer than they do.
 
     Args:
         sums: Sums of the matrix along diagonals, rows and columns, packed, ``(heads, 3n)`` float64.
-        offset: Known additive terms, packed likewise.
-
-    Returns:
-        What ``Triangle.solve`` returns.
+        squares: Sums of its squares, ``(heads,)``.
+        offset: Known additive terms, packed like ``sums``.
     """
-    found, terms = _solve(sums, offset)
-    one, whole, reach = found[:, :13], found[:, 13:16].sum(1, keepdim=True), found[:, 16:19].sum(1, keepdim=True)
-    return torch.cat([one, whole, reach], 1).T, terms
-
-
-def fit_triangle(sums: Tensor, squares: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all scores of a fit, ``(SCORES, heads)``, and its curves ``(3, heads, n)``, as ``fit._solved`` does.
-
-    ``sums`` and ``offset`` are those of :func:`solve_triangle`, ``squares`` the sums of squares ``(heads,)``. One more
-    kernel replaces about fifty operations on a few numbers a head, whose launches take longer than they do.
-    """
-    found, terms = _solve(sums, offset)
-    _, heads, n = terms.shape
-    scores = torch.empty(SCORES, heads, dtype=torch.float64, device=sums.device)
-    _scores_and_curves[(-(-n // 1024), 3, heads)](
-        found, squares, terms, scores, n, COLUMNS=_COLUMNS, BLOCK=1024, num_warps=4
-    )
-    return scores, terms
-
-
-def _solve(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of every head, ``(heads, _COLUMNS)``, and the terms ``(3, heads, n)``."""
     heads, n = len(sums), sums.shape[1] // 3
     sums, offset = sums.contiguous(), offset.contiguous()
     found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
+    scores = torch.empty(_SCORES, heads, dtype=torch.float64, device=sums.device)
     expected, parts, means, terms, shared = torch.empty(5, heads, 3, n, dtype=torch.float64, device=sums.device)
     inverse, both, common = shared.view(3, heads, n)
     block = min(2048, max(256, triton.next_power_of_2(n)))
@@ -382,4 +362,6 @@ def _solve(sums: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     _offset_sums[(3, heads)](sums, offset, expected, found, n, **shape)
     _pairs_and_common[(4, heads)](sums, offset, expected, means, inverse, both, common, found, n, **shape)
     _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, found, n, **shape)
-    return found, terms.view(3, heads, n)
+    shape |= {"BLOCK": 1024, "num_warps": 4}
+    _scores_and_curves[(-(-n // 1024), 3, heads)](found, squares, terms, scores, n, **shape)
+    return scores, terms.view(3, heads, n)
