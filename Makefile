@@ -11,17 +11,30 @@ READY := $(VENV)/.ready
 # Two test workers with one thread each are faster than one with two, on tiny models.
 export OMP_NUM_THREADS ?= 1
 PYTEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
-.PHONY: report test test-fast real fuzz check format lint types docs models clean
+# Instruction sets and numbers of threads change the order of sums. A CPU without one of them ignores its name.
+NUMERICAL := tests/captures tests/extend tests/measures tests/lab
+PLAIN := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2
+THREADS := OMP_NUM_THREADS=4
+
+.PHONY: report test test-all test-cpus real fuzz check format lint types docs models clean
 
 report: $(READY)  ## profile the embedded model on the embedded text
 	@env -u OMP_NUM_THREADS $(BIN)/wherewhat report
 
-test: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+test: $(READY)  ## every algorithm and command once: five minutes on two cores
+	$(PYTEST) -m "not slow"
 
-test-fast: $(READY)  ## the tests that need neither a trained model, a browser nor long computations, in a minute
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not slow and not browser"
+test-all: test  ## also every model type, trained models, documentation, fuzzing, and other instruction sets and threads
+	$(PYTEST) -m slow
+	$(MAKE) test-cpus
+
+test-cpus: $(READY)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
+	env $(PLAIN) $(PYTEST) --tighten 2 $(NUMERICAL)
+	env $(AVX2) $(PYTEST) --tighten 2 $(NUMERICAL)
+	env $(THREADS) $(PYTEST) --tighten 2 $(NUMERICAL)
 
 real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
 	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)
@@ -34,7 +47,7 @@ fuzz: $(READY)  ## hostile input for SECONDS=60 with SEED=0; only KIND=gguf; or 
 docs: $(READY)  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-check: lint types docs test  ## everything that must hold before a change lands
+check: lint types docs test test-all  ## everything that must hold before a change lands
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

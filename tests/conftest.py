@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import sys
-from itertools import islice
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,62 +28,25 @@ _PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.lab
 _PRELOADED += ["wherewhat.lab.multihop.commands", "helpers.command_line"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language", "helpers.fork_server"]
 
-# CPU seconds of the files and folders that take longest. They are run first, each group as a whole by one worker, so
-# that what its tests share (a proved model, a report, a cluster) is made once.
-_LONG = {
-    ("conformance/",): 125,
-    ("report/",): 110,
-    ("fuzz/",): 100,
-    ("real/test_real_models.py", "captures/test_chunks.py"): 100,
-    ("docs/",): 80,
-    ("sweep/test_engines.py", "cli/test_sweep.py"): 60,
-    ("lab/encoding_study/", "lab/multihop/"): 60,
-    ("runs/test_trainer.py", "runs/test_training.py"): 50,
-    ("lab/constructions/",): 33,
-    ("runs/test_devices.py",): 33,
-    ("measures/test_hard_weights.py",): 29,
-    ("runs/test_planner.py",): 20,
-    ("lab/test_language.py",): 20,
-    ("extend/test_method.py",): 20,
-}
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that leaves room for other CPUs."""
+    help = "divide the tolerances of comparisons by this number: what passes has room for the rounding of other CPUs"
+    parser.addoption("--tighten", type=float, default=1.0, metavar="FACTOR", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tighten tolerances if asked to."""
+    if config.getoption("tighten") != 1:
+        from helpers.tolerance import tighten
+
+        tighten(config.getoption("tighten"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files of which every test is left out: some import large packages."""
-    left_out = [name for name in ("slow", "browser") if f"not {name}" in config.option.markexpr]
-    if not left_out or collection_path.suffix != ".py":
+    """Do not import files whose tests are all left out: some import large packages."""
+    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
         return None
-    text = collection_path.read_text("utf-8")
-    return any(f"\npytestmark = pytest.mark.{name}\n" in text for name in left_out) or None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin every worker's share of the tests with long files; other tests keep their random order.
-
-    With ``--dist worksteal`` each worker starts with an equal number of consecutive tests, and one that has finished
-    takes tests from the end of another one's share: those should be short.
-    """
-    here = Path(__file__).parent
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long: dict[tuple[str, ...], list[pytest.Item]] = {}
-    others = []
-    for item in items:
-        file = item.path.relative_to(here).as_posix()
-        group = next((group for group in _LONG if file.startswith(group)), None)
-        (others if group is None else long.setdefault(group, [])).append(item)
-    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    seconds = [0] * workers
-    for group in sorted(long, key=lambda group: -_LONG[group]):
-        first_free = seconds.index(min(seconds))
-        shares[first_free] += long[group]
-        seconds[first_free] += _LONG[group]
-    ordered: list[pytest.Item] = []
-    rest = iter(others)
-    for number, share in enumerate(shares):
-        size = (len(items) - len(ordered)) // (workers - number)
-        ordered += [*share, *islice(rest, max(0, size - len(share)))]
-    items[:] = [*ordered, *rest]
+    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text("utf-8") or None
 
 
 def pytest_collection_finish() -> None:

@@ -48,43 +48,48 @@ def nested(depth: int) -> object:
     return value
 
 
-def test_names_in_messages_are_printable_and_short():
+def test_messages_are_printable_and_names_in_them_short():
     assert shown("a\x1b[31m\nb") == r"'a\x1b[31m\nb'"
     assert shown(Path("x" * 500)) == f"'{'x' * 60}…{'x' * 60}'"
+    assert str(StoreError("no \x1b[31mfile\r here\u202e")) == r"no \x1b[31mfile\r here\u202e"
+    assert str(ConfigError("first\nsecond")) == r"first\nsecond"
+    assert str(ConfigError()) == ""
+    words = [size_in_words(count) for count in (0, 1023, 1024, 8 << 40, 1 << 60)]
+    assert words == ["0 bytes", "1023 bytes", "1.0 KiB", "8.0 TiB", "1024.0 PiB"]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("", "--out is empty"),
-        (" \t", "--out is empty"),
-        ("a\0b", "NUL"),
-        ("~nosuchuser/x", "home folder of an unknown user"),
-        ("x" * 300, "File name too long"),
-        ("missing/" + "x" * 300, "File name too long"),
-        ("a/" * 5000, "File name too long"),
-        ("\ud800", "cannot be opened"),
-    ],
-)
-def test_paths_that_no_system_accepts(given, words):
-    assert words in refusal(user_path, given, name="--out")
-    assert words in refusal(output_file, given, name="--out")
-    assert words in refusal(output_folder, given, name="--out")
+PATHS = {
+    "empty": ("", "--out is empty"),
+    "blank": (" \t", "--out is empty"),
+    "NUL": ("a\0b", "NUL"),
+    "home": ("~nosuchuser/x", "home folder of an unknown user"),
+    "long": ("x" * 300, "File name too long"),
+    "long below a missing folder": ("missing/" + "x" * 300, "File name too long"),
+    "many folders": ("a/" * 5000, "File name too long"),
+    "surrogate": ("\ud800", "cannot be opened"),
+}
 
 
-def test_paths_may_exist_or_not(tmp_path, monkeypatch):
+def test_paths_that_no_system_accepts(subtests):
+    for case, (given, words) in PATHS.items():
+        for function in (user_path, output_file, output_folder):
+            with subtests.test(case=case, function=function.__name__):
+                assert words in refusal(function, given, name="--out")
+
+
+def test_paths_may_exist_or_not_and_outputs_are_checked_without_writing(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_path("~/x", name="--out") == tmp_path / "x"
     assert user_path(tmp_path, name="--out") == tmp_path
+    assert output_file(tmp_path / "a" / "b.csv", name="--csv") == tmp_path / "a" / "b.csv"
+    assert output_folder(tmp_path / "a" / "b", name="--out") == tmp_path / "a" / "b"
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     assert user_path(tmp_path / "file" / "x", name="--out") == tmp_path / "file" / "x"
-
-
-def test_loop_of_links(tmp_path):
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    assert "symbolic links" in refusal(user_path, tmp_path / "a", name="the model", error=LoadError)
-    assert "symbolic links" in refusal(check_file, tmp_path / "a", name="x", most=1)
+    for function in (output_file, output_folder):
+        assert "not a folder" in refusal(function, tmp_path / "file" / "new" / "x", name="--out")
+    with pytest.raises(StoreError):
+        output_folder(tmp_path / "file", name="--out")
 
 
 def test_folder_that_may_not_be_entered(tmp_path, monkeypatch):
@@ -104,18 +109,27 @@ def test_folder_that_may_not_be_entered(tmp_path, monkeypatch):
 
 
 @posix
-def test_only_regular_files_are_read(tmp_path, monkeypatch):
+def test_only_regular_files_are_read_and_replaced(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zeros").symlink_to("/dev/zero")
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
     with socket.socket(socket.AF_UNIX) as listener:
-        monkeypatch.chdir(tmp_path)  # names of sockets are short
         listener.bind("socket")
     for name, kind in (("pipe", "named pipe"), ("zeros", "device"), ("socket", "socket"), (".", "folder")):
         for read in (check_file, read_file):
             assert kind in refusal(read, tmp_path / name, name=name, most=100)
-        if name != ".":
-            assert kind in refusal(output_file, tmp_path / name, name="--csv")
+        assert kind in refusal(output_file, tmp_path / name, name="--csv")
     assert "No such file" in refusal(read_file, tmp_path / "missing", name="x", most=100)
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", ".", "..", "/"):
+        assert "is a folder" in refusal(output_file, name, name="--csv")
+    for name in ("/dev/null", "/dev/stdout", "/dev/fd/1"):
+        refusal(output_file, name, name="--csv")
+    assert Path("/dev/null").is_char_device()
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert "symbolic links" in refusal(user_path, tmp_path / "a", name="the model", error=LoadError)
+    assert "symbolic links" in refusal(check_file, tmp_path / "a", name="x", most=1)
 
 
 @posix
@@ -142,56 +156,19 @@ def test_large_files_are_refused_before_they_are_read(tmp_path):
     assert "at most 16.0 MiB" in refusal(read_user_file, path, name="x")
 
 
-@pytest.mark.parametrize("name", ["folder", ".", "..", "/"])
-def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    assert "is a folder" in refusal(output_file, name, name="--csv")
-
-
-@posix
-@pytest.mark.parametrize("name", ["/dev/null", "/dev/stdout", "/dev/fd/1"])
-def test_streams_and_devices_are_not_replaced(name):
-    refusal(output_file, name, name="--csv")
-    assert Path("/dev/null").is_char_device()
-
-
-def test_outputs_below_a_file(tmp_path):
-    (tmp_path / "file").write_text("x")
-    for function in (output_file, output_folder):
-        assert "not a folder" in refusal(function, tmp_path / "file" / "new" / "x", name="--out")
-    with pytest.raises(StoreError):
-        output_folder(tmp_path / "file", name="--out")
-
-
-def test_outputs_are_checked_without_writing(tmp_path):
-    assert output_file(tmp_path / "a" / "b.csv", name="--csv") == tmp_path / "a" / "b.csv"
-    assert output_folder(tmp_path / "a" / "b", name="--out") == tmp_path / "a" / "b"
-    assert not list(tmp_path.iterdir())
-
-
-def test_json_of_any_depth(tmp_path):
+def test_json_is_read_as_written_or_refused(tmp_path):
     path = tmp_path / "x.json"
-    for depth, accepted in ((MOST_DEPTH, True), (MOST_DEPTH + 1, False), (100_000, False)):
-        path.write_text("[" * depth + "]" * depth)
-        if accepted:
-            assert read_json(path, name="x") is not None
-        else:
-            assert "nested more than" in refusal(read_json, path, name="x")
-    path.write_text('{"a":' * 100_000)
-    assert "nested more than" in refusal(read_json, path, name="x")
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [(b"{", "not valid JSON"), (b"\xff", "not UTF-8"), (b"1" * 5000, "not valid JSON"), (b"", "not valid JSON")],
-)
-def test_wrong_json(data, words):
-    assert words in refusal(parse_json, data, name="x")
-
-
-def test_json_with_a_byte_order_mark():
+    value = {"a": [1, 2.5, None], "b": {"c": "é"}}
+    path.write_text(json.dumps(value), encoding="utf-8")
+    assert read_json(path, name="x") == value
     assert parse_json("\ufeff[1]".encode(), name="x") == [1]
+    for data, words in ((b"{", "valid JSON"), (b"\xff", "not UTF-8"), (b"1" * 5000, "valid JSON"), (b"", "valid JSON")):
+        assert words in refusal(parse_json, data, name="x"), data[:9]
+    path.write_text("[" * MOST_DEPTH + "]" * MOST_DEPTH)
+    assert read_json(path, name="x") is not None
+    for depth, start, end in ((MOST_DEPTH + 1, "[", "]"), (100_000, "[", "]"), (100_000, '{"a":', "")):
+        path.write_text(start * depth + end * depth)
+        assert "nested more than" in refusal(read_json, path, name="x")
 
 
 def test_depth_of_shared_values():
@@ -211,44 +188,16 @@ def test_depth_of_shared_values():
         check(nested(MOST_DEPTH - 1))
 
 
-def test_numbers_in_settings():
+def test_limits_of_numbers():
     check_values({"a": [1, 2.5, "x", None, {"b": 2**63 - 1}]})
     with pytest.raises(ValueError, match="from -2\\^63"):
         check_values({"a": [{"b": 2**63}]})
-
-
-@pytest.mark.parametrize(
-    "number", [2**63, -(2**63) - 1, 10**5000, (1, 2**63)], ids=["above", "below", "long", "inside"]
-)
-def test_whole_numbers_have_64_bits(number):
-    assert "count is" in refusal(check_whole_number, "count", number)
-
-
-@pytest.mark.parametrize("value", [2**63 - 1, -(2**63), 1e300, "9" * 100, None, (1, 2), True])
-def test_other_values_are_not_whole_numbers_or_fit(value):
-    check_whole_number("count", value)
-
-
-def test_upper_limits():
+    for number in (2**63, -(2**63) - 1, 10**5000, (1, 2**63)):
+        assert "count is" in refusal(check_whole_number, "count", number)
+    for value in (2**63 - 1, -(2**63), 1e300, "9" * 100, None, (1, 2), True):
+        check_whole_number("count", value)
     check_at_most(10, a=10, b=None, c=(1, 10), d=2.5)
     assert "b is 11: give at most 10" in refusal(check_at_most, 10, a=1, b=11)
     assert "c is 12" in refusal(check_at_most, 10, c=(1, 12))
     with pytest.raises(ConfigError):
         check_at_most(10, **{"--tokens": 99})
-
-
-def test_sizes_in_words():
-    words = [size_in_words(count) for count in (0, 1023, 1024, 8 << 40, 1 << 60)]
-    assert words == ["0 bytes", "1023 bytes", "1.0 KiB", "8.0 TiB", "1024.0 PiB"]
-
-
-def test_json_is_read_as_written(tmp_path):
-    value = {"a": [1, 2.5, None], "b": {"c": "é"}}
-    (tmp_path / "x.json").write_text(json.dumps(value), encoding="utf-8")
-    assert read_json(tmp_path / "x.json", name="x") == value
-
-
-def test_errors_show_control_characters_by_their_code():
-    assert str(StoreError("no \x1b[31mfile\r here\u202e")) == r"no \x1b[31mfile\r here\u202e"
-    assert str(ConfigError("first\nsecond")) == r"first\nsecond"
-    assert str(ConfigError()) == ""

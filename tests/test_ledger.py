@@ -12,6 +12,8 @@ import pytest
 from helpers.models import save_speller
 from wherewhat.measures.registry import measurements
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {
     "vocab_size": 64,
@@ -38,7 +40,6 @@ def ledger(monkeypatch):
     return run
 
 
-@pytest.mark.slow
 def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
     out = tmp_path / "ledger.json"
     sizes = ("--tokens", 400, "--documents", 3, "--limit", 0)
@@ -57,7 +58,6 @@ def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
     assert "frequencies  skipped: bands=4" in printed.out
 
 
-@pytest.mark.slow
 def test_shapes_and_more_measurements_in_the_same_file(ledger, tmp_path):
     out = tmp_path / "shape.json"
     fixed = ("--shape", "1.1B", "--device", "cpu", "--dtype", "float32", "--tokens", 32, "--documents", 2)

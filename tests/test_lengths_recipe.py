@@ -14,6 +14,8 @@ from helpers.models import save_speller
 from wherewhat.extend.plan import Plan
 from wherewhat.runs.planner import make_plan
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -41,7 +43,6 @@ def measured(prepared, monkeypatch, *arguments, texts=("first", "second")):
     return run("benchmarks/lengths.py", *fixed, *arguments, monkeypatch=monkeypatch)
 
 
-@pytest.mark.slow
 def test_comparison_of_length_methods(prepared, monkeypatch, capsys):
     out, plan = prepared / "result.json", prepared / "plan.json"
     assert measured(prepared, monkeypatch, "--methods", "none", "near-far", "--json", out) == 0
@@ -72,7 +73,6 @@ def test_comparison_of_length_methods(prepared, monkeypatch, capsys):
     assert {"none", "near-far", "near-far-plan"} <= {label.text for label in labels}
 
 
-@pytest.mark.slow
 def test_wrong_input(prepared, monkeypatch, capsys):
     plan, out = prepared / "plan.json", prepared / "other.json"
     out.write_text(json.dumps({"model": "another", "lengths": {}}))
@@ -84,7 +84,6 @@ def test_wrong_input(prepared, monkeypatch, capsys):
     assert "48000 were asked for: use a longer text" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_command_measures_the_same(prepared, cli, tmp_path):
     options = {
         "methods": "none,near-far",

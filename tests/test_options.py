@@ -35,88 +35,62 @@ def test_plain_values_are_kept():
     assert build_config(Everything, config_values(Everything())) == Everything()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"cuont": "1"}, "did you mean 'count'"),
-        ({"count": "x"}, "count='x' is not a whole number"),
-        ({"count": 1.5}, "not a whole number"),
-        ({"count": True}, "not a whole number"),
-        ({"on": "maybe"}, "not true or false"),
-        ({"kind": "c"}, "one of a, b"),
-        ({"share": "much"}, "not a number"),
-        ({"name": 3}, "not a string"),
-        ({"many": 3}, "many=3"),
-    ],
-)
-def test_wrong_values_are_named(values, message):
-    with pytest.raises(ConfigError, match=message):
-        build_config(Everything, values)
-
-
-@pytest.mark.parametrize("text", ["count", "=3", ""])
-def test_assignment_without_key_or_value(text):
-    with pytest.raises(ConfigError, match="key=value"):
-        parse_assignments([text])
-
-
-def test_assignments_of_another_option():
-    with pytest.raises(ConfigError, match="--where 'a' is not"):
-        parse_assignments(["a"], name="--where")
-
-
-@pytest.mark.parametrize("values", [{"share": "nan"}, {"share": float("inf")}, {"many": "1,-inf"}])
-def test_numbers_are_finite(values):
-    with pytest.raises(ConfigError, match="is not a finite number"):
-        build_config(Everything, values)
-
-
-def test_assignment_twice():
-    with pytest.raises(ConfigError, match="twice"):
-        parse_assignments(["a=1", "a=2"])
-
-
-def test_unknown_measurement_names_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'attention'"):
-        find_measurement("atention")
-
-
-@pytest.mark.parametrize("measurement", measurements().values(), ids=lambda m: m.name)
-def test_every_measurement_explains_itself(measurement):
-    assert measurement.config() == measurement.config()
-    assert measurement.summary.endswith(".")
-    assert measurement.limits
-    assert all(metric.reading.endswith(".") and metric.title for metric in measurement.metrics)
-
-
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1])
-def test_whole_numbers_have_64_bits(number):
-    for values in ({"count": number}, {"count": str(number)}, {"maybe": number}):
-        with pytest.raises(ConfigError, match=r"from -2\^63 to 2\^63 - 1"):
-            build_config(Everything, values)
-
-
-def test_numbers_of_thousands_of_digits():
-    with pytest.raises(ConfigError, match="a number of 16610 bits"):
-        build_config(Everything, {"count": 10**5000})
-    with pytest.raises(ConfigError, match="a number of 16610 bits"):
-        _called(10**5000)
-
-
 @checked()
 def _called(count: int) -> int:
     return count
 
 
-def test_options_with_too_many_values():
-    with pytest.raises(ConfigError, match="many has 10,001 values"):
-        build_config(Everything, {"many": [1.0] * 10_001})
+WRONG = [
+    ({"cuont": "1"}, "did you mean 'count'"),
+    ({"count": "x"}, "count='x' is not a whole number"),
+    ({"count": 1.5}, "not a whole number"),
+    ({"count": True}, "not a whole number"),
+    ({"on": "maybe"}, "not true or false"),
+    ({"kind": "c"}, "one of a, b"),
+    ({"share": "much"}, "not a number"),
+    ({"share": "nan"}, "is not a finite number"),
+    ({"share": float("inf")}, "is not a finite number"),
+    ({"name": 3}, "not a string"),
+    ({"many": 3}, "many=3"),
+    ({"many": "1,-inf"}, "is not a finite number"),
+    ({"many": [1.0] * 10_001}, "many has 10,001 values"),
+    ({"count": 2**63}, r"from -2\^63 to 2\^63 - 1"),
+    ({"count": str(-(2**63) - 1)}, r"from -2\^63 to 2\^63 - 1"),
+    ({"maybe": -(2**63) - 1}, r"from -2\^63 to 2\^63 - 1"),
+    ({"count": 10**5000}, "a number of 16610 bits"),
+    ({"count": "x" * 10_000}, "not a whole number"),
+]
 
 
-def test_long_values_are_cut_in_messages():
-    with pytest.raises(ConfigError) as refused:
-        build_config(Everything, {"count": "x" * 10_000})
-    assert len(str(refused.value)) < 200
+def test_wrong_values_are_named(subtests):
+    for values, message in WRONG:
+        with subtests.test(message=message):
+            with pytest.raises(ConfigError, match=message) as refused:
+                build_config(Everything, values)
+            assert len(str(refused.value)) < 200
+    with pytest.raises(ConfigError, match="a number of 16610 bits"):
+        _called(10**5000)
+
+
+def test_assignments_that_are_none():
+    for text in ("count", "=3", ""):
+        with pytest.raises(ConfigError, match="key=value"):
+            parse_assignments([text])
+    with pytest.raises(ConfigError, match="--where 'a' is not"):
+        parse_assignments(["a"], name="--where")
+    with pytest.raises(ConfigError, match="twice"):
+        parse_assignments(["a=1", "a=2"])
+
+
+def test_every_measurement_explains_itself(subtests):
+    for name, measurement in measurements().items():
+        with subtests.test(measurement=name):
+            assert measurement.config() == measurement.config()
+            assert measurement.summary.endswith(".")
+            assert measurement.limits
+            assert all(metric.reading.endswith(".") and metric.title for metric in measurement.metrics)
+    with pytest.raises(ConfigError, match="did you mean 'attention'"):
+        find_measurement("atention")
 
 
 CONFIGS = {
@@ -127,7 +101,7 @@ CONFIGS = {
     "inline.toml": ("x = {" + ".".join(["a"] * 70) + " = 1}", "nested more than 64 deep"),
     "deep.json": ('{"a":' * 100_000, "nested more than 64 deep"),
     "deeper.json": ('{"a": ' + "[" * 70 + "]" * 70 + "}", "nested more than 64 deep"),
-    "deep.yaml": ("a: " + "[" * 5000 + "]" * 5000, "nested more than 64 deep"),
+    "deep.yaml": ("a: " + "[" * 1500 + "]" * 1500, "nested more than 64 deep"),
     "loop.yaml": ("a: &a [*a]", "nested more than 64 deep"),
     "bomb.yaml": (
         "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
@@ -145,15 +119,14 @@ CONFIGS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-def test_hostile_files_of_settings(tmp_path, name):
-    content, words = CONFIGS[name]
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ConfigError, match=words) as refused:
-        read_config(tmp_path / name, name="--config")
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 500
+def test_hostile_files_of_settings(tmp_path, subtests):
+    for name, (content, words) in CONFIGS.items():
+        with subtests.test(name=name):
+            (tmp_path / name).write_text(content)
+            with pytest.raises(ConfigError, match=words) as refused:
+                read_config(tmp_path / name, name="--config")
+            assert "\n" not in str(refused.value)
+            assert len(str(refused.value)) < 500
 
 
 def test_settings_that_are_accepted(tmp_path):
@@ -168,16 +141,11 @@ def test_settings_that_are_accepted(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "missing", "latin"])
-def test_settings_in_no_readable_file(tmp_path, kind):
-    path = tmp_path / "x.toml"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "latin":
-        path.write_bytes(b"a = '\xe9'")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_config(path, name="--config")
+def test_settings_in_no_readable_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "device.toml").symlink_to("/dev/zero")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "latin.toml").write_bytes(b"a = '\xe9'")
+    for kind in ("pipe", "device", "folder", "latin", "missing"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_config(tmp_path / f"{kind}.toml", name="--config")

@@ -27,52 +27,37 @@ def package_files() -> set[str]:
     return {path.relative_to(PACKAGE.parent).as_posix() for path in own}
 
 
-def test_every_extra_is_in_the_readme():
+def test_extras_are_documented_asked_for_and_installed_by_developers():
     readme = (ROOT / "README.md").read_text("utf-8")
     table = readme[readme.index("| extra | needed for |") :].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [name for name in EXTRAS if name != "dev"]
-
-
-def test_every_extra_is_named_where_it_is_missing():
     text = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
     named = set(re.findall(r"(?:pip install |install=\")'wherewhat\[(\w+)\]'", text))
     assert named == EXTRAS.keys() - FOR_DEVELOPERS
-
-
-def test_developers_install_every_extra():
     (all_extras,) = [one for one in EXTRAS["dev"] if one.startswith("wherewhat[")]
     assert set(all_extras.removeprefix("wherewhat[").removesuffix("]").split(",")) == EXTRAS.keys() - {"dev"}
 
 
-def test_packages_of_extras_are_pinned_for_tests():
+def test_packages_are_pinned_for_tests_and_python_versions_declared():
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     needed = {re.match(r"[\w-]+", one)[0].lower() for extra in EXTRAS.values() for one in extra}
     needed |= {re.match(r"[\w-]+", one)[0].lower() for one in PROJECT["dependencies"]}
     assert needed - {"wherewhat"} <= pinned
-
-
-def test_python_versions_are_those_of_the_classifiers():
     versions = re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
     assert versions == ["3.11", "3.12", "3.13"]
     assert PROJECT["requires-python"] == f">={versions[0]}"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    """Folder with a wheel and a source distribution; built without network access."""
+@pytest.mark.slow
+def test_what_is_built_has_the_package_and_nothing_else(tmp_path):
     pytest.importorskip("hatchling", reason="hatchling is not installed")
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return folder
+    assert all(path.stat().st_size < 2_000_000 for path in tmp_path.iterdir())
 
-
-@pytest.mark.slow
-def test_the_wheel_has_the_package_and_nothing_else(built):
-    (path,) = built.glob("*.whl")
-    assert path.stat().st_size < 2_000_000
+    (path,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(path) as wheel:
         info = f"wherewhat-{PROJECT['version']}.dist-info/"
         extra = {info + name for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
@@ -84,11 +69,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built):
     for needed in ("models/data/catalog.json", "report/assets/page.html", "text/data/documents.json", "py.typed"):
         assert f"wherewhat/{needed}" in package_files()
 
-
-@pytest.mark.slow
-def test_the_source_distribution_has_no_tests_and_nothing_large(built):
-    (path,) = built.glob("*.tar.gz")
-    assert path.stat().st_size < 2_000_000
+    (path,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     beside = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "PKG-INFO", ".gitignore"}

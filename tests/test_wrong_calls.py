@@ -262,17 +262,19 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize(("call", "words"), WRONG.values(), ids=WRONG)
-def test_wrong_call_is_one_line(here, call, words):
-    with pytest.raises(WherewhatError) as raised:
-        call(here)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_wrong_calls_are_one_line(here, subtests):
+    for name, (call, words) in WRONG.items():
+        with subtests.test(call=name):
+            with pytest.raises(WherewhatError) as raised:
+                call(here)
+            assert words in str(raised.value)
+            assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("call", RIGHT.values(), ids=RIGHT)
-def test_natural_call_works(here, call):
-    assert call(here)
+def test_natural_calls_work(here, subtests):
+    for name, call in RIGHT.items():
+        with subtests.test(call=name):
+            assert call(here)
 
 
 def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):

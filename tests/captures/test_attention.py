@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import run, shared, tiny, tokens
+from helpers.capture import assert_near, run, shared, tiny, tokens
+from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.captures.proof import capture
 from wherewhat.captures.rotation import Rotation
 
 BLOCKS = [slice(0, 5), slice(5, 6), slice(6, 23)]
@@ -75,26 +75,32 @@ CASES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_blocks_of_rows_equal_the_dense_whole(case, dtype):
-    a = attention(dtype=dtype, **CASES[case])
-    scores, weights = by_hand(a)
-    limit = 1e-12 if dtype == torch.float64 and "sinks" not in CASES[case] else 2e-6
-    assert a.pattern().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert torch.allclose(a.attn_scores().double(), scores, atol=10 * limit, rtol=limit)
-    assert torch.allclose(a.pattern().double(), weights, atol=limit, rtol=0)
-    for part, whole in ((a.attn_scores, scores), (a.pattern, weights)):
-        together = torch.cat([part(rows) for rows in BLOCKS], 2)
-        assert torch.allclose(together.double(), whole, atol=10 * limit, rtol=limit)
-    assert torch.allclose(a.pattern(slice(2, 20, 3)).double(), weights[:, :, 2:20:3], atol=limit, rtol=0)
-
-
-def test_a_row_that_sees_nothing_is_zero():
-    a = attention(mask=Mask(causal=True, visible_only=((torch.arange(23) > 3).view(1, 1, 1, 23),)))
-    assert bool((a.pattern()[:, :, :4] == 0).all())
-    assert torch.allclose(a.pattern()[:, :, 4:].sum(-1), torch.ones(()), atol=1e-6)
+def test_blocks_of_rows_equal_the_dense_whole(case):
+    dtypes = (
+        [torch.float32] if case not in ("grouped", "all at once") else [torch.float32, torch.float64, torch.bfloat16]
+    )
+    for dtype in dtypes:
+        a = attention(dtype=dtype, **CASES[case])
+        scores, weights = by_hand(a)
+        # Sinks and ALiBi are given in float32.
+        precision = torch.float64 if dtype == torch.float64 and case != "all at once" else torch.float32
+        # A logit is a sum of products, then a soft-cap and a bias; a weight a quotient of sums of their exponentials.
+        keys = a.rot_k.double().abs().repeat_interleave(a.heads // a.kv_heads, 1)
+        size = a.scale * float((a.rot_q.double().abs() @ keys.mT).max())
+        off = rounding(a.rot_q.shape[-1] + 4, precision) * max(size, float(scores.abs().max()))
+        assert a.pattern().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        for part, whole, within in (
+            (a.attn_scores, scores, off),
+            (a.pattern, weights, 2 * off + rounding(a.m, precision)),
+        ):
+            parts = (part(), torch.cat([part(rows) for rows in BLOCKS], 2))
+            for ours in parts:
+                torch.testing.assert_close(ours.double(), whole, atol=within, rtol=0)
+            torch.testing.assert_close(part(slice(2, 20, 3)).double(), whole[:, :, 2:20:3], atol=within, rtol=0)
+        blind = ~a.visible().expand(weights.shape).any(-1)
+        assert bool(blind.any()) == (case == "padding")
+        assert bool((a.pattern()[blind] == 0).all())
 
 
 def test_rotation_is_undone_at_the_positions_of_queries_and_keys():
@@ -102,8 +108,9 @@ def test_rotation_is_undone_at_the_positions_of_queries_and_keys():
     positions = torch.stack([torch.arange(31), torch.arange(31) + 100])
     a = attention(m=31, rotation=rotation, positions=positions)
     for b in range(2):
-        assert torch.allclose(rotation.rotate(a.q[b], positions[b, 8:]), a.rot_q[b], atol=1e-5)
-        assert torch.allclose(rotation.rotate(a.k[b], positions[b]), a.rot_k[b], atol=1e-5)
+        # Turned by one angle there and back: two products and a sum each way.
+        assert_near(rotation.rotate(a.q[b], positions[b, 8:]), a.rot_q[b], within=rounding(16))
+        assert_near(rotation.rotate(a.k[b], positions[b]), a.rot_k[b], within=rounding(16))
 
 
 def projected(model, names, ids):
@@ -121,12 +128,11 @@ def projected(model, names, ids):
 
 
 def same(ours, theirs):
-    assert ours.shape == theirs.shape
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-6
+    # Turned there and back by angles of up to 22 radians, which models and Rotation round alike or by 22 ε.
+    assert_near(ours, theirs, within=rounding(32))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "llama:yarn", "llama:bias", "gptj", "phi:partial", "cohere:default"])
+@pytest.mark.parametrize("kind", ["llama", "llama:yarn", "gptj", "phi:partial", "cohere:default"])
 def test_q_and_k_are_what_the_projections_give(kind):
     model, ids = shared(kind), tokens(batch=2)
     layers = run(model, ids)
@@ -135,45 +141,35 @@ def test_q_and_k_are_what_the_projections_give(kind):
         q, k = projected(model, [f"{a.name}.q_proj", f"{a.name}.k_proj"], ids)
         same(a.q, q.unflatten(-1, (a.heads, -1)).transpose(1, 2))
         same(a.k, k.unflatten(-1, (a.kv_heads, -1)).transpose(1, 2))
-        assert not torch.allclose(a.q, a.rot_q, atol=1e-2)
+        assert float((a.q - a.rot_q).abs().max()) > 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["qwen3", "olmo2"])
 def test_q_and_k_are_what_their_norms_give(kind):
     model, ids = shared(kind), tokens(batch=2)
     for a in run(model, ids):
         q, k = projected(model, [f"{a.name}.q_norm", f"{a.name}.k_norm"], ids)
         if q.ndim == 3:
             q, k = q.unflatten(-1, (a.heads, -1)), k.unflatten(-1, (a.kv_heads, -1))
-        if q.shape[1] != a.heads or q.shape[2] != ids.shape[1]:
-            q, k = q.transpose(1, 2), k.transpose(1, 2)
-        same(a.q, q)
-        same(a.k, k)
+        same(a.q, q.transpose(1, 2))
+        same(a.k, k.transpose(1, 2))
 
 
-def test_fused_projection_of_gpt_neox():
-    model, ids = tiny("gpt_neox:partial"), tokens()
-    for a in run(model, ids):
-        (qkv,) = projected(model, [f"{a.name}.query_key_value"], ids)
+def test_q_and_k_of_fused_and_latent_projections():
+    ids = tokens()
+    for a in run(neox := shared("gpt_neox:partial"), ids):
+        (qkv,) = projected(neox, [f"{a.name}.query_key_value"], ids)
         q, k, _ = qkv.view(1, 23, a.heads, -1).transpose(1, 2).chunk(3, -1)
         same(a.q, q)
         same(a.k, k)
-
-
-def test_multi_latent_attention_of_deepseek_v3_in_the_rotated_layout():
-    model, ids = tiny("deepseek_v3"), tokens()
-    for a in run(model, ids):
-        (q,) = projected(model, [f"{a.name}.q_b_proj"], ids)
-        q = q.view(1, 23, a.heads, -1).transpose(1, 2)
-        still, turned = q[..., :16], q[..., 16:]
-        same(a.q[..., :16], still)
+    for a in run(deepseek := shared("deepseek_v3"), ids):
+        (q,) = projected(deepseek, [f"{a.name}.q_b_proj"], ids)
+        still, turned = q.view(1, 23, a.heads, -1).transpose(1, 2).split([16, 8], -1)
         # DeepSeek-V3 reorders interleaved pairs into halves while it rotates.
-        same(a.q[..., 16:], torch.cat([turned[..., 0::2], turned[..., 1::2]], -1))
+        same(a.q, torch.cat([still, turned[..., 0::2], turned[..., 1::2]], -1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox:partial", "gptj", "deepseek_v3", "granite", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "granite", "gemma2", "gpt_oss"])
 def test_pattern_is_the_models_own_eager_weights(kind):
     ids = tokens(31)
     layers = run(shared(kind), ids)
@@ -181,38 +177,35 @@ def test_pattern_is_the_models_own_eager_weights(kind):
     with torch.no_grad():
         theirs = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions
     for a, weights in zip(layers, theirs, strict=True):
-        assert float((a.pattern() - weights).abs().max()) < 5e-6
+        assert_near(a.pattern(), weights)
 
 
 # Same token everywhere: values are equal at every position, so attention changes nothing whatever its weights,
 # and queries and keys before rotation must not depend on the position in any layer.
-SAME_TOKEN = (
-    "llama llama:yarn llama:longrope llama:dynamic qwen3 gemma2 gemma3_text phi gpt_neox gptj codegen cohere cohere2 "
-    "glm4 olmo2 granite stablelm smollm3 deepseek_v2 deepseek_v3 nanochat bloom falcon mpt roformer"
+SAME_TOKEN = ["llama", "llama:yarn", "llama:dynamic", "gptj", "phi", "cohere2", "deepseek_v3", "bloom"]
+OTHERS = (
+    "llama:longrope qwen3 gemma2 gemma3_text gpt_neox codegen cohere glm4 olmo2 granite stablelm smollm3 deepseek_v2 "
+    "nanochat falcon mpt roformer"
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SAME_TOKEN.split())
-def test_same_token_everywhere_gives_same_q_and_k_everywhere(kind):
-    worst = []
-
-    def spread(a):
-        worst.extend(float((x - x[:, :, :1]).abs().max() / x.abs().max()) for x in (a.q, a.k))
-
-    # Dynamic frequencies depend on the longest text so far, which other tests may have made longer.
-    model = tiny(kind) if kind == "llama:dynamic" else shared(kind)
-    with torch.no_grad(), capture(model, spread):
-        model(input_ids=torch.full((1, 23), 77), use_cache=False)
-    assert max(worst) < 3e-6
-    assert len(worst) == 8
+@pytest.mark.parametrize("kinds", [SAME_TOKEN, pytest.param(OTHERS.split(), marks=pytest.mark.slow)], ids=len)
+def test_same_token_everywhere_gives_same_q_and_k_everywhere(kinds, subtests):
+    for kind in kinds:
+        with subtests.test(kind=kind):
+            # Dynamic frequencies depend on the longest text so far, which other tests may have made longer.
+            model = tiny(kind) if kind == "llama:dynamic" else shared(kind)
+            layers = run(model, torch.full((1, 23), 77))
+            assert len(layers) == 4
+            for x in (x for a in layers for x in (a.q, a.k)):
+                assert_near(x, x[:, :, :1].expand_as(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_precision_before_rotation(dtype):
+def test_precision_before_rotation():
     """Float32 at least where something is turned back, and the model's own where nothing is."""
-    plain = attention(dtype=dtype)
-    assert plain.q is plain.rot_q
-    assert plain.k is plain.rot_k
-    turned = replace(plain, rotation=Rotation("half", 0, torch.ones(4), 1.0))
-    assert turned.q.dtype == turned.k.dtype == torch.promote_types(dtype, torch.float32)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        plain = attention(dtype=dtype)
+        assert plain.q is plain.rot_q
+        assert plain.k is plain.rot_k
+        turned = replace(plain, rotation=Rotation("half", 0, torch.ones(4), 1.0))
+        assert turned.q.dtype == turned.k.dtype == torch.promote_types(dtype, torch.float32)

@@ -6,79 +6,66 @@ import pytest
 import torch
 from transformers import StaticCache
 
-from helpers.capture import Kept, run, shared, tiny, tokens
+from helpers.capture import Kept, assert_near, run, shared, tiny, tokens
 from wherewhat.captures.proof import capture
 from wherewhat.errors import CaptureError
 
-ROUTES = ["llama", "gptj", "bloom", "falcon:rotary", "falcon:alibi", "gpt2", "gemma2", "gpt_oss"]
+# Attention through the interface, in models' own code, with ALiBi in the mask, learned positions, sinks and windows.
+ROUTES = ["llama", "gptj", "bloom", "falcon:alibi", "gpt2", "gpt_oss"]
 
 
-def close(x, y, limit=2e-5):
-    assert x.shape == y.shape
-    assert float((x - y).abs().max()) < limit * max(1.0, float(y.abs().max()))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTES)
 def test_a_batch_is_its_sequences_side_by_side(kind):
     model, ids = shared(kind), tokens(batch=3)
     together = run(model, ids)
     for row in range(3):
         for whole, alone in zip(together, run(model, ids[row : row + 1]), strict=True):
-            close(whole.pattern()[row : row + 1], alone.pattern())
-            close(whole.q[row : row + 1], alone.q)
-            close(whole.k[row : row + 1], alone.k)
+            assert_near(whole.pattern()[row : row + 1], alone.pattern())
+            assert_near(whole.q[row : row + 1], alone.q)
+            assert_near(whole.k[row : row + 1], alone.k)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTES)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_seen_by_nobody(kind, side):
+def test_padding_is_seen_by_nobody(kind):
     model = shared(kind)
     ids = tokens(20, batch=2)
-    mask = torch.ones_like(ids)
-    shown = slice(6, None) if side == "left" else slice(None, 14)
-    mask[1] = 0
-    mask[1, shown] = 1
-    for a in run(model, ids, attention_mask=mask):
-        pattern = a.pattern()
-        hidden = pattern[1, :, shown][..., mask[1] == 0]
-        assert float(hidden.abs().max()) == 0
-        own = a.output.reshape(2, 20, a.heads, -1).transpose(1, 2)
-        value = a.value.repeat_interleave(a.heads // a.value.shape[1], 1)
-        close((pattern @ value)[0], own[0])
-        close((pattern @ value)[1, :, shown], own[1, :, shown])
+    for shown in (slice(6, None), slice(None, 14)):  # padding on the left, on the right
+        mask = torch.ones_like(ids)
+        mask[1] = 0
+        mask[1, shown] = 1
+        for a in run(model, ids, attention_mask=mask):
+            pattern = a.pattern()
+            hidden = pattern[1, :, shown][..., mask[1] == 0]
+            assert float(hidden.abs().max()) == 0
+            own = a.output.reshape(2, 20, a.heads, -1).transpose(1, 2)
+            value = a.value.repeat_interleave(a.heads // a.value.shape[1], 1)
+            assert_near((pattern @ value)[0], own[0])
+            assert_near((pattern @ value)[1, :, shown], own[1, :, shown])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gptj", "gpt_neox:partial", "deepseek_v3"])
-@pytest.mark.parametrize("given", ["keyword", "per sequence", "by place"])
-def test_a_constant_shift_changes_neither_pattern_nor_q_and_k(kind, given):
+@pytest.mark.parametrize("kind", ["llama", "gptj", "deepseek_v3"])
+def test_a_constant_shift_changes_neither_pattern_nor_q_and_k(kind):
     model, ids = shared(kind), tokens(batch=2)
     shift = torch.arange(23)[None] + 17
-    shift = shift.expand(2, -1) if given == "per sequence" else shift
     mask = torch.ones_like(ids)
     plain = run(model, ids, attention_mask=mask)
-    if given == "by place":
-        kept = Kept([])
-        names = list(inspect.signature(model.forward).parameters)
-        values = {"input_ids": ids, "attention_mask": mask, "position_ids": shift}
-        arguments = [values.get(name) for name in names[: names.index("position_ids") + 1]]
-        with torch.no_grad(), capture(model, kept):
-            model(*arguments, use_cache=False)
-        shifted = kept.layers
-    else:
-        shifted = run(model, ids, attention_mask=mask, position_ids=shift)
-    for a, b in zip(plain, shifted, strict=True):
-        close(a.pattern(), b.pattern())
-        close(a.q, b.q)
-        close(a.k, b.k)
-        assert not torch.allclose(a.rot_q, b.rot_q, atol=1e-2)
-        assert b.positions.reshape(-1)[:23].tolist() == list(range(17, 40))
+    by_place = Kept([])
+    names = list(inspect.signature(model.forward).parameters)
+    values = {"input_ids": ids, "attention_mask": mask, "position_ids": shift}
+    arguments = [values.get(name) for name in names[: names.index("position_ids") + 1]]
+    with torch.no_grad(), capture(model, by_place):
+        model(*arguments, use_cache=False)
+    keyword, per_sequence = (run(model, ids, attention_mask=mask, position_ids=x) for x in (shift, shift.expand(2, -1)))
+    for shifted in (keyword, per_sequence, by_place.layers):
+        for a, b in zip(plain, shifted, strict=True):
+            assert_near(b.pattern(), a.pattern())
+            assert_near(b.q, a.q)
+            assert_near(b.k, a.k)
+            assert float((a.rot_q - b.rot_q).abs().max()) > 0.1
+            assert b.positions.reshape(-1)[:23].tolist() == list(range(17, 40))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*ROUTES, "mistral", "mpt", "deepseek_v3", "gpt_neo"])
+@pytest.mark.parametrize("kind", [*ROUTES, "mistral", "deepseek_v3", "gpt_neo"])
 def test_a_second_chunk_with_a_cache_shows_the_last_rows(kind):
     model, ids = shared(kind), tokens(24)
     whole = run(model, ids)
@@ -91,15 +78,14 @@ def test_a_second_chunk_with_a_cache_shows_the_last_rows(kind):
         m = second.m  # windowed layers cache no more keys than they need
         assert second.n == 9
         assert second.positions.tolist() == list(range(24 - m, 24))
-        close(second.pattern(), full.pattern()[:, :, 15:, 24 - m :])
-        close(second.q, full.q[:, :, 15:])
-        close(second.k, full.k[:, :, 24 - m :])
+        assert_near(second.pattern(), full.pattern()[:, :, 15:, 24 - m :])
+        assert_near(second.q, full.q[:, :, 15:])
+        assert_near(second.k, full.k[:, :, 24 - m :])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gptj", "bloom", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "gptj"])
 def test_gradients_flow_as_without(kind):
-    model, ids = shared(kind), tokens()
+    model, ids = tiny(kind), tokens()
 
     def gradient():
         model.zero_grad()
@@ -114,8 +100,7 @@ def test_gradients_flow_as_without(kind):
     assert all(torch.equal(x, y) for x, y in zip(plain, captured, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gptj", "bloom", "mistral", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "bloom", "mistral"])
 def test_generate_is_captured_step_by_step(kind):
     model, ids = shared(kind), tokens(9)
     plain = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False)
@@ -142,23 +127,13 @@ def test_generate_from_left_padding_is_right_or_refused():
         assert step.positions[..., -1].tolist() == [10, 6]
 
 
-def test_embeddings_instead_of_tokens():
-    model, ids = shared("llama"), tokens(batch=2)
-    plain = run(model, ids)
-    kept = Kept([])
-    with torch.no_grad(), capture(model, kept):
-        model(inputs_embeds=model.get_input_embeddings()(ids), use_cache=False)
-    for a, b in zip(plain, kept.layers, strict=True):
-        assert torch.equal(a.rot_q, b.rot_q)
-
-
-def test_inference_mode():
-    model, ids = shared("gptj"), tokens()
-    plain = run(model, ids)
-    kept = Kept([])
-    with torch.inference_mode(), capture(model, kept):
-        model(input_ids=ids, use_cache=False)
-    assert all(torch.equal(a.q, b.q) for a, b in zip(plain, kept.layers, strict=True))
+def test_embeddings_instead_of_tokens_and_inference_mode():
+    for kind in ("llama", "gptj"):
+        model, ids = shared(kind), tokens(batch=2)
+        kept = Kept([])
+        with torch.inference_mode(), capture(model, kept):
+            model(inputs_embeds=model.get_input_embeddings()(ids), use_cache=False)
+        assert all(torch.equal(a.q, b.q) for a, b in zip(run(model, ids), kept.layers, strict=True))
 
 
 def test_positions_that_jump_are_refused_or_right():
@@ -167,18 +142,18 @@ def test_positions_that_jump_are_refused_or_right():
     positions = torch.cat([torch.arange(12), torch.arange(8)])[None]
     layers = run(model, ids, position_ids=positions)
     for a, alone in zip(layers, run(model, ids[:, 12:]), strict=True):
-        close(a.pattern()[:, :, 12:, 12:], alone.pattern())
-        close(a.q[:, :, 12:], alone.q)
+        assert_near(a.pattern()[:, :, 12:, 12:], alone.pattern())
+        assert_near(a.q[:, :, 12:], alone.q)
         assert float(a.pattern()[:, :, 12:, :12].abs().max()) == 0
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_cache_with_empty_places_is_refused(kind):
+def test_a_cache_with_empty_places_is_refused():
     """Its keys outnumber the tokens, so which positions they have is unknown."""
-    model, ids = shared(kind), tokens()
-    cache = StaticCache(config=model.config, max_cache_len=40)
-    with torch.no_grad(), pytest.raises(CaptureError, match="empty slots"), capture(model, lambda a: None):
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    for kind in ("llama", "gpt2"):
+        model = shared(kind)
+        cache = StaticCache(config=model.config, max_cache_len=40)
+        with torch.no_grad(), pytest.raises(CaptureError, match="empty slots"), capture(model, lambda a: None):
+            model(input_ids=tokens(), past_key_values=cache, use_cache=True)
 
 
 def continued(model, ids, first, *, inside, **given):
@@ -197,7 +172,6 @@ def continued(model, ids, first, *, inside, **given):
     return kept.layers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2"])
 def test_cached_keys_stand_where_their_own_pass_put_them(kind):
     model, ids = shared(kind), tokens(12)
@@ -207,7 +181,7 @@ def test_cached_keys_stand_where_their_own_pass_put_them(kind):
     found = continued(model, ids, 8, inside=True, position_ids=gaps, attention_mask=mask)
     for one, other in zip(whole, found, strict=True):
         assert other.positions.tolist() == gaps[0, -other.m :].tolist()
-        close(other.k, one.k[:, :, -other.m :])
+        assert_near(other.k, one.k[:, :, -other.m :])
     with pytest.raises(CaptureError, match="8 cached keys were made before the capture"):
         continued(model, ids, 8, inside=False, position_ids=gaps, attention_mask=mask)
 
@@ -222,16 +196,16 @@ def test_padding_in_the_cache(side):
     assert inside[0].positions.reshape(-1).tolist() == places[0].tolist()
     if side == "left":
         outside = continued(model, ids, 8, inside=False, position_ids=places, attention_mask=mask)
-        close(outside[0].k[:, :, 3:], inside[0].k[:, :, 3:])
+        assert_near(outside[0].k[:, :, 3:], inside[0].k[:, :, 3:])
         return
     with pytest.raises(CaptureError, match="may have any position"):
         continued(model, ids, 8, inside=False, position_ids=places, attention_mask=mask)
 
 
-@pytest.mark.parametrize("kind", ["llama:longrope", "llama:dynamic"])
-def test_cached_keys_of_models_whose_frequencies_change(kind):
-    with pytest.raises(CaptureError, match="maybe with other frequencies"):
-        continued(tiny(kind), tokens(12), 8, inside=False)
+def test_cached_keys_of_models_whose_frequencies_change():
+    for kind in ("llama:longrope", "llama:dynamic"):
+        with pytest.raises(CaptureError, match="maybe with other frequencies"):
+            continued(tiny(kind), tokens(12), 8, inside=False)
 
 
 def test_positions_that_differ_between_rows():

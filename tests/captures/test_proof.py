@@ -13,7 +13,8 @@ from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 
 from conformance.hard import harden
-from helpers.capture import Kept, run, tiny, tokens
+from helpers.capture import Kept, assert_near, run, shared, tiny, tokens
+from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import key_mixing
 from wherewhat.captures.guard import rounded_weights
@@ -58,33 +59,23 @@ def test_an_honest_implementation_of_ones_own_passes(implementation):
     assert prove(model).implementation == "honest"
 
 
-def test_scaling_that_is_ignored(implementation):
-    def liar(module, query, key, value, mask, scaling=None, **rest):
+def test_implementations_that_do_something_else(implementation, subtests):
+    def scaled(module, query, key, value, mask, scaling=None, **rest):
         return sdpa_attention_forward(module, query, key, value, mask, scaling=2 * scaling, **rest)
 
-    model = tiny("llama")
-    model.set_attn_implementation(implementation("liar", liar))
-    assert NUMBER.search(refused(model, "attention output"))
-
-
-def test_altered_output(implementation):
-    def liar(module, query, key, value, mask, **rest):
+    def altered(module, query, key, value, mask, **rest):
         output, weights = sdpa_attention_forward(module, query, key, value, mask, **rest)
         return output * 1.001, weights
 
-    model = tiny("llama")
-    model.set_attn_implementation(implementation("liar", liar))
-    assert NUMBER.search(refused(model, "attention output"))
-
-
-def test_dropped_mask(implementation):
-    def liar(module, query, key, value, mask, **rest):
+    def unmasked(module, query, key, value, mask, **rest):
         rest.pop("is_causal", None)
         return sdpa_attention_forward(module, query, key, value, torch.ones(1, 1, 23, 23).bool(), **rest)
 
-    model = tiny("llama")
-    model.set_attn_implementation(implementation("liar", liar))
-    refused(model, "attention output")
+    for liar in (scaled, altered, unmasked):
+        with subtests.test(liar=liar.__name__):
+            model = tiny("llama")
+            model.set_attn_implementation(implementation(liar.__name__, liar))
+            assert NUMBER.search(refused(model, "attention output"))
 
 
 def test_scaling_attribute_that_only_eager_believes(monkeypatch):
@@ -107,36 +98,26 @@ def test_temperature_in_the_softmax(monkeypatch):
     refused(tiny("gptj"), "no softmax attention|differ")
 
 
-def test_rotation_that_is_none(monkeypatch):
-    original = modeling_llama.apply_rotary_pos_emb
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, c, s: original(q, k, c, s * 1.05))
-    assert NUMBER.search(refused(tiny("llama"), "rotation"))
-
-
-def test_rotation_of_keys_unlike_that_of_queries(monkeypatch):
+def test_rotations_that_are_none(monkeypatch, subtests):
     original = modeling_llama.apply_rotary_pos_emb
 
-    def liar(q, k, cos, sin):
+    def stretched(q, k, cos, sin):
+        return original(q, k, cos, sin * 1.05)
+
+    def keys_unlike_queries(q, k, cos, sin):
         return original(q, k, cos, sin)[0], original(q, k, cos.flip(1), sin.flip(1))[1]
 
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", liar)
-    refused(tiny("llama"), "rotation")
-
-
-def test_rotation_in_place(monkeypatch):
-    original = modeling_llama.apply_rotary_pos_emb
-
-    def liar(q, k, cos, sin):
+    def in_place(q, k, cos, sin):
         rotated = original(q, k, cos, sin)
         return q.copy_(rotated[0]), k.copy_(rotated[1])
 
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", liar)
-    refused(tiny("llama"), "in place")
+    for liar, reason in ((stretched, "rotation"), (keys_unlike_queries, "rotation"), (in_place, "in place")):
+        with subtests.test(liar=liar.__name__):
+            monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", liar)
+            assert NUMBER.search(refused(tiny("llama"), reason)) or liar is in_place
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gptj"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.bfloat16), ("gptj", torch.float32)])
 def test_rotation_under_an_unknown_name(monkeypatch, kind, dtype):
     module, name = (modeling_llama, "LlamaAttention") if kind == "llama" else (modeling_gptj, "GPTJAttention")
     forward = getattr(module, name).forward
@@ -147,13 +128,12 @@ def test_rotation_under_an_unknown_name(monkeypatch, kind, dtype):
     assert NUMBER.search(refused(tiny(kind, dtype=dtype), "not seen"))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gptj", "bloom"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_weights_that_are_no_numbers(kind, bad):
-    model = tiny(kind)
-    with torch.no_grad():
-        next(p for n, p in model.named_parameters() if ".2." in n and p.ndim == 2)[0, 0] = bad
-    assert "nan" in refused(model, "NaN|nan|inf").lower()
+def test_weights_that_are_no_numbers():
+    for kind, bad in (("llama", torch.nan), ("llama", torch.inf), ("gptj", torch.inf), ("bloom", torch.nan)):
+        model = tiny(kind)
+        with torch.no_grad():
+            next(p for n, p in model.named_parameters() if ".2." in n and p.ndim == 2)[0, 0] = bad
+        assert "nan" in refused(model, "NaN|nan|inf").lower()
 
 
 def test_training_mode():
@@ -162,7 +142,7 @@ def test_training_mode():
     refused(model, "eval")
 
 
-def test_dropout_left_on_in_one_layer(monkeypatch):
+def test_dropout_left_on_in_one_layer():
     model = tiny("gpt2")
     model.transformer.h[1].attn.attn_dropout.p = 0.5
     model.config.attn_pdrop = 0.5
@@ -170,9 +150,9 @@ def test_dropout_left_on_in_one_layer(monkeypatch):
     refused(model, "differ|change")
 
 
-@pytest.mark.parametrize("kind", ["mamba", "rwkv", "falcon_mamba"])
-def test_no_softmax_attention(kind):
-    refused(tiny(kind), "no softmax attention")
+def test_no_softmax_attention():
+    for kind in ("mamba", "rwkv"):
+        refused(tiny(kind), "no softmax attention")
 
 
 def test_encoders():
@@ -187,13 +167,12 @@ def test_what_is_no_language_model():
         prove(torch.nn.Linear(2, 2).eval())
 
 
-@pytest.mark.parametrize("length", [0, 1, 7])
-def test_a_prompt_too_short_to_prove_anything(length):
-    refused(tiny("gptj"), "proves nothing", length=length)
+def test_a_prompt_too_short_to_prove_anything():
+    for length in (0, 1, 7):
+        refused(tiny("gptj"), "proves nothing", length=length)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gptj", "falcon:rotary", "llama"])
+@pytest.mark.parametrize("kind", ["gptj", "llama"])
 def test_as_many_tokens_as_heads(kind, monkeypatch):
     """Then heads and tokens cannot be told apart by their number."""
     monkeypatch.setattr("wherewhat.captures.proof.SHORTEST_PROOF", 2)
@@ -201,38 +180,35 @@ def test_as_many_tokens_as_heads(kind, monkeypatch):
     alone, usual = prove(model, length=4), prove(model)
     for a, b in zip(alone.layers, usual.layers, strict=True):
         assert a.plan.rotation.pairing == b.plan.rotation.pairing
-        assert torch.allclose(a.plan.rotation.inv_freq, b.plan.rotation.inv_freq, rtol=1e-5)
+        # GPT-J's are found from its tensors; a wrong law or base is off by more than 1e-2.
+        torch.testing.assert_close(a.plan.rotation.inv_freq, b.plan.rotation.inv_freq, rtol=1e-4, atol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2", "gpt_oss", "bloom", "mpt"])
-def test_half_precision_passes(kind, dtype):
-    proof = prove(tiny(kind, dtype=dtype))
-    assert proof.ok
-    assert proof.output_change == 0
-    assert proof.tolerance == 1e-2
-
-
-@pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2", "bloom"])
-def test_double_precision_passes_and_is_finer(kind):
-    proof = prove(tiny(kind, dtype=torch.float64))
-    assert proof.tolerance == 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gptj", "gemma2", "bloom", "deepseek_v3", "gpt_oss", "nanochat"])
-def test_single_precision_is_tight(kind):
-    proof = prove(tiny(kind))
-    for layer in proof.layers:
-        assert max(layer.rotation_error, layer.weights_error, layer.output_error) < 2e-6
-        assert layer.drift < 1e-4
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("llama", "gptj", "gpt_oss", "bloom"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma2", "mpt", "deepseek_v3", "nanochat")),
+    ],
+)
+def test_every_precision_passes(kind):
+    tolerances = {torch.float64: 1e-6, torch.float32: 5e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+    if kind in ("gpt_oss", "deepseek_v3"):
+        del tolerances[torch.float64]  # torch has no float64 product of experts
+    for dtype, tolerance in tolerances.items():
+        proof = prove(tiny(kind, dtype=dtype))
+        assert proof.ok
+        assert (proof.tolerance, proof.output_change) == (tolerance, 0)
+        for layer in proof.layers if dtype == torch.float32 else ():
+            # Products of 16 terms, then softmax and a sum over up to 23 keys.
+            assert max(layer.rotation_error, layer.weights_error, layer.output_error) < rounding(64)
+            assert layer.drift < 1e-4
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
 def test_rounding_bounds_every_weight_and_is_reached(size):
     """Brute force: logits off by at most δ, at random and in the worst way, against the bound on their weights."""
-    attention = run(tiny("llama"), tokens(12))[0]
+    attention = run(shared("llama"), tokens(12))[0]
     attention = dataclasses.replace(attention, scale=attention.scale * size)
     weights, bound = rounded_weights(attention, slice(None), torch.bfloat16)
     scores = attention.attn_scores().double().masked_fill(~attention.visible(), -torch.inf)
@@ -256,9 +232,15 @@ def test_rounding_bounds_every_weight_and_is_reached(size):
     torch.testing.assert_close(first, bound[..., 0].double(), rtol=1e-2, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "bloom", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("llama", torch.float32),
+        pytest.param("bloom", torch.float32, marks=pytest.mark.slow),
+        pytest.param("llama", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_wrong_formula_is_refused_on_hard_weights_too(kind, dtype, monkeypatch):
     model = tiny(kind)
     harden(model, prove(model))
@@ -277,7 +259,6 @@ def test_unknown_dtype_is_said():
     refused(model, "float8")
 
 
-@pytest.mark.slow
 def test_frequencies_of_gptj_hold_far_beyond_the_proof():
     """No buffer holds GPT-J's frequencies; found on 23 tokens, they must be exact on thousands."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -369,10 +350,10 @@ def unrotated_right(model, ids):
         for hook in hooks:
             hook.remove()
     for a, q in zip(kept.layers, found, strict=True):
-        assert torch.allclose(a.q, q.unflatten(-1, (a.heads, -1)).transpose(1, 2), atol=1e-5)
+        # Turned there and back by angles of up to 59 radians, which models and Rotation round alike or by 59 ε.
+        assert_near(a.q, q.unflatten(-1, (a.heads, -1)).transpose(1, 2), within=rounding(80))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama:dynamic", "llama:longrope"])
 def test_frequencies_that_depend_on_the_length(kind):
     model = tiny(kind)
@@ -412,7 +393,8 @@ def test_identify_on_the_models_own_tensors_agrees_with_the_live_buffer():
     for a in run(model, tokens()):
         assert torch.equal(a.rotation.inv_freq, model.model.rotary_emb.inv_freq)
         found = identify_rotation(a.q, a.rot_q, torch.arange(23))
-        assert torch.allclose(found.rotation.inv_freq, a.rotation.inv_freq, atol=1e-6)
+        # A slope over 23 positions: angles are off by some ε, frequencies by less.
+        torch.testing.assert_close(found.rotation.inv_freq, a.rotation.inv_freq, atol=rounding(64), rtol=0)
 
 
 def test_a_model_with_several_ends_of_a_text_passes():

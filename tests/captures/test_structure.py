@@ -1,11 +1,9 @@
 """Identity: a proof holds for the model as it was; whatever changes is refused or proved again."""
 
-import time
-
 import pytest
 import torch
 
-from helpers.capture import Kept, tiny, tokens
+from helpers.capture import Kept, assert_near, tiny, tokens
 from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.captures.structure import state_of, structure_of
 from wherewhat.errors import CaptureError
@@ -42,55 +40,51 @@ def check_faithful(model):
         own = model(input_ids=tokens(), use_cache=False, output_attentions=True).attentions
     model.set_attn_implementation(implementation)
     for layer, pattern in zip(layers, own, strict=True):
-        assert float((layer.pattern() - pattern).abs().max()) < 1e-5
+        assert_near(layer.pattern(), pattern)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom"])
-def test_nothing_changed_is_not_proved_again(kind, proofs):
-    model = tiny(kind)
-    for _ in range(3):
-        look(model)
-    assert len(proofs) == 1
+def test_nothing_changed_is_not_proved_again(proofs):
+    for kind in ("llama", "bloom"):
+        model = tiny(kind)
+        state = state_of(model)
+        for _ in range(3):
+            look(model)
+        assert proofs == [model]
+        assert state_of(model) == state
+        assert structure_of(model) is structure_of(model)
+        proofs.clear()
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_training_mode_after_a_capture(given):
+def test_training_mode_after_a_capture():
     """Dropout of one half: patterns would be off by more than one."""
     model = tiny("gpt2")
-    proof = prove(model) if given else None
-    look(model, proof=proof)
-    model.train()
-    for use in (capture, intervene):
-        with pytest.raises(CaptureError, match=r"training mode.*call model\.eval"), use(model, print, proof=proof):
-            pass
-    model.eval()
-    look(model, proof=proof)
-
-
-@pytest.mark.parametrize("kind", ["llama", "bloom"])
-def test_training_mode_inside_an_open_capture(kind):
-    model = tiny(kind)
-    with torch.no_grad(), capture(model, lambda a: None):
-        model(input_ids=tokens(), use_cache=False)
+    for proof in (None, prove(model)):
+        look(model, proof=proof)
         model.train()
-        with pytest.raises(CaptureError, match="training mode"):
-            model(input_ids=tokens(), use_cache=False)
-
-
-def test_one_layer_in_training_mode_is_named():
-    model = tiny("llama")
-    look(model)
-    model.model.layers[2].mlp.train()
-    with pytest.raises(CaptureError, match=r"^model\.layers\.2\.mlp.* is in training mode"), capture(model, print):
+        for use in (capture, intervene):
+            with pytest.raises(CaptureError, match=r"training mode.*call model\.eval"), use(model, print, proof=proof):
+                pass
+        model.eval()
+        look(model, proof=proof)
+    model.transformer.h[2].mlp.train()
+    with pytest.raises(CaptureError, match=r"^transformer\.h\.2\.mlp.* is in training mode"), capture(model, print):
         pass
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_training_mode_inside_an_open_capture():
+    for kind in ("llama", "bloom"):
+        model = tiny(kind)
+        with torch.no_grad(), capture(model, lambda a: None):
+            model(input_ids=tokens(), use_cache=False)
+            model.train()
+            with pytest.raises(CaptureError, match="training mode"):
+                model(input_ids=tokens(), use_cache=False)
+
+
 @pytest.mark.parametrize("how", ["no_grad", "data", "replaced"])
-def test_weights_that_became_nan(kind, how):
+def test_weights_that_became_nan(how):
     """Writes through ``.data`` are not counted by torch: the output shows them."""
-    model = tiny(kind)
+    model = tiny("gpt2" if how == "no_grad" else "llama")
     look(model)
     weight = next(p for n, p in model.named_parameters() if ".2." in n and p.ndim == 2)
     if how == "no_grad":
@@ -181,23 +175,6 @@ def test_a_freed_model_leaves_nothing():
         gc.enable()
 
 
-def test_the_check_costs_less_than_a_millisecond_for_32_layers():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=32, num_attention_heads=2, vocab_size=64
-    )
-    model = LlamaForCausalLM(config).eval()
-    state = state_of(model)
-    took = []
-    for _ in range(20):
-        started = time.process_time()
-        assert state_of(model) == state
-        took.append(time.process_time() - started)
-    assert min(took) < 1e-3
-    assert structure_of(model) is structure_of(model)
-
-
 def test_code_that_was_replaced_is_proved_again(proofs, monkeypatch):
     model = tiny("llama")
     look(model)
@@ -208,13 +185,13 @@ def test_code_that_was_replaced_is_proved_again(proofs, monkeypatch):
     assert len(proofs) == 2
 
 
-@pytest.mark.parametrize("change", ["implementation", "autocast"])
-def test_what_surrounds_the_model_changed_inside_an_open_capture(change):
+def test_what_surrounds_the_model_changed_inside_an_open_capture():
     model = tiny("llama", attn_implementation="sdpa")
     with torch.no_grad(), capture(model, lambda a: None):
-        if change == "implementation":
-            model.set_attn_implementation("eager")
-        with torch.autocast("cpu", enabled=change == "autocast"), pytest.raises(CaptureError, match="open capture"):
+        with torch.autocast("cpu"), pytest.raises(CaptureError, match="open capture"):
+            model(input_ids=tokens(), use_cache=False)
+        model.set_attn_implementation("eager")
+        with pytest.raises(CaptureError, match="open capture"):
             model(input_ids=tokens(), use_cache=False)
 
 

@@ -30,8 +30,12 @@ HYBRIDS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", HYBRIDS)
+QUICK = ["jamba", "nemotron_h", "mllama", "falcon_h1", "llama"]
+
+
+@pytest.mark.parametrize(
+    "model_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS if name not in QUICK)]
+)
 def test_layers_without_attention_are_named(model_type):
     proof = prove(tiny(model_type))
     assert {layer.layer: layer.reason for layer in proof.unmeasured} == HYBRIDS[model_type]

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from helpers.capture import Kept, tiny, tokens
+from helpers.tolerance import rounding
 from wherewhat.captures.proof import capture, intervene, prove
 from wherewhat.captures.wrappers import uncompiled, unwrapped
 from wherewhat.errors import CaptureError
@@ -36,7 +37,8 @@ def same_as_alone(wrapped, model, *, given=None):
         assert (one.name, one.layer) == (other.name, other.layer)
         assert torch.equal(one.rot_q, other.rot_q)
         assert torch.equal(one.pattern(slice(None)), other.pattern(slice(None)))
-    assert max(layer.output_error for layer in proof.layers) < 1e-6
+    # Sums of up to 23 products of weights and values, relative to the largest output.
+    assert max(layer.output_error for layer in proof.layers) < rounding(32)
 
 
 def refused(model, match):
@@ -53,16 +55,26 @@ def one_process(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gptj"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gptj", marks=pytest.mark.slow)])
 def test_compiled_models(kind):
+    compilations = []
+
+    def backend(graph, _):
+        compilations.append(graph)
+        return graph.forward
+
     model = tiny(kind)
-    compiled = torch.compile(model, backend="eager")
-    for _ in range(2):  # before and after it was compiled
+    compiled = torch.compile(model, backend=backend)
+    same_as_alone(compiled, model)
+    same_as_alone(compiled, model, given=model)
+    assert compilations == []
+    with torch.no_grad():
+        compiled(input_ids=IDS, use_cache=False)
+        made = len(compilations)
+        assert made
         same_as_alone(compiled, model)
-        same_as_alone(compiled, model, given=model)
-        with torch.no_grad():
-            compiled(input_ids=IDS, use_cache=False)
+        compiled(input_ids=IDS, use_cache=False)
+    assert len(compilations) == made  # compiled code is used again after a capture
 
 
 @pytest.mark.slow
@@ -76,25 +88,6 @@ def test_models_compiled_in_place():
     model = tiny("llama")
     model.model.layers[1].compile(backend="eager")
     same_as_alone(model, model)
-
-
-@pytest.mark.slow
-def test_compiled_code_is_used_again_after_a_capture():
-    compilations = []
-
-    def backend(graph, _):
-        compilations.append(graph)
-        return graph.forward
-
-    model = tiny("llama")
-    compiled = torch.compile(model, backend=backend)
-    with torch.no_grad():
-        compiled(input_ids=IDS, use_cache=False)
-        made = len(compilations)
-        assert made
-        captured(compiled, compiled)
-        compiled(input_ids=IDS, use_cache=False)
-    assert len(compilations) == made
 
 
 def test_overlapping_captures_stay_uncompiled_until_the_last_ends():
@@ -111,7 +104,6 @@ def test_overlapping_captures_stay_uncompiled_until_the_last_ends():
     assert double(one)[0] is True
 
 
-@pytest.mark.slow
 def test_a_capture_inside_compiled_code():
     model = tiny("llama")
     prove(model)
@@ -185,15 +177,11 @@ def test_pipelines(tmp_path):
     assert {layer.rot_q.shape[2] for layer in kept.layers} == {4, 1}
 
 
-@pytest.mark.slow
-def test_half_precision_inference_mode_and_autocast():
-    proof = prove(tiny("llama", dtype=torch.float16))
-    assert (proof.tolerance, proof.ok) == (1e-2, True)
+def test_inference_mode_and_autocast():
     model = tiny("llama")
-    assert prove(model).tolerance == 5e-5
     with torch.inference_mode():
         same_as_alone(model, model)
-    for kind in ("llama", "gptj", "gpt2"):
+    for kind in ("llama", "gptj"):
         with torch.autocast("cpu", dtype=torch.float16):
             assert prove(tiny(kind)).tolerance == 1e-2
 
@@ -227,9 +215,7 @@ class TestAdapters:
         config = config or self.peft.LoraConfig(target_modules=["q_proj", "k_proj"], init_lora_weights=False)
         return self.peft.get_peft_model(tiny(kind), config).eval()
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("task", [None, "CAUSAL_LM"])
-    @pytest.mark.parametrize("kind", ["llama", "gptj"])
+    @pytest.mark.parametrize(("kind", "task"), [("llama", "CAUSAL_LM"), ("gptj", None)])
     def test_lora(self, kind, task):
         config = self.peft.LoraConfig(
             target_modules=["q_proj", "k_proj"], init_lora_weights=False, **({"task_type": task} if task else {})
@@ -240,7 +226,7 @@ class TestAdapters:
             _, without = captured(model, model)
         assert torch.equal(without, captured(tiny(kind), tiny(kind))[1])
         _, logits = captured(model, model)
-        assert not torch.allclose(logits, without, atol=1e-4)
+        assert float((logits - without).abs().max()) > 1e-2 * float(without.abs().max())
 
     @pytest.mark.slow
     def test_other_adapters_of_weights(self):
@@ -272,11 +258,9 @@ class TestAdapters:
         model = self.adapted()
         same_as_alone(torch.compile(DataParallel(model), backend="eager"), model.get_base_model())
 
-    @pytest.mark.parametrize("name", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
-    def test_virtual_tokens(self, name):
-        config = getattr(self.peft, name)(num_virtual_tokens=2, task_type="CAUSAL_LM")
-        refused(self.adapted(config), "adds tokens or keys, which")
-
-    def test_adaption_prompt(self):
+    def test_adapters_that_add_tokens_keys_or_passes(self):
+        for name in ("PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"):
+            config = getattr(self.peft, name)(num_virtual_tokens=2, task_type="CAUSAL_LM")
+            refused(self.adapted(config), "adds tokens or keys, which")
         config = self.peft.AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM")
         refused(self.adapted(config), r"ADAPTION_PROMPT\) adds passes or attention, which")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, MambaConfig
@@ -14,10 +14,8 @@ from helpers.command_line import assert_one_line
 from helpers.models import save_model, save_tokenizer
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_words(cli, subtests):
+    for arguments, words in (
         (("atention",), ["atention"]),
         (("attention", "--tokens", "many"), ["--tokens", "many"]),
         (("attention", "--nonsense"), ["--nonsense"]),
@@ -31,16 +29,13 @@ from helpers.models import save_model, save_tokenizer
         (("report", "--seed", str(2**63)), [f"--seed is {2**63}", "2^63 - 1"]),
         (("heads", "nobody/nothing", "--set", "tau=nan"), ["tau='nan' is not a finite number"]),
         (("compare", "runs", "--where", "model"), ["--where 'model'", "key=value"]),
-    ],
-)
-def test_wrong_words(cli, arguments, words):
-    assert_one_line(cli(*arguments), *words)
+    ):
+        with subtests.test(arguments=arguments):
+            assert_one_line(cli(*arguments), *words)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_wrong_options(cli, model, text, subtests):
+    for options, words in (
         (("--dtype", "float7"), ["float7"]),
         (("--device", "abacus"), ["abacus"]),
         (("--weights", "gold"), ["gold"]),
@@ -54,74 +49,78 @@ def test_wrong_words(cli, arguments, words):
         (("--revision", "step1"), ["--revision 'step1'", "tiny"]),
         (("--text", "missing.txt"), ["missing.txt"]),
         (("--documents", "9"), ["9"]),
-    ],
-)
-def test_wrong_options(cli, model, text, options, words):
-    given = () if "--text" in options else ("--text", text)
-    outcome = cli("attention", model, *given, *(() if "--tokens" in options else ("--tokens", 24)), *options)
-    assert_one_line(outcome, *words)
-    assert not list(text.parent.glob("runs"))
+    ):
+        with subtests.test(options=options):
+            given = () if "--text" in options else ("--text", text)
+            outcome = cli("attention", model, *given, *(() if "--tokens" in options else ("--tokens", 24)), *options)
+            assert_one_line(outcome, *words)
+            assert not list(text.parent.glob("runs"))
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [(b"", "empty"), (b"   \n", "white space"), (b"the cat\x00sat", "binary"), (b"caf\xe9 the cat", "UTF-8")],
-)
-def test_unreadable_text(cli, model, tmp_path, content, word):
+def test_unreadable_text(cli, model, tmp_path, subtests):
     path = tmp_path / "bad.txt"
-    path.write_bytes(content)
-    assert_one_line(cli("attention", model, "--text", path, "--tokens", 24), "bad.txt", word)
+    contents = {b"": "empty", b"   \n": "white space", b"the cat\x00sat": "binary", b"caf\xe9 the cat": "UTF-8"}
+    for content, word in contents.items():
+        with subtests.test(content=content):
+            path.write_bytes(content)
+            assert_one_line(cli("attention", model, "--text", path, "--tokens", 24), "bad.txt", word)
 
 
-def test_config_file_mistakes(cli, model, text, tmp_path):
+def test_config_file_mistakes(cli, model, text, tmp_path, subtests):
     config = tmp_path / "run.toml"
-    config.write_text("tokns = 3\n")
-    assert_one_line(cli("attention", model, "--text", text, "--config", config), "tokns", "did you mean 'tokens'")
-    config.write_text("tokens = \n")
-    assert_one_line(cli("attention", model, "--text", text, "--config", config), "not valid TOML")
-    config.write_text('tokens = "many"\n')
-    assert_one_line(cli("attention", model, "--text", text, "--config", config), "many")
+    for content, words in {
+        "tokns = 3\n": ("tokns", "did you mean 'tokens'"),
+        "tokens = \n": ("not valid TOML",),
+        'tokens = "many"\n': ("many",),
+        'seed = "-1"\n': ("--seed is -1",),
+        f'seed = "{2**63}"\n': (f"--seed is {2**63}",),
+    }.items():
+        with subtests.test(content=content):
+            config.write_text(content)
+            assert_one_line(cli("attention", model, "--text", text, "--config", config), *words)
 
 
-def test_folder_without_weights(cli, tmp_path):
-    folder = save_model(tmp_path / "bare")
-    (folder / "model.safetensors").unlink()
-    assert_one_line(cli("check", folder), "bare", "weights")
+def without_weights(folder):
+    (save_model(folder) / "model.safetensors").unlink()
 
 
-def test_truncated_weights(cli, tmp_path):
-    folder = save_model(tmp_path / "cut")
-    path = folder / "model.safetensors"
+def truncated_weights(folder):
+    path = save_model(folder) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert_one_line(cli("check", folder), "model.safetensors")
 
 
-def test_nan_in_weights(cli, tmp_path):
-    folder = save_model(tmp_path / "nan")
-    weights = load_file(folder / "model.safetensors")
-    name = next(iter(weights))
-    weights[name].view(-1)[0] = torch.nan
+def nan_in_weights(folder):
+    weights = load_file(save_model(folder) / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert_one_line(cli("check", folder), name)
 
 
-def test_corrupted_gguf(cli, tmp_path):
-    path = tmp_path / "broken.gguf"
-    path.write_bytes(b"GGUF" + os.urandom(500))
-    assert_one_line(cli("check", path), "broken.gguf")
+def corrupted_gguf(path):
+    path.write_bytes(b"GGUF" + random.Random(0).randbytes(500))
 
 
-def test_encoder_only_model(cli, tmp_path):
-    folder = tmp_path / "bert"
+def encoder_only(folder):
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     BertForMaskedLM(BertConfig(vocab_size=16, **small)).save_pretrained(folder)
     save_tokenizer(folder)
-    assert_one_line(cli("check", folder), "bert")
 
 
-def test_state_space_model(cli, tmp_path):
-    folder = save_model(tmp_path / "mamba", MambaConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1))
-    assert_one_line(cli("check", folder), "attention")
+def state_space(folder):
+    save_model(folder, MambaConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1))
+
+
+def test_models_that_cannot_be_checked(cli, tmp_path, subtests):
+    for name, make, words in (
+        ("bare", without_weights, ("bare", "weights")),
+        ("cut", truncated_weights, ("model.safetensors",)),
+        ("nan", nan_in_weights, ("model.norm.weight",)),
+        ("broken.gguf", corrupted_gguf, ("broken.gguf",)),
+        ("bert", encoder_only, ("bert",)),
+        ("mamba", state_space, ("attention",)),
+    ):
+        with subtests.test(model=name):
+            make(tmp_path / name)
+            assert_one_line(cli("check", tmp_path / name), *words)
 
 
 def test_output_folder_is_a_file(cli, model, text, tmp_path):
@@ -131,7 +130,6 @@ def test_output_folder_is_a_file(cli, model, text, tmp_path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-@pytest.mark.slow
 def test_disk_full(cli, model, text, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -142,10 +140,3 @@ def test_disk_full(cli, model, text, tmp_path, monkeypatch):
     assert_one_line(outcome, "No space left on device")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert cli("attention", model, "--text", text, "--tokens", 24, "--out", tmp_path / "out").code == 0
-
-
-@pytest.mark.parametrize("seed", [-1, 2**63])
-def test_a_seed_from_a_config_file_is_refused_too(cli, model, text, tmp_path, seed):
-    config = tmp_path / "run.toml"
-    config.write_text(f'seed = "{seed}"\n')
-    assert_one_line(cli("attention", model, "--text", text, "--config", config), f"--seed is {seed}")

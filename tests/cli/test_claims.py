@@ -27,12 +27,15 @@ def test_claims_are_judged_and_shown_in_a_report(cli, model, text, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_one_claim_into_a_file(cli, model, text, tmp_path):
+def test_two_claims_into_a_file(cli, model, text, tmp_path):
     options = ("--text", text, "--tokens", 28, "--device", "cpu", "--weights", "random")
-    outcome = cli("claims", model, "--claim", 5, *options, "--file", tmp_path / "mine.json")
+    outcome = cli("claims", model, "--claim", 1, "--claim", 5, *options, "--file", tmp_path / "mine.json")
     assert outcome.code == 0, outcome.err
-    claims = json.loads((tmp_path / "mine.json").read_text("utf-8"))["claims"]
-    assert [(one["number"], one["condition"]) for one in claims] == [(5, "This model is itself untrained.")]
+    measured, unmeasured = json.loads((tmp_path / "mine.json").read_text("utf-8"))["claims"]
+    assert (measured["number"], measured["verdict"]) == (1, "cannot be told")  # one document has no interval
+    assert [number["n"] for number in measured["numbers"]]
+    assert (unmeasured["number"], unmeasured["condition"]) == (5, "This model is itself untrained.")
+    assert "cannot be told" in outcome.out
     assert "not judged" in outcome.out
 
 

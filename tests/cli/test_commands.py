@@ -17,45 +17,30 @@ from transformers import LlamaForCausalLM, MambaConfig
 import wherewhat
 from conformance.tiny_models import build as build_tiny
 from helpers.command_line import assert_one_line
+from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
 from wherewhat.cli.tables import proof_table
 from wherewhat.measures.registry import measurements
 
 
-def test_help_names_every_measurement(cli):
+def test_help_and_version(cli):
     shown = cli("--help")
     assert shown.code == 0
     for measurement in measurements().values():
         assert measurement.name in shown.out
-
-
-def test_no_arguments_show_help(cli):
     assert "Usage" in cli().out
-
-
-def test_version(cli):
     assert cli("--version").out.startswith("wherewhat ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("measurement", measurements().values(), ids=lambda m: m.name)
-def test_help_of_a_measurement_explains_metrics_and_options(cli, measurement):
-    shown = cli(measurement.name, "--help")
-    flat = " ".join(shown.out.split())
-    assert shown.code == 0
-    assert measurement.summary in flat
-    for option in (
-        "--text",
-        "--tokens",
-        "--out",
-        "--weights",
-        "--device",
-        "--dtype",
-        "--seed",
-        "--offline",
-        "--set",
-    ):
-        assert option in flat
+def test_help_of_a_measurement_explains_metrics_and_options(cli, subtests):
+    options = ("--text", "--tokens", "--out", "--weights", "--device", "--dtype", "--seed", "--offline", "--set")
+    for measurement in measurements().values():
+        with subtests.test(measurement=measurement.name):
+            shown = cli(measurement.name, "--help")
+            flat = " ".join(shown.out.split())
+            assert shown.code == 0
+            assert measurement.summary in flat
+            assert [option for option in options if option not in flat] == []
 
 
 def rows(out):
@@ -63,20 +48,18 @@ def rows(out):
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
 
 
-def test_check_prints_one_line_for_layers_that_are_alike(cli, model, monkeypatch):
+def test_check_prints_one_line_for_layers_that_are_alike_and_every_layer_if_asked(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    model = shutil.copytree(model, tmp_path / "tiny[v2]")
     shown = cli("check", model)
     assert shown.code == 0, shown.err
     assert "model.layers.*.self_attn" in shown.out
     assert [row[:4] for row in rows(shown.out)] == [["0-1", "4 / 2 kv", "half, 2 planes", ""]]
-    assert "proved. Capturing changes the model's output by 0." in shown.out
-
-
-def test_check_prints_every_layer_if_asked(cli, model, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    assert "tiny[v2]: proved. Capturing changes the model's output by 0." in " ".join(shown.out.split())
     lines = rows(cli("check", model, "--layers").out)
     assert [row[:3] for row in lines] == [[str(layer), "4 / 2 kv", "half, 2 planes"] for layer in range(2)]
-    assert all(float(error) < 5e-5 for row in lines for error in row[4:])
+    # Relative errors of float32 sums over 24 features: 16 times what rounding allows.
+    assert all(float(error) < 16 * rounding(24) for row in lines for error in row[4:])
 
 
 @pytest.mark.slow
@@ -142,22 +125,16 @@ def test_json_is_not_mixed_with_what_a_model_prints(cli, model, monkeypatch):
     assert "running" in shown.err
 
 
-@pytest.mark.parametrize("name", ["mamba", "nowhere"])
-def test_check_prints_json_for_a_refused_model(cli, build, tmp_path, name):
-    if name == "mamba":
-        config = MambaConfig(vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=2)
-        build.model(tmp_path / "mamba", config)
-    shown = cli("check", f"./{name}", "--json")
-    assert shown.code == 2
-    assert shown.err.count("\n") == 1
-    values = json.loads(shown.out)
-    assert values == {"proved": False, "reason": shown.err.removeprefix("wherewhat: ").strip()}
-    assert_one_line(cli("check", f"./{name}"), values["reason"])
-
-
-def test_check_shows_the_name_as_it_is(cli, model, tmp_path):
-    named = shutil.copytree(model, tmp_path / "tiny[v2]")
-    assert "tiny[v2]: proved" in cli("check", named).out
+def test_check_prints_json_for_a_refused_model(cli, build, tmp_path):
+    config = MambaConfig(vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=2)
+    build.model(tmp_path / "mamba", config)
+    for name in ("mamba", "nowhere"):
+        shown = cli("check", f"./{name}", "--json")
+        assert shown.code == 2
+        assert shown.err.count("\n") == 1
+        values = json.loads(shown.out)
+        assert values == {"proved": False, "reason": shown.err.removeprefix("wherewhat: ").strip()}
+        assert_one_line(cli("check", f"./{name}"), values["reason"])
 
 
 def test_measurement_stores_and_shows_model_and_twin(cli, model, text):
@@ -219,7 +196,6 @@ def test_text_from_standard_input(cli, model, monkeypatch, tmp_path):
     assert shown.code == 0, shown.err
 
 
-@pytest.mark.slow
 def test_narrow_terminals_do_not_cut_numbers(cli, model, text, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     shown = [cli("attention", model, "--text", text, "--tokens", 24), cli("check", model), cli("compare", "runs")]

@@ -24,7 +24,7 @@ def test_tables_and_files(store, tmp_path, capsys):
     assert "0.25 (0 to" in shown  # Student's ± 0.64, and r is not below 0
     assert "increase per factor of ten of step" in shown
     from_csv, from_parquet = pl.read_csv(files["csv"]), pl.read_parquet(files["parquet"])
-    assert from_csv["mean"].to_list() == pytest.approx([0.25, 0.45])
+    assert from_csv["mean"].to_list() == pytest.approx([0.25, 0.45], rel=1e-9)
     assert from_csv.columns == from_parquet.columns
     assert files["html"].read_text().startswith("<!doctype html>")
 
@@ -47,7 +47,7 @@ def test_damaged_runs_are_said(store, capsys):
     assert "left out axes-" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--by", "modle"], ["--where", "step"], ["--metric", "nothing"]])
-def test_wrong_options_are_one_line(store, words, capsys):
-    assert run_cli(["compare", str(store), *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_wrong_options_are_one_line(store, capsys):
+    for words in (["--by", "modle"], ["--where", "step"], ["--metric", "nothing"]):
+        assert run_cli(["compare", str(store), *words]) == 2, words
+        assert capsys.readouterr().err.count("\n") == 1, words

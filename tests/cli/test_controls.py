@@ -31,22 +31,18 @@ def quantised(monkeypatch):
     monkeypatch.setattr(wherewhat.models.loader, "shuffle_query_key", shuffle)
 
 
-def test_measuring_command(cli, model, text):
+def test_a_measuring_command_goes_on_without_a_control_but_not_without_the_model(cli, model, text):
     shown = cli("axes", model, "--text", text, "--tokens", 24)
     assert shown.code == 0, shown.err
     assert "Traceback" not in shown.err
     assert f"No shuffled control: {REASON}" in " ".join(shown.out.split())
     weights = [json.loads((Path(line) / "config.json").read_text())["weights"] for line in shown.out.splitlines()[-2:]]
     assert weights == ["trained", "random"]
-
-
-def test_the_model_itself_must_be_made(cli, model, text):
     shown = cli("axes", model, "--text", text, "--tokens", 24, "--weights", "shuffled")
     assert (shown.code, shown.out) == (2, "")
     assert REASON in shown.err
 
 
-@pytest.mark.slow
 def test_report_command(cli, model, text):
     given = ("--text", text, "--tokens", 24, "--device", "cpu")
     shown = cli("report", model, *given)

@@ -40,74 +40,69 @@ def props(tmp_path):
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("", "is empty"),
-        ("~nosuchuser/x", "unknown user"),
-        (LONG, "File name too long"),
-        (f"missing/{LONG}", "File name too long"),
-        ("loop", "symbolic links"),
-        ("file/x", "not a folder"),
-    ],
-)
 @pytest.mark.parametrize("command", ["attention", "report", "plan"])
-def test_folders_of_runs(cli, model, text, props, command, name, words):
-    outcome = cli(command, model, "--text", text, "--tokens", 24, "--out", name)
-    assert_one_line(outcome, "--out", words)
+def test_folders_of_runs(cli, model, text, props, command, subtests):
+    for name, words in {
+        "": "is empty",
+        "~nosuchuser/x": "unknown user",
+        LONG: "File name too long",
+        f"missing/{LONG}": "File name too long",
+        "loop": "symbolic links",
+        "file/x": "not a folder",
+    }.items():
+        with subtests.test(name=name):
+            outcome = cli(command, model, "--text", text, "--tokens", 24, "--out", name)
+            assert_one_line(outcome, "--out", words)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("name", ["", "~nosuchuser/x", LONG, "loop", "file/x", "folder", "pipe", "zeros", "/dev/null"])
 @pytest.mark.parametrize(
     "option", ["compare --csv", "compare --parquet", "compare --html", "plan --file", "plan --triattention", "export"]
 )
-def test_files_to_write(cli, model, text, props, option, name):
+def test_files_to_write(cli, model, text, props, option, subtests):
     run = finished(props / "store", {"a": 0.5}).path
     before = sorted(str(path) for path in props.rglob("*"))
     command, _, word = option.partition(" ")
     first = {"compare": [props / "store"], "plan": [model, "--text", text], "export": [run]}[command]
-    assert_one_line(cli(command, *first, *([word] if word else []), name), word or "FILE")
-    assert sorted(str(path) for path in props.rglob("*")) == before
+    for name in ("", "~nosuchuser/x", LONG, "loop", "file/x", "folder", "pipe", "zeros", "/dev/null"):
+        with subtests.test(name=name):
+            assert_one_line(cli(command, *first, *([word] if word else []), name), word or "FILE")
+            assert sorted(str(path) for path in props.rglob("*")) == before
+    for name in ("", LONG, "file", "pipe") if option == "plan --file" else ():
+        with subtests.test(pattern=name):
+            assert_one_line(cli(command, *first, "--pattern", name), "--pattern")
 
 
-@pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("name", ["", LONG, "file", "pipe"])
-def test_folder_of_a_pattern(cli, model, text, props, name):
-    assert_one_line(cli("plan", model, "--text", text, "--pattern", name), "--pattern")
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("unloaded", "props")
-@pytest.mark.parametrize("name", ["", "~nosuchuser/x", LONG, "loop", "folder", "pipe", "zeros", "deep.toml", "file"])
-def test_files_to_read(cli, model, text, name):
-    assert_one_line(cli("attention", model, "--text", text, "--config", name), "--config")
-    assert_one_line(cli("sweep", name))
-    assert_one_line(cli("sweep", name, "--status"))
-    assert_one_line(cli("multihop", "run", name))
-    assert_one_line(cli("encodings", "run", "--recipe", name))
-    if name not in ("file", "deep.toml"):
-        if name:
-            assert_one_line(cli("extend", model, "--text", text, "--set", f"plan={name}"), "the plan")
-        assert_one_line(cli("attention", model, "--text", name, *SMALL), "text")
-        assert_one_line(cli("encodings", "run", "--text", name, "--out", "new"), "text")
+def test_files_to_read(cli, model, text, subtests):
+    for name in ("", "~nosuchuser/x", LONG, "loop", "folder", "pipe", "zeros", "deep.toml", "file"):
+        with subtests.test(name=name):
+            assert_one_line(cli("attention", model, "--text", text, "--config", name), "--config")
+            assert_one_line(cli("sweep", name))
+            assert_one_line(cli("sweep", name, "--status"))
+            assert_one_line(cli("multihop", "run", name))
+            assert_one_line(cli("encodings", "run", "--recipe", name))
+            if name not in ("file", "deep.toml"):
+                if name:
+                    assert_one_line(cli("extend", model, "--text", text, "--set", f"plan={name}"), "the plan")
+                assert_one_line(cli("attention", model, "--text", name, *SMALL), "text")
+                assert_one_line(cli("encodings", "run", "--text", name, "--out", "new"), "text")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["", "~nosuchuser/x", LONG, "loop", "folder", "pipe", "zeros", "file"])
-def test_runs_to_read(cli, props, name):
-    assert_one_line(cli("compare", name))
-    assert_one_line(cli("export", name, "x.csv"))
-    assert_one_line(cli("multihop", "dynamics", name))
-    assert_one_line(cli("encodings", "report", name))
-    assert_one_line(cli("sweep", "--status", "--store", name or " "))
+@pytest.mark.usefixtures("props")
+def test_runs_to_read(cli, subtests):
+    for name in ("", "~nosuchuser/x", LONG, "loop", "folder", "pipe", "zeros", "file"):
+        with subtests.test(name=name):
+            assert_one_line(cli("compare", name))
+            assert_one_line(cli("export", name, "x.csv"))
+            assert_one_line(cli("multihop", "dynamics", name))
+            assert_one_line(cli("encodings", "report", name))
+            assert_one_line(cli("sweep", "--status", "--store", name or " "))
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_huge_numbers(cli, model, subtests):
+    for command, *options in (
         ("attention", "--tokens", HUGE),
         ("attention", "--tokens", 99999999999),
         ("attention", "--documents", HUGE),
@@ -138,17 +133,13 @@ def test_runs_to_read(cli, props, name):
         ("plan", "--window", HUGE),
         ("plan", "--choose", 99999999999),
         ("plan", "--max-rise", "inf"),
-    ],
-)
-def test_huge_numbers(cli, model, words):
-    command, *options = words
-    assert_one_line(cli(command, model, *options))
+    ):
+        with subtests.test(command=command, options=options):
+            assert_one_line(cli(command, model, *options))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "option",
-    [
+def test_huge_laboratories(cli, tmp_path, subtests):
+    for option in (
         "layers=99999999",
         "width=99999998",
         "sequences=99999999999",
@@ -159,11 +150,10 @@ def test_huge_numbers(cli, model, words):
         "symbols=9999999",
         f"hops={HUGE}",
         "positions=99999999999",
-    ],
-)
-def test_huge_laboratories(cli, option, tmp_path):
-    assert_one_line(cli("multihop", "train", "number", "--device", "cpu", "--set", option))
-    assert not (tmp_path / "runs").exists()
+    ):
+        with subtests.test(option=option):
+            assert_one_line(cli("multihop", "train", "number", "--device", "cpu", "--set", option))
+            assert not (tmp_path / "runs").exists()
 
 
 def test_huge_sweeps(cli, model, tmp_path):
@@ -184,7 +174,6 @@ def test_huge_sweeps(cli, model, tmp_path):
     assert_one_line(cli("sweep", path, "--workers", 99999999), "--workers is 99999999")
 
 
-@pytest.mark.slow
 def test_control_characters_are_shown_by_their_code(cli, model, tmp_path):
     red = tmp_path / RED
     red.with_suffix(".txt").write_text("the cat sat on a mat and the dog ran " * 3)

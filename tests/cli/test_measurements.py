@@ -17,8 +17,9 @@ def metrics(shown):
     return set(table["metric"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["binding", "numbers", "letters", "random"])
+@pytest.mark.parametrize(
+    "kind", ["binding", *(pytest.param(x, marks=pytest.mark.slow) for x in ("numbers", "letters", "random"))]
+)
 def test_heads_on_prompts(cli, speller, kind):
     shown = cli(
         "heads", speller, "--prompts", kind, "--tokens", 400, "--documents", 2, "--set", "queries=1", "--no-control"
@@ -35,7 +36,6 @@ def test_frequencies_on_text(cli, model, text):
     assert "random planes" in shown.out
 
 
-@pytest.mark.slow
 def test_prompts_by_size_and_place(cli, speller):
     shown = cli("prompts", speller, "--set", "sizes=2,4", "--set", "count=3", "--set", "kinds=binding,letters")
     assert shown.code == 0, shown.err
@@ -46,10 +46,8 @@ def test_prompts_by_size_and_place(cli, speller):
     assert again.out == shown.out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_input_is_one_line(cli, model, text, tmp_path, subtests):
+    for (name, *options), words in (
         (("heads", "--set", "positions=0"), ["position 0"]),
         (("heads", "--set", "positions=1"), ["position 1"]),
         (("heads", "--set", "tau=0"), ["tau=0"]),
@@ -59,20 +57,12 @@ def test_prompts_by_size_and_place(cli, speller):
         (("frequencies", "--set", "bands=99"), ["bands=99"]),
         (("heads", "--prompts", "bindng"), ["did you mean 'binding'"]),
         (("prompts", "--set", "kinds=songs"), ["songs"]),
-    ],
-)
-def test_wrong_input_is_one_line(cli, model, text, arguments, words):
-    name, *options = arguments
-    given = () if "--prompts" in options or name == "prompts" else ("--text", text)
-    tokens = () if "--tokens" in options else ("--tokens", 24)
-    assert_one_line(cli(name, model, *given, *tokens, *options, "--no-control"), *words)
-
-
-def test_texts_are_not_for_prompts(cli, model, text):
+    ):
+        with subtests.test(name=name, options=options):
+            given = () if "--prompts" in options or name == "prompts" else ("--text", text)
+            tokens = () if "--tokens" in options else ("--tokens", 24)
+            assert_one_line(cli(name, model, *given, *tokens, *options, "--no-control"), *words)
     assert_one_line(cli("prompts", model, "--text", text), "makes its own texts")
     assert_one_line(cli("heads", model, "--text", text, "--prompts", "binding"), "--text and --prompts")
-
-
-def test_a_model_without_rotation_has_no_frequencies(cli, text, tmp_path):
     folder = save_model(tmp_path / "gpt2", GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=32, vocab_size=64))
     assert_one_line(cli("frequencies", folder, "--text", text, "--tokens", 24), "rotates")

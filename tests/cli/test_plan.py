@@ -26,7 +26,6 @@ def words(tmp_path_factory):
     return texts
 
 
-@pytest.mark.slow
 def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     options = (
         "--text",
@@ -87,8 +86,5 @@ def test_wrong_input_is_one_line(cli, folder, words):
         assert outcome.code == 2
         assert message in outcome.err
         assert outcome.err.count("\n") == 1
-
-
-def test_plans_without_costs_have_no_picture():
     with pytest.raises(ConfigError, match="has no measured costs"):
         pareto_figure(Plan("m", "", 8, 2, {0: LayerHeads(4, 2)}, {}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import pytest
 from rich.console import Console
@@ -61,9 +60,8 @@ def test_a_failed_cell_is_recorded_and_does_not_stop_the_rest(cli, path, tmp_pat
     assert json.loads(done.read_text())["run"] == values["run"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_words(cli, path, subtests):
+    for arguments, words in (
         ((), ["FILE is missing"]),
         (("missing.toml",), ["missing.toml", "No such file"]),
         (("some.toml", "--engine", "dask"), ["dask", "local or ray"]),
@@ -73,10 +71,9 @@ def test_a_failed_cell_is_recorded_and_does_not_stop_the_rest(cli, path, tmp_pat
         (("some.toml", "--store", "some.toml"), ["some.toml"]),
         (("some.toml", "--status"), ["has no sweep of some.toml"]),
         (("--status", "--store", "nowhere"), ["nowhere", "no sweep at all"]),
-    ],
-)
-def test_wrong_words(cli, path, arguments, words):
-    assert_one_line(cli("sweep", *arguments), *words)
+    ):
+        with subtests.test(arguments=arguments):
+            assert_one_line(cli("sweep", *arguments), *words)
 
 
 def test_without_ray(cli, path, tmp_path, monkeypatch):
@@ -85,23 +82,19 @@ def test_without_ray(cli, path, tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-def test_the_state_of_ten_thousand_cells_is_told_in_two_seconds(tmp_path):
+def test_a_damaged_record_is_a_cell_to_be_run_again(tmp_path):
     folder = SweepFolder(Folder(tmp_path), "large")
-    names = [f"attention-tiny-trained-{i:012x}" for i in range(10_000)]
+    names = [f"attention-tiny-trained-{i:012x}" for i in range(100)]
     folder.begin({name: {"described": name} for name in names}, title="large", file_sha256="")
     (tmp_path / "sweeps/large/cells").mkdir()
     for name in names[:-1]:
         (tmp_path / f"sweeps/large/cells/{name}.json").write_text('{"state": "done", "run": "r", "seconds": 1.0}')
-    (tmp_path / f"sweeps/large/cells/{names[0]}.json").write_text('{"state": "do')  # damaged: will be run again
-    started = time.process_time()
+    (tmp_path / f"sweeps/large/cells/{names[0]}.json").write_text('{"state": "do')
     (found,) = statuses(Folder(tmp_path))
-    assert time.process_time() - started < 2
-    assert found.done == 9_998
+    assert found.done == 98
     assert not found.failed
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_names_are_no_markup_and_cells_that_differ_only_in_options_fail_each_for_itself(cli, path, tmp_path):
     path = path.rename(tmp_path / "v[bold]2.toml")
@@ -128,7 +121,7 @@ def test_the_view_counts_and_tells_the_time_left(monkeypatch):
     task = CellTask(cell="c", described="heads of tiny", store="", sweep="")
     for state in ("done", "done", "failed"):
         view.finished(task, Record(state=state, reason="out of memory"))
-    assert view.time_left() == pytest.approx(50.0)
+    assert view.time_left() == pytest.approx(50.0, rel=1e-9)
     console.print(view.render())
     text = console.export_text()
     for words in ("4 of 11 done", "1 running", "2 failed", "about 50 s left", "axes of tiny (trained)"):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,6 @@ def test_a_terminal_that_cannot_show_everything_shows_the_numbers(attention):
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(attention, processes, tmp_path):
     process = command_process(processes, attention, out=None, err=tmp_path / "err")
     process.join(timeout=120)
@@ -48,7 +46,6 @@ def test_a_reader_that_goes_away_is_no_error(attention, processes, tmp_path):
     assert (tmp_path / "err").read_bytes() == b""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_output_on_a_full_disk_is_one_line(attention, processes, tmp_path):
     process = command_process(processes, attention, out="/dev/full", err=tmp_path / "err")
@@ -59,20 +56,14 @@ def test_output_on_a_full_disk_is_one_line(attention, processes, tmp_path):
     assert b"could not be written" in error
 
 
-@pytest.mark.slow
 def test_interrupted_while_it_measures(attention, processes, tmp_path):
     out = tmp_path / "interrupted"
-    texts = [tmp_path / f"{number}.txt" for number in range(100)]  # enough that it does not end before the signal
-    for text in texts:
-        text.write_text("the cat sat on a mat and the dog ran " * 4)
-    given = [word for text in texts for word in ("--text", str(text))]
-    arguments = [*attention, *given, "--out", str(out)]
-    process = command_process(processes, arguments, out=os.devnull, err=tmp_path / "err")
-    while process.is_alive() and not out.exists():  # it exists once the model is loaded
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGINT)
+    arguments = [*attention, "--out", str(out)]
+    stop = (1, signal.SIGINT)
+    process = command_process(processes, arguments, out=os.devnull, err=tmp_path / "err", signal_at=stop)
     process.join(timeout=120)
     assert process.exitcode == 130
     error = (tmp_path / "err").read_text()
     assert error.splitlines()[-1].endswith("interrupted; the same command resumes the work")
     assert "Traceback" not in error
+    assert list(out.iterdir())

@@ -11,7 +11,10 @@ import wherewhat
 from conformance.tiny_models import build
 from conformance.variants import VARIANTS
 from helpers.pages import ROOT, run_page
+from helpers.tolerance import rounding
 from wherewhat.measures import registry
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,6 @@ def page() -> ModuleType:
         VARIANTS.update(before)
 
 
-@pytest.mark.slow
 def test_a_measurement(page):
     model = build("llama").model
     found = registry.find_measurement("locality")
@@ -35,25 +37,32 @@ def test_a_measurement(page):
         model(**build("llama").inputs())
     for scores in layers:
         mass = scores.heads["local_mass"]
-        assert ((mass > 0) & (mass <= 1 + 1e-6)).all()
+        assert ((mass > 0) & (mass <= 1 + rounding(64))).all()
         assert 0 < scores.whole["local_mass_uniform"] < 1
     assert [scores.layer for scores in layers] == list(range(len(layers)))
 
 
 def test_a_length_method(page):
-    torch.testing.assert_close(page.same, page.original, atol=2e-5, rtol=0)
-    torch.testing.assert_close(page.other[:, :16], page.original[:, :16], atol=2e-5, rtol=0)
-    assert (page.other - page.original).abs().max() > 1e-3
+    # In each of two layers sums over 64 keys, 64 channels and 128 of the MLP, in another order.
+    atol = rounding(512) * float(page.original.abs().max())
+    torch.testing.assert_close(page.same, page.original, atol=atol, rtol=0)
+    torch.testing.assert_close(page.other[:, :16], page.original[:, :16], atol=atol, rtol=0)
+    assert (page.other - page.original).abs().max() > 20 * atol
 
 
-@pytest.mark.slow
+def test_a_model_family(page):
+    assert page.row.status == "proved"
+
+
 def test_a_length_method_by_loops(page):
     method = page.LeakyReRoPE(window=5, leak=3.0)
     tiny, layers = build("llama"), []
 
     def compare(layer: wherewhat.LayerAttention) -> None:
         layers.append(layer.layer)
-        torch.testing.assert_close(method.scores(layer, slice(0, 9)), by_loops(layer, 9), atol=2e-5, rtol=0)
+        size = layer.q.norm(dim=-1).max() * layer.k.norm(dim=-1).max() * layer.scale  # of the sum's terms together
+        atol = rounding(64) * float(size)
+        torch.testing.assert_close(method.scores(layer, slice(0, 9)), by_loops(layer, 9), atol=atol, rtol=0)
 
     def by_loops(layer: wherewhat.LayerAttention, n: int) -> torch.Tensor:
         logits = torch.full((1, layer.heads, n, layer.m), -torch.inf)
@@ -69,7 +78,3 @@ def test_a_length_method_by_loops(page):
     with torch.no_grad(), wherewhat.capture(tiny.model, compare):
         tiny.model(**tiny.inputs(length=9))
     assert layers
-
-
-def test_a_model_family(page):
-    assert page.row.status == "proved"

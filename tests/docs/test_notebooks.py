@@ -68,16 +68,13 @@ def test_a_notebook_runs(path, kernel):
                 execute(kernel, SMALL[path.stem])
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_stored_outputs_are_complete_and_small(path):
-    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
-    assert all(cell.execution_count == number for number, cell in enumerate(cells, 1))
-    kinds = {kind for cell in cells for output in cell.outputs for kind in output.get("data", {})}
-    assert "image/png" in kinds
-    assert kinds <= {"image/png", "text/html", "text/plain"}
-    assert [output for cell in cells for output in cell.outputs if output.output_type == "error"] == []
-    assert path.stat().st_size < MOST_BYTES
-
-
-def test_every_notebook_has_small_settings():
+def test_stored_outputs_are_complete_and_small():
     assert sorted(SMALL) == [path.stem for path in NOTEBOOKS]
+    for path in NOTEBOOKS:
+        cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
+        assert all(cell.execution_count == number for number, cell in enumerate(cells, 1)), path.stem
+        kinds = {kind for cell in cells for output in cell.outputs for kind in output.get("data", {})}
+        assert "image/png" in kinds, path.stem
+        assert kinds <= {"image/png", "text/html", "text/plain"}, path.stem
+        assert [output for cell in cells for output in cell.outputs if output.output_type == "error"] == [], path.stem
+        assert path.stat().st_size < MOST_BYTES, path.stem

@@ -1,49 +1,40 @@
-"""Identity: commands, folders, figures and files named in README, CONTRIBUTING and the pages exist."""
+"""Identity: commands, folders, figures, options and files named in README, CONTRIBUTING and the pages exist."""
 
 from __future__ import annotations
 
-import ast
 import pydoc
 import re
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 import yaml
 
 from helpers.pages import PAGES, ROOT, blocks
+from test_architecture import LAYERS, edges
+from wherewhat.extend import METHODS, find_method
 from wherewhat.measures.registry import measurements
 from wherewhat.report.figures import FIGURES
 
-SOURCE = ROOT / "src" / "wherewhat"
-FOLDERS = sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file())
-
-AVOIDED = ("by itself", "by themselves", "habit", "make of", "makes of", "so many", "twins?", "what becomes", "whoever")
-"""Words of an earlier style of this documentation, for which the glossary or plain English has better ones."""
+DOCS = ROOT / "docs"
 
 
-def table() -> dict[str, set[str]]:
-    """The folders that each folder imports according to CONTRIBUTING, in its order."""
-    said: dict[str, set[str]] = {}
-    for line in (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines():
-        if found := re.match(r"\| `(\w+)/` \|.*\|([^|]*)\|$", line):
-            said[found[1]] = set(re.findall(r"`(\w+)`", found[2]))
-    return said
+def read(*names: str) -> str:
+    return ROOT.joinpath(*names).read_text("utf-8")
 
 
-def imported(folder: str) -> set[str]:
-    """The folders of the package that a folder imports, anywhere in its files."""
-    names: set[str] = set()
-    for file in (SOURCE / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                names.add(node.module or "")
-            elif isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-    ours = {name.split(".")[1] for name in names if name.startswith("wherewhat.")}
-    return (ours & set(FOLDERS)) - {folder}
+def page_of(measurement) -> Path:
+    return DOCS / f"{measurement.page or measurement.name}.md"
+
+
+def listed(nav) -> list[str]:
+    """All pages below an entry of the nav."""
+    if isinstance(nav, str):
+        return [nav]
+    entries = nav.values() if isinstance(nav, dict) else nav
+    return [page for entry in entries for page in listed(entry)]
 
 
 def commands() -> dict[str, Any]:
@@ -68,31 +59,22 @@ def shown() -> list[tuple[str, str]]:
     return found
 
 
-def test_contributing_names_every_folder():
-    assert sorted(table()) == FOLDERS
+def test_the_table_of_contributing_equals_the_imports():
+    said: dict[str, set[str]] = {}
+    for line in read("CONTRIBUTING.md").splitlines():
+        if found := re.match(r"\| `(\w+)/` \|.*\|([^|]*)\|$", line):
+            said[found[1]] = set(re.findall(r"`(\w+)`", found[2]))
+    assert list(said) == list(LAYERS)
+    assert said == {layer: {b for a, b in edges() if a == layer and b in LAYERS} for layer in LAYERS}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_imports_what_contributing_says(folder):
-    assert imported(folder) == table()[folder]
-
-
-def test_folders_import_only_folders_above_them():
-    order = list(table())
-    assert [(a, b) for a in order for b in imported(a) if order.index(b) > order.index(a)] == []
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_every_command_is_named(page):
-    text = (ROOT / page).read_text("utf-8")
-    # A measurement without a page is listed in docs/measurements.md, which is generated.
-    unpaged = {m.name for m in measurements().values() if not (ROOT / "docs" / f"{m.page or m.name}.md").is_file()}
-    named = [name for name in commands() if " " not in name and name not in unpaged]
-    assert [name for name in named if f"`wherewhat {name}" not in text] == []
-
-
-def test_commands_that_pages_show_exist_with_their_options():
+def test_commands_are_named_and_those_that_pages_show_exist_with_their_options():
     known, wrong = commands(), []
+    # A measurement without a page is listed in docs/measurements.md, which is generated.
+    unpaged = {one.name for one in measurements().values() if not page_of(one).is_file()}
+    named = [name for name in known if " " not in name and name not in unpaged]
+    for page in ("README.md", "docs/index.md"):
+        assert [name for name in named if f"`wherewhat {name}" not in read(page)] == [], page
     assert len(shown()) > 60
     for page, line in shown():
         words = line.split()[1:]
@@ -109,47 +91,48 @@ def test_commands_that_pages_show_exist_with_their_options():
     assert wrong == []
 
 
-def test_figures_have_their_lines():
-    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "figures.md").read_text("utf-8"), re.MULTILINE)
-    assert named == list(FIGURES)
+def test_files_and_objects_that_pages_name_exist():
+    missing = []
+    for page in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "llms.txt"):
+        targets = re.findall(r"\]\(([^)#]+)|src=\"([^\"]+)\"", read(page))
+        local = [a or b for a, b in targets if not (a or b).startswith("http")]
+        missing += [(page, target) for target in local if not (ROOT / target).exists()]
+    for page in PAGES:
+        named = re.findall(r"(?:benchmarks|tools|tests|recipes|src)/[\w/.-]*\w", page.read_text("utf-8"))
+        missing += [(page.name, name) for name in named if not (ROOT / name).exists()]
+    for page in (DOCS / "api").glob("*.md"):
+        named = re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
+        missing += [(page.name, name) for name in named if pydoc.locate(name) is None]
+    assert missing == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "llms.txt"])
-def test_links_lead_to_files(page):
-    text = (ROOT / page).read_text("utf-8")
-    targets = re.findall(r"\]\(([^)#]+)|src=\"([^\"]+)\"", text)
-    local = [a or b for a, b in targets if not (a or b).startswith("http")]
-    assert [target for target in local if not (ROOT / target).exists()] == []
+def test_lists_of_pages_are_complete():
+    assert [page.name for page in sorted(DOCS.glob("*.md")) if f"(docs/{page.name})" not in read("llms.txt")] == []
+    nav = yaml.safe_load(read("mkdocs.yml"))["nav"]
+    pages = listed(nav)
+    assert [page for page in pages if not (DOCS / page).is_file()] == []
+    assert len(pages) == len(set(pages))
+    assert re.findall(r"^\| `(\w+)` \|", read("docs", "figures.md"), re.MULTILINE) == list(FIGURES)
+    of_measurements = next(listed(entry["Measurements"]) for entry in nav if "Measurements" in entry)
+    for measurement in measurements().values():
+        if page_of(measurement).is_file():
+            text = page_of(measurement).read_text("utf-8")
+            assert page_of(measurement).name in of_measurements
+            assert f"wherewhat {measurement.name}" in text
+            names = [one.name for one in (*measurement.metrics, *fields(measurement.config))]
+            assert [name for name in names if f"`{name}`" not in text] == [], measurement.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_of_the_checkout_that_a_page_names_exist(page):
-    named = re.findall(r"(?:benchmarks|tools|tests|recipes|src)/[\w/.-]*\w", page.read_text("utf-8"))
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_use_plain_english(page):
-    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    found = re.findall(rf"\b(?:{'|'.join(AVOIDED)})\b", text, re.IGNORECASE)
-    assert found == (["twin"] if page.name == "CHANGELOG.md" else [])
+def test_the_page_of_length_methods_states_each_rule_as_its_docstring_does():
+    for name in METHODS:
+        method = find_method(name)
+        assert method.name == name
+        assert method.rule().endswith("."), name
+        assert f"| `{name}` | {method.rule()} |" in read("docs", "extend.md")
 
 
 def test_citation_names_the_version_and_the_licence():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = yaml.safe_load(read("CITATION.cff"))
     assert citation["cff-version"] == "1.2.0"
-    assert citation["license"] == project["license"]
-    assert f"[{citation['version']}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
-
-
-def test_llms_txt_names_every_page():
-    text = (ROOT / "llms.txt").read_text("utf-8")
-    pages = [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "docs").glob("*.md"))]
-    assert [page for page in pages if f"({page})" not in text] == []
-
-
-def test_objects_that_api_pages_name_exist():
-    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
-    named = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
-    assert [name for name in named if pydoc.locate(name) is None] == []
+    assert citation["license"] == tomllib.loads(read("pyproject.toml"))["project"]["license"]
+    assert f"[{citation['version']}]" in read("CHANGELOG.md")

@@ -28,6 +28,16 @@ def dot(x: Sequence[float], y: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(x, y, strict=True))
 
 
+def best(candidates: Sequence[int], score: Callable[[int], float], count: int) -> list[int]:
+    """Candidates with the largest scores, after a check that float32 cannot choose otherwise."""
+    scores = {one: score(one) for one in candidates}
+    order = sorted(candidates, key=scores.__getitem__, reverse=True)
+    if 0 < count < len(order):
+        gap = scores[order[count - 1]] - scores[order[count]]
+        assert gap > 1e-5 * max(map(abs, scores.values())), "two candidates are too alike for a test"
+    return order[:count]
+
+
 def dense(
     attention: LayerAttention,
     distance: Distances,
@@ -82,7 +92,7 @@ def infllm_blocks(attention: LayerAttention, *, s: int, window: int, block: int,
                 for later in range(1, window + 1)
             )
 
-        return sorted(range(start, start + block), key=score, reverse=True)[:reps]
+        return best(range(start, start + block), score, reps)
 
     for i in range(n):
         ready = [a for a in starts if i - (a + block - 1) >= window]
@@ -93,6 +103,6 @@ def infllm_blocks(attention: LayerAttention, *, s: int, window: int, block: int,
                     at_zero = turned(pairs, k[h][key], [0.0] * len(pairs), scaling)
                     for g in range(groups):
                         relevance[a] += dot(turned(pairs, q[h * groups + g][i], angles, scaling), at_zero)
-        best = sorted(ready, key=relevance.__getitem__, reverse=True)[:top]
-        found.append({key for a in best for key in range(a, a + block)})
+        retrieved = best(ready, relevance.__getitem__, top)
+        found.append({key for a in retrieved for key in range(a, a + block)})
     return found

@@ -89,12 +89,11 @@ def test_documented_lines_give_the_same_press_from_the_files(model, plan, tmp_pa
     assert (press.sink_size, press.recent_size) == (own.sink_size, own.recent_size) == (SINKS, WINDOW)
 
 
-@pytest.mark.parametrize("share", ["none", "all"])
-def test_no_group_and_all_groups(model, plan, share):
-    full = dict.fromkeys(plan.layers, (0, 1) if share == "all" else ())
-    press = dataclasses.replace(plan, full=full).to_kvpress()
-    press.post_init_from_model(model)
-    assert np.unique(press.streaming_mask).tolist() == [share == "none"]
+def test_no_group_and_all_groups(model, plan):
+    for groups in ((), (0, 1)):
+        press = dataclasses.replace(plan, full=dict.fromkeys(plan.layers, groups)).to_kvpress()
+        press.post_init_from_model(model)
+        assert np.unique(press.streaming_mask).tolist() == [not groups]
 
 
 def test_generation(model, plan):

@@ -489,7 +489,7 @@ def _known(random: Random, index: int, folder: Path) -> Case:
 
 
 PLANTED = [
-    "traceback", "exit code", "hang", "abort", "control character", "warning", "memory", "unfinished file", "two lines",
+    "traceback", "exit code", "abort", "control character", "warning", "memory", "unfinished file", "two lines",
     "silent use", "process", "nothing",
 ]  # fmt: skip
 KINDS: dict[str, Callable[[Random, int, Path], Case]] = {

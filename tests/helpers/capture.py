@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 
+from conformance.tiny_config import LAYERS, SIZES
 from conformance.tiny_models import build
+from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.variants import VariantRuns
+
+# Two orders of summation in a pass of a tiny model: four layers of products of up to 96 terms each, as float32 rounds.
+# A wrong key, position, scale or mask changes what is compared by 1e-2 or more.
+WITHIN = LAYERS * rounding(SIZES["intermediate_size"])
 
 
 def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -42,6 +48,12 @@ def proved(model_type: str, **options: Any) -> tuple[Any, Proof]:
     """The shared model and its proof."""
     model = shared(model_type, **options)
     return model, prove(model)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, *, within: float = WITHIN) -> None:
+    """Assert that two tensors have one shape and differ by rounding, relative to the largest entry of the second."""
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected, atol=within * float(expected.abs().max()), rtol=0)
 
 
 def tokens(length: int = 23, *, batch: int = 1, seed: int = 0) -> torch.Tensor:

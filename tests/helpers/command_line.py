@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ def assert_one_line(outcome, *words):
         assert word in outcome.err, outcome.err
 
 
-def command_process(processes, arguments, *, out, err):
+def command_process(processes, arguments, *, out, err, signal_at=None):
     """Start ``wherewhat`` with arguments as a process of the fork server.
 
     Args:
@@ -32,17 +33,27 @@ def command_process(processes, arguments, *, out, err):
         arguments: Words of the command.
         out: File of its standard output; None for a pipe that nobody reads.
         err: File of its standard error.
+        signal_at: A signal that it gets, and before which of the texts that it measures, counted over all runs from 0.
     """
-    process = processes.Process(
-        target=_run_command, args=([str(word) for word in arguments], out and str(out), str(err))
-    )
+    given = ([str(word) for word in arguments], out and str(out), str(err), signal_at)
+    process = processes.Process(target=_run_command, args=given)
     process.start()
     return process
 
 
-def _run_command(arguments, out, err):
+def _run_command(arguments, out, err, signal_at):
     from wherewhat.__main__ import main
+    from wherewhat.runs import execution
 
+    if signal_at is not None:
+        measure, (number, which), texts = execution._found, signal_at, itertools.count()
+
+        def measure_or_stop(*given):
+            if next(texts) == number:
+                os.kill(os.getpid(), which)
+            return measure(*given)
+
+        execution._found = measure_or_stop
     if out is None:
         read, write = os.pipe()
         os.close(read)

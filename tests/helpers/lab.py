@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -89,15 +89,27 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-def killed(processes, work, directory, *, after, pause=0.0):
+@dataclass
+class Told:
+    """Tells the steps of a training, and waits for the end of its process at the last one."""
+
+    connection: Connection
+    last: int
+
+    def __call__(self, step, model):
+        self.connection.send(step)
+        if step == self.last:
+            signal.pause()
+
+
+def killed(processes, work, directory, *, after):
     """A process that trains in a directory and tells its steps is killed when it has told one of them."""
     ours, theirs = processes.Pipe(duplex=False)
-    child = processes.Process(target=work, args=(directory, theirs))
+    child = processes.Process(target=work, args=(directory, theirs), daemon=True)
     child.start()
     theirs.close()
     while ours.recv() != after:
         pass
-    time.sleep(pause)
     child.kill()
     child.join()
     assert child.exitcode == -signal.SIGKILL

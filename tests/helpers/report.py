@@ -19,6 +19,11 @@ HOSTILE = (
     "🐈‍⬛ שלום \u202eran\u202c \u200bthe\u200d \u2028 cat \u2029 &lt;b&gt; <!-- a \\ ' \" `${1}` ]]> "
 )
 TOKENS = 28
+LINK = '<a href="https://example.org">tiny</a> & co'
+
+PANEL = ("curve", "planes", "place")
+CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "perturb-untouched")
+CHARTS = ("map", "range", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,12 @@ _idle: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @contextmanager
-def opening(browser, path, fragment="", *, width=1280, new_tab=False):
-    """A page, ready, with everything it said or asked for; nothing may be left of it at the end."""
-    page = None if new_tab else _idle.pop(browser, None)
+def opening(browser, path, fragment="", *, width=1280):
+    """A page, ready, without a network; it may say nothing on the console, open no dialog and ask for no other file."""
+    page = _idle.pop(browser, None)
     if page is None:
         page = browser.new_context(offline=True).new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme="light")
     page.mouse.move(0, 0)
@@ -62,7 +67,7 @@ def opening(browser, path, fragment="", *, width=1280, new_tab=False):
     page.goto(f"{path.as_uri()}#{fragment}" if fragment else path.as_uri())
     page.wait_for_selector("html[data-ready=true]", state="attached")
     yield page
-    if new_tab or browser in _idle:
+    if browser in _idle:
         page.context.close()
     else:
         page.goto("about:blank")
@@ -71,6 +76,29 @@ def opening(browser, path, fragment="", *, width=1280, new_tab=False):
         _idle[browser] = page
     assert said == []
     assert [url.partition("#")[0] for url in asked if not url.startswith("data:")] == [path.as_uri()]
+
+
+def until(page, condition):
+    """Wait for a condition; the page's policy forbids the browser driver's own way."""
+    for _ in range(600):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(condition)
+
+
+def drawn(page, *charts):
+    """Scroll to charts, which are drawn when the reader comes near them, and wait until they are."""
+    for chart in charts:
+        page.locator(f"#{chart}").scroll_into_view_if_needed()
+        page.wait_for_selector(f"#{chart} svg.main-svg")
+
+
+def downloaded(page, button):
+    """Click and return the name and the text of the file that is saved."""
+    with page.expect_download() as found:
+        page.locator(button).click()
+    return found.value.suggested_filename, Path(found.value.path()).read_text("utf-8")
 
 
 def photograph(page, selector, path):

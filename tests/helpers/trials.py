@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from wherewhat.models import trial
+
+_CONNECT = socket.socket.connect
 
 
 def fork_trials(start: Callable[[], Any]) -> None:
@@ -78,7 +82,8 @@ class ForkedByServer:
     def __init__(self, processes: Any) -> None:
         ours, theirs = processes.Pipe()
         self._process = processes.Process(target=_serve_over, args=(theirs,), daemon=True)
-        self._process.start()
+        with mock.patch.object(socket.socket, "connect", _CONNECT):  # the server is on this machine, not in a network
+            self._process.start()
         theirs.close()
         self.pid = self._process.pid
         self.stdin, self.stdout = (os.fdopen(os.dup(ours.fileno()), mode) for mode in ("wb", "rb"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
 from torch.nn import functional
 
-from helpers.lab import Interrupt, killed, same
+from helpers.lab import Interrupt, Told, killed, same
+from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab import model as fusing
 from wherewhat.lab.checkpoints import load_model, load_state
@@ -19,7 +20,7 @@ from wherewhat.lab.encodings import ENCODINGS
 from wherewhat.lab.kernels import flash_attention, look_up, widen
 from wherewhat.lab.language import LanguageConfig, batch_starts, recording_steps, train_language, windows
 from wherewhat.lab.model import LabModel
-from wherewhat.lab.steps import learning_rates
+from wherewhat.lab.steps import CpuSteps, learning_rates
 from wherewhat.lab.training import MODEL_FILE, STATE_FILE
 from wherewhat.options import build_config
 
@@ -37,13 +38,12 @@ def loss_of(model):
         return float(functional.cross_entropy(logits[0], tokens[0, 1:]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_every_encoding_learns_the_same_way_twice(encoding, precision):
-    fewer = {"batch": 1, "context": 10} if precision == "bfloat16" else {}  # many CPUs are slow at bfloat16
+@pytest.mark.parametrize("encoding", [*ENCODINGS, "rope, bfloat16"])
+def test_every_encoding_learns_the_same_way_twice(encoding):
+    encoding, _, precision = encoding.partition(", ")
+    fewer = {"batch": 1, "context": 10, "precision": precision} if precision else {}  # many CPUs are slow at bfloat16
     model_config = replace(MODEL, encoding=encoding)
-    config = replace(TRAIN, precision=precision, threads=1, **fewer)
+    config = replace(TRAIN, threads=1, **fewer)
     before = LabModel(model_config)
     first, second = (train_language(model_config, config, TEXT) for _ in range(2))
     assert same(first, second)
@@ -51,16 +51,20 @@ def test_every_encoding_learns_the_same_way_twice(encoding, precision):
     assert loss_of(first) < 0.75 * loss_of(before)
 
 
-@pytest.mark.slow
-def test_seeds_matter():
-    first = train_language(MODEL, TRAIN, TEXT)
-    assert not same(first, train_language(MODEL, replace(TRAIN, data_seed=1), TEXT))
-    assert not same(first, train_language(replace(MODEL, seed=1), TRAIN, TEXT))
+def trained(config, *, threads, dtype=torch.float64):
+    """The model after all steps; in float64 AdamW does not divide one rounding error by another."""
+    model = LabModel(MODEL).to(dtype)
+    order = batch_starts(config, len(TEXT))
+    steps = CpuSteps(model, windows(TEXT, config.context), None, config, threads=threads, order=order)
+    for step in range(config.steps):
+        steps.run(step)
+    steps.close()
+    return model
 
 
-def test_equals_the_obvious_loop():
-    config = replace(TRAIN, threads=1, clip=0.1)
-    model = LabModel(MODEL)
+def test_equals_the_obvious_loop_and_the_sum_of_parts():
+    config = replace(TRAIN, steps=8, clip=0.1)
+    model = LabModel(MODEL).double()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     for starts, rate in zip(batch_starts(config, len(TEXT)), learning_rates(config), strict=True):
         tokens = torch.stack([TEXT[start : start + 21] for start in starts.tolist()]).long()
@@ -70,14 +74,15 @@ def test_equals_the_obvious_loop():
         assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)) > 0.1
         optimizer.param_groups[0]["lr"] = float(rate)
         optimizer.step()
-    found = train_language(MODEL, config, TEXT)
-    for name, weight in model.state_dict().items():
-        assert torch.allclose(found.state_dict()[name], weight, atol=1e-4), name
-
-
-def test_parts_add_up_to_the_whole():
-    one, three = (train_language(MODEL, replace(TRAIN, steps=4, threads=t), TEXT).parameters() for t in (1, 3))
-    assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(one, three, strict=True))
+    for threads in (1, 3):
+        found = trained(config, threads=threads).state_dict()
+        torch.testing.assert_close(found, model.state_dict(), atol=1e-9, rtol=0)
+    # A training is these steps, on float32 weights; other seeds give another one.
+    one = replace(config, threads=1)
+    found = train_language(MODEL, one, TEXT)
+    assert same(found, trained(config, threads=1, dtype=torch.float32))
+    assert not same(found, train_language(MODEL, replace(one, data_seed=1), TEXT))
+    assert not same(found, train_language(replace(MODEL, seed=1), one, TEXT))
 
 
 def test_recorded_where_asked():
@@ -93,8 +98,7 @@ def test_recorded_where_asked():
     assert seen[-1][1] < seen[0][1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [5, 16])
+@pytest.mark.parametrize("at", [5, 16])  # before and after the first state
 def test_interrupted_and_resumed(tmp_path, at):
     model_config = replace(MODEL, encoding="pope")
     train = partial(train_language, model_config, TRAIN, TEXT, record_at=[at, 20])
@@ -109,26 +113,21 @@ def test_interrupted_and_resumed(tmp_path, at):
     assert seen == ([0, 5, 20, 24] if at == 5 else [16, 20, 24])
     assert same(whole, load_model(tmp_path / MODEL_FILE))
     assert same(whole, train(record=Interrupt(0), directory=tmp_path))
+    with pytest.raises(ConfigError, match=r"clip=1\.0, not 2\.0"):
+        train_language(model_config, replace(TRAIN, clip=2.0), TEXT, directory=tmp_path)
+    with pytest.raises(ConfigError, match="other text"):
+        train_language(model_config, TRAIN, TEXT[:-1], directory=tmp_path)
 
 
 def _train(directory, connection):
-    train_language(
-        MODEL, TRAIN, TEXT, directory=directory, record_at=range(24), record=lambda step, model: connection.send(step)
-    )
+    record = Told(connection, last=TRAIN.steps)
+    train_language(MODEL, TRAIN, TEXT, directory=directory, record_at=range(24), record=record)
 
 
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path, processes):
     killed(processes, _train, tmp_path, after=16)
     assert same(train_language(MODEL, TRAIN, TEXT), train_language(MODEL, TRAIN, TEXT, directory=tmp_path))
-
-
-def test_another_training_in_the_directory_is_refused(tmp_path):
-    train_language(MODEL, TRAIN, TEXT, directory=tmp_path)
-    with pytest.raises(ConfigError, match=r"clip=1\.0, not 2\.0"):
-        train_language(MODEL, replace(TRAIN, clip=2.0), TEXT, directory=tmp_path)
-    with pytest.raises(ConfigError, match="other text"):
-        train_language(MODEL, TRAIN, TEXT[:-1], directory=tmp_path)
 
 
 def test_every_epoch_reads_the_whole_text():
@@ -146,15 +145,13 @@ def test_every_epoch_reads_the_whole_text():
     assert torch.equal(windows(TEXT, 10)[7], TEXT[7:18])
 
 
-@pytest.mark.slow
 def test_records_are_spaced_logarithmically():
     steps = recording_steps(5000)
     assert steps[:5] == [0, 1, 2, 3, 4]
     assert steps[-1] == 5000
     assert len(steps) == 40
-    assert all(
-        0 <= len(recording_steps(n, count)) - min(n + 1, count) <= 2 for n in range(1, 60) for count in range(2, 50)
-    )
+    for n, count in product((1, 2, 3, 7, 20, 39, 59), (2, 3, 10, 40, 49)):
+        assert 0 <= len(recording_steps(n, count)) - min(n + 1, count) <= 2, (n, count)
     later = [step for step in steps if step > 50]
     ratios = [b / a for a, b in pairwise(later)]
     assert max(ratios) / min(ratios) < 1.05
@@ -187,24 +184,24 @@ def test_wrong_input_is_told():
         train_language(MODEL, replace(TRAIN, learning_rate=1e30, clip=None), TEXT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_widened_heads_give_the_same_attention(encoding, dtype):
+def test_widened_heads_give_the_same_attention(encoding):
     """What the GPU's kernel is handed, through torch's own attention: positions beyond 256 and odd slopes included."""
     model = LabModel(replace(MODEL, encoding=encoding, heads=4, width=48))
     n, generator = 600, torch.Generator().manual_seed(0)
     tables, scale = model.position_tables(n)[0], 12**-0.5
-    q, k, v = (torch.randn(2, 4, n, 12, generator=generator).to(dtype) for _ in range(3))
-    if encoding == "pope":
-        q, k = torch.cat([q, k], -1), torch.cat([k, q], -1)
     attend = functional.scaled_dot_product_attention
-    expected = attend(q.float(), k.float(), v.float(), tables.hidden.expand(4, -1, -1), scale=scale)
-    wide = widen(q, k, v, tables, scale=scale)
-    assert {x.shape[-1] for x in wide} == {24 if encoding == "pope" else 16}
-    found = attend(*(x.float() for x in wide), is_causal=True, scale=scale)
-    assert torch.allclose(found[..., :12], expected, atol=1e-3)
-    assert not found[..., 12:].any()
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = (torch.randn(2, 4, n, 12, generator=generator).to(dtype) for _ in range(3))
+        if encoding == "pope":
+            q, k = torch.cat([q, k], -1), torch.cat([k, q], -1)
+        expected = attend(q.float(), k.float(), v.float(), tables.hidden.expand(4, -1, -1), scale=scale)
+        wide = widen(q, k, v, tables, scale=scale)
+        assert {x.shape[-1] for x in wide} == {24 if encoding == "pope" else 16}
+        found = attend(*(x.float() for x in wide), is_causal=True, scale=scale)
+        # Logits, with biases of up to 600, are float32: their rounding moves weights by 600 ε.
+        torch.testing.assert_close(found[..., :12], expected, atol=rounding(8 * n), rtol=0)
+        assert not found[..., 12:].any()
 
 
 def test_the_kernel_is_called_as_it_is_declared():
@@ -218,9 +215,14 @@ def test_the_kernel_is_called_as_it_is_declared():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "pope"])
-@pytest.mark.parametrize("block", ["parallel", "sequential", "llama"])
+@pytest.mark.parametrize(
+    ("encoding", "block"),
+    [
+        pytest.param("rope", "parallel", marks=pytest.mark.slow),
+        pytest.param("alibi", "sequential", marks=pytest.mark.slow),
+        ("pope", "llama"),
+    ],
+)
 def test_fused_layers_are_the_same(encoding, block, monkeypatch):
     """Traced whole, without a compiler: what torch.compile is given has no part that it cannot take."""
     monkeypatch.setattr(fusing.torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
@@ -230,10 +232,12 @@ def test_fused_layers_are_the_same(encoding, block, monkeypatch):
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), fusing.fused(model, wanted):
             loss = model(tokens, all_tokens=True).float().square().mean()
             found.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
-    assert all(torch.allclose(a, b, rtol=0.02, atol=0.02 * float(a.abs().max())) for a, b in zip(*found, strict=True))
+    # Products are bfloat16, whose ε is 0.0078.
+    assert all(worst(b, a) < 4 * torch.finfo(torch.bfloat16).eps for a, b in zip(*found, strict=True))
     assert "enter" not in vars(model.blocks[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_gpu_repeats_itself_and_agrees(encoding):
@@ -252,5 +256,5 @@ def test_vectors_of_tokens_have_the_same_gradients():
     weight = torch.randn(3, 40, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     plain = torch.autograd.grad((torch.nn.functional.embedding(tokens, table) * weight).sum(), table)[0]
     ours = look_up(tokens, table)
-    torch.testing.assert_close(torch.autograd.grad((ours * weight).sum(), table)[0], plain)
-    torch.testing.assert_close(ours, torch.nn.functional.embedding(tokens, table))
+    torch.testing.assert_close(torch.autograd.grad((ours * weight).sum(), table)[0], plain, atol=1e-12, rtol=0)
+    assert torch.equal(ours, torch.nn.functional.embedding(tokens, table))

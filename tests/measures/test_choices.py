@@ -68,14 +68,9 @@ def test_right_by_sum_and_by_character():
     assert found.probability == pytest.approx(math.exp(-5) / sum(math.exp(-x) for x in (5, 6, 7)))
     assert found.margin == pytest.approx(1.0)
 
-
-def test_the_first_of_equals_is_chosen():
-    found = score_choices(torch.tensor([-5.0, -5.0, -5.0], dtype=torch.float64), ITEM)
+    found = score_choices(torch.tensor([-5.0, -5.0, -5.0], dtype=torch.float64), ITEM)  # the first is chosen
     assert not found.right
     assert found.margin == 0
-
-
-def test_log_probabilities_must_be_numbers():
     with pytest.raises(MeasureError, match="try another dtype"):
         score_choices(torch.tensor([-5.0, torch.nan, -5.0], dtype=torch.float64), ITEM)
 
@@ -160,27 +155,25 @@ def test_models_that_cannot_be_told_positions_are_refused():
         )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_options(subtests):
+    wrong = [
         ({"kinds": ("wrods",)}, "did you mean 'words'"),
         ({"rates": (1.5,)}, "outside 0 to 1"),
         ({"rates": ()}, "rates is empty"),
         ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ConfigError, match=message):
-        ChoicesConfig(**options)
+    ]
+    for options, message in wrong:
+        with subtests.test(**options), pytest.raises(ConfigError, match=message):
+            ChoicesConfig(**options)
 
 
 # pairs
 
 
-@pytest.mark.parametrize(("gained", "lost"), [*product(range(5), repeat=2), (3, 17), (40, 60), (900, 1000)])
-def test_mcnemar_is_the_exact_sign_test(gained, lost):
-    expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-    assert mcnemar(gained, lost) == pytest.approx(expected, rel=1e-9)
+def test_mcnemar_is_the_exact_sign_test():
+    for gained, lost in [*product(range(5), repeat=2), (3, 17), (40, 60), (900, 1000)]:
+        expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+        assert mcnemar(gained, lost) == pytest.approx(expected, rel=1e-9), (gained, lost)
 
 
 def test_pairs():
@@ -274,7 +267,6 @@ def test_an_item_is_cut_as_the_harness_cuts_it(folder, items):
     assert found.context.spans.words is not None
 
 
-@pytest.mark.slow
 def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     request = Request(
         measurement="choices",
@@ -303,7 +295,6 @@ def test_the_pipeline_stores_shares_with_intervals(folder, items, tmp_path):
     assert run(Request(**{**vars(request), "items": str(other)}), out=tmp_path).path != directory.path
 
 
-@pytest.mark.slow
 def test_the_command(cli, folder, items):
     shown = cli("choices", folder, "--items", items, "--documents", 4, "--set", "rates=0,0.5")
     assert shown.code == 0, shown.err
@@ -312,28 +303,21 @@ def test_the_command(cli, folder, items):
     assert "random" in shown.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_one_line(cli, folder, items, tmp_path, subtests):
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"context": "the cat " * 20, "choices": ["ran", "sat"], "gold": 0}))
+    wrong = [
         (("choices",), "choices needs --items"),
-        (("choices", "--items", "ITEMS", "--text", "x.txt"), "leave --text and --prompts out"),
-        (("attention", "--items", "ITEMS"), "attention is not measured on items"),
-        (("choices", "--items", "ITEMS", "--documents", "7"), "7 items were asked for"),
+        (("choices", "--items", items, "--text", "x.txt"), "leave --text and --prompts out"),
+        (("attention", "--items", items), "attention is not measured on items"),
+        (("choices", "--items", items, "--documents", "7"), "7 items were asked for"),
         (("choices", "--items", "nothing.jsonl"), "does not exist"),
-        (("choices", "--items", "ITEMS", "--set", "rates=2"), "rate 2 is outside 0 to 1"),
-    ],
-)
-def test_bad_input_is_one_line(cli, folder, items, arguments, message):
-    given = [items if argument == "ITEMS" else argument for argument in arguments]
-    shown = cli(given[0], folder, *given[1:], "--no-control")
-    assert shown.code == 2
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-
-
-def test_items_longer_than_the_model_are_named(cli, folder, tmp_path):
-    path = tmp_path / "long.jsonl"
-    path.write_text(json.dumps({"context": "the cat " * 20, "choices": ["ran", "sat"], "gold": 0}))
-    shown = cli("choices", folder, "--items", path, "--no-control")
-    assert shown.code == 2
-    assert "item 'long-1': 41 tokens are more than the 32 positions" in shown.err
+        (("choices", "--items", items, "--set", "rates=2"), "rate 2 is outside 0 to 1"),
+        (("choices", "--items", long), "item 'long-1': 41 tokens are more than the 32 positions"),
+    ]
+    for (command, *arguments), message in wrong:
+        with subtests.test(message=message):
+            shown = cli(command, folder, *arguments, "--no-control")
+            assert shown.code == 2
+            assert message in shown.err
+            assert shown.err.count("\n") == 1

@@ -16,6 +16,7 @@ import torch
 from scipy.stats import spearmanr
 
 from helpers.capture import run, shared, tokens
+from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
@@ -105,7 +106,10 @@ def dense_numbers(table, real_table):
     }
 
 
-def check_against_dense(q, k, rotation, *, scale, queries, distances, positions, visible=None, rtol=1e-9, atol=1e-10):
+def check_against_dense(
+    q, k, rotation, *, scale, queries, distances, positions, visible=None, rtol=1e-9, atol=1e-10, ranks=0.0
+):
+    """``ranks`` is what two near-equal logits that change places may change in a correlation of ranks."""
     found = controlled_distance(
         q, k, rotation, scale=scale, queries=queries, distances=distances, positions=positions, visible=visible
     )
@@ -118,22 +122,20 @@ def check_against_dense(q, k, rotation, *, scale, queries, distances, positions,
         )
     for name in rows[0]:
         each = torch.stack([row[name] for row in rows])
-        torch.testing.assert_close(getattr(found, name), each.mean(0).double(), rtol=rtol, atol=atol, msg=name)
+        about = max(atol, ranks) if "rank" in name else atol
+        torch.testing.assert_close(getattr(found, name), each.mean(0).double(), rtol=rtol, atol=about, msg=name)
     shares = torch.stack([row["additive_share"] for row in rows])
-    torch.testing.assert_close(found.additive_share_spread, shares.std(0), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.additive_share_spread, shares.std(0), rtol=rtol, atol=max(atol, 1e-9))
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rotation", ROTATIONS)
-def test_equals_dense_tables(rotation):
+def test_equals_dense_tables(subtests):
     q, k = random_qk()
-    positions = torch.arange(30)
-    check_against_dense(q, k, rotation, scale=0.3, queries=[15, 20, 29], distances=DISTANCES, positions=positions)
-
-
-def test_equals_dense_tables_with_gaps_and_a_window():
-    q, k = random_qk()
+    options = {"scale": 0.3, "queries": [15, 20, 29], "distances": DISTANCES, "positions": torch.arange(30)}
+    for rotation in ROTATIONS:
+        with subtests.test(rotation=rotation):
+            check_against_dense(q, k, rotation, **options)
+    # With gaps and a window.
     positions = torch.arange(30) * 3 + 100
     index = torch.arange(30)
     visible = torch.stack([(index <= i) & (index > i - 7) for i in (15, 29)])
@@ -142,22 +144,38 @@ def test_equals_dense_tables_with_gaps_and_a_window():
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_equals_dense_tables_of_captured_models(name):
-    layer = rotated(name)
-    # The model's rotation takes its angles in float32.
-    check_against_dense(
-        layer.q[0],
-        layer.k[0],
+def test_captured_models_equal_dense_tables_and_their_own_logits(name):
+    """The model's rotation takes its angles in float32."""
+    layer = replace(rotated(name), softcap=None, mask=Mask(causal=True))
+    q, k, options = layer.q[0], layer.k[0], {"scale": layer.scale}
+    ranks = 12 / 12**2 / len(QUERIES)  # one pair changes a correlation over m keys by at most 12 / m²
+    found = check_against_dense(
+        q,
+        k,
         layer.rotation,
-        scale=layer.scale,
         queries=QUERIES,
         distances=DISTANCES,
         positions=layer.positions,
         rtol=1e-4,
         atol=1e-5,
+        ranks=ranks,
+        **options,
     )
+    torch.testing.assert_close(found.distance_share + found.key_share, found.additive_share, rtol=1e-10, atol=1e-10)
+    for values in (found.additive_share, found.key_constancy, found.shape_drift):
+        assert float(values.min()) >= -1e-10
+        assert float(values.max()) <= 1 + 1e-10
+    scores = layer.attn_scores()[0].double()
+    # If all keys are copies of one, the mean logit at that key's real distance is the model's.
+    for i, j in ((22, 0), (17, 9), (12, 12)):
+        copies = k[:, [j] * 23]
+        found = controlled_distance(q, copies, layer.rotation, queries=[i], distances=[i - j, i - j + 1], **options)
+        torch.testing.assert_close(found.curve[:, 0], scores[:, i, j], rtol=1e-4, atol=1e-4)
+    found = controlled_distance(q, k, layer.rotation, queries=[22], distances=[0, 5], **options)
+    profile = dense(q, k, layer.rotation, 22, torch.arange(23), [5], layer.scale)[..., 0]
+    expected = [spearmanr(profile[head], scores[head, 22]).statistic for head in range(layer.heads)]
+    assert found.logit_rank_correlation[:, 1].tolist() == pytest.approx(expected, abs=12 / 23**2)
 
 
 def test_table_is_the_sum_over_complex_planes():
@@ -175,27 +193,6 @@ def test_table_is_the_sum_over_complex_planes():
     torch.testing.assert_close(found.curve, table.mean(1), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_real_distance_gives_the_models_own_logits(name):
-    layer = replace(rotated(name), softcap=None, mask=Mask(causal=True))
-    scores = layer.attn_scores()[0].double()
-    # If all keys are copies of one, the mean logit at that key's real distance is the model's.
-    for i, j in ((22, 0), (17, 9), (12, 12)):
-        k = layer.k[0][:, [j] * 23]
-        found = controlled_distance(
-            layer.q[0], k, layer.rotation, scale=layer.scale, queries=[i], distances=[i - j, i - j + 1]
-        )
-        torch.testing.assert_close(found.curve[:, 0], scores[:, i, j], rtol=1e-4, atol=1e-4)
-    found = controlled_distance(
-        layer.q[0], layer.k[0], layer.rotation, scale=layer.scale, queries=[22], distances=[0, 5]
-    )
-    profile = dense(layer.q[0], layer.k[0], layer.rotation, 22, torch.arange(23), [5], layer.scale)[..., 0]
-    for head in range(layer.heads):
-        expected = spearmanr(profile[head], scores[head, 22]).statistic
-        assert float(found.logit_rank_correlation[head, 1]) == pytest.approx(expected, abs=1e-3)
-
-
 def test_blocks_change_nothing():
     q, k = random_qk(heads=16, kv_heads=16, n=200)
     options = {"queries": [150, 199], "distances": range(0, 200, 3)}
@@ -211,10 +208,10 @@ def test_keys_that_differ_outside_the_planes_only_are_additive():
     k[..., 6:] = k[:, :1, 6:]  # every key the same in the planes, whatever in the rest
     found = controlled_distance(q, k, rotation, queries=[20, 29], distances=DISTANCES)
     ones = torch.ones(2, len(DISTANCES), dtype=torch.float64)
-    torch.testing.assert_close(found.additive_share, ones[:, 0], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.key_constancy, ones[:, 0], rtol=0, atol=1e-12)
-    assert float(found.drift.max()) < 1e-12
-    assert float(found.shape_drift.max()) < 1e-12
+    torch.testing.assert_close(found.additive_share, ones[:, 0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found.key_constancy, ones[:, 0], rtol=0, atol=1e-10)
+    assert float(found.drift.max()) < 1e-10
+    assert float(found.shape_drift.max()) < 1e-10
     assert float(found.rank_correlation.min()) > 1 - 1e-9
     assert float(found.rank_correlation_reference.min()) > 1 - 1e-9
     assert float(found.logit_rank_correlation.max()) < 0.99  # the distance curve is in the real logits
@@ -263,23 +260,12 @@ def test_numbers_do_not_depend_on_scale_or_a_constant():
     assert not torch.allclose(before.additive_share, without.additive_share)
 
 
-@pytest.mark.slow
-def test_shares_add_up_and_stay_between_0_and_1():
-    for name in MODELS:
-        layer = rotated(name)
-        found = controlled_distance(layer.q[0], layer.k[0], layer.rotation, queries=QUERIES, distances=DISTANCES)
-        torch.testing.assert_close(found.distance_share + found.key_share, found.additive_share, rtol=1e-10, atol=1e-12)
-        for values in (found.additive_share, found.key_constancy, found.shape_drift):
-            assert float(values.min()) >= -1e-12
-            assert float(values.max()) <= 1 + 1e-12
-
-
 def test_within_bounds_the_shares_but_not_the_curves():
     q, k = random_qk()
     inner = controlled_distance(q, k, rope(8), queries=[29], distances=[0, 1, 4])
     outer = controlled_distance(q, k, rope(8), queries=[29], distances=[0, 1, 4, 60], within=10)
-    torch.testing.assert_close(inner.additive_share, outer.additive_share)
-    torch.testing.assert_close(inner.drift, outer.drift[:, :3])
+    torch.testing.assert_close(inner.additive_share, outer.additive_share, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(inner.drift, outer.drift[:, :3], rtol=1e-9, atol=1e-10)
     assert outer.within.tolist() == [True, True, True, False]
 
 
@@ -302,19 +288,21 @@ def test_ranks_with_ties_equal_scipy():
     torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("rotation", ROTATIONS)
-def test_scrambling_keeps_magnitudes_and_what_does_not_rotate(rotation):
+def test_scrambling_keeps_magnitudes_and_what_does_not_rotate():
     _, k = random_qk()
-    out = scramble_phases(k, rotation, seed=4)
-    left, right = rotation.pairs.unbind(-1)
-    torch.testing.assert_close(torch.hypot(out[..., left], out[..., right]), torch.hypot(k[..., left], k[..., right]))
-    still = [x for x in range(16) if x not in rotation.pairs.flatten().tolist()]
-    torch.testing.assert_close(out[..., still], k[..., still])
-    assert torch.equal(out, scramble_phases(k, rotation, seed=4))
-    assert not torch.equal(out, scramble_phases(k, rotation, seed=5))
-    deviations = scramble_phases(k + 9, rotation, keep_mean=True, seed=4) - (k + 9).mean(1, keepdim=True)
-    centred = k - k.mean(1, keepdim=True)
-    torch.testing.assert_close(deviations, scramble_phases(centred, rotation, seed=4))
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    for rotation in ROTATIONS:
+        out = scramble_phases(k, rotation, seed=4)
+        left, right = rotation.pairs.unbind(-1)
+        sizes, expected = (torch.hypot(x[..., left], x[..., right]) for x in (out, k))
+        torch.testing.assert_close(sizes, expected, **close)
+        still = [x for x in range(16) if x not in rotation.pairs.flatten().tolist()]
+        torch.testing.assert_close(out[..., still], k[..., still], **close)
+        assert torch.equal(out, scramble_phases(k, rotation, seed=4))
+        assert not torch.equal(out, scramble_phases(k, rotation, seed=5))
+        deviations = scramble_phases(k + 9, rotation, keep_mean=True, seed=4) - (k + 9).mean(1, keepdim=True)
+        centred = k - k.mean(1, keepdim=True)
+        torch.testing.assert_close(deviations, scramble_phases(centred, rotation, seed=4), **close)
 
 
 def test_scrambled_slow_planes_stay_additive_and_fast_ones_do_not():
@@ -347,8 +335,7 @@ class Replay:
             reducer(layer)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*MODELS, "smollm3", "mistral"])
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "smollm3", "mistral"])
 def test_measurement_of_captured_models(name):
     layers = captured(name)
     config = DistanceConfig(queries=4, beyond=(2,))
@@ -375,7 +362,7 @@ def test_window_bounds_what_counts():
     inside = scores.curves["within"].values
     assert scores.curves["distances"].values[inside].tolist() == [0, 1, 2, 4]
     expected = scores.curves["drift"].values[:, inside].mean(-1)
-    torch.testing.assert_close(scores.heads["drift"], expected)
+    torch.testing.assert_close(scores.heads["drift"].float(), expected.float(), rtol=rounding(32), atol=0)
 
 
 def test_positions_are_the_models():
@@ -396,29 +383,27 @@ def test_positions_are_the_models():
     assert spread.curves["distances"].values[-1] == 88
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_models_without_rotation_are_refused(name):
+def test_what_cannot_be_measured_and_senseless_options_are_refused(subtests):
     with pytest.raises(MeasureError, match="no layer of this model rotates"):
-        measure_distance(Replay(captured(name)), tokens(23), DistanceConfig())
-
-
-def test_too_short_a_text_is_refused():
+        measure_distance(Replay(captured("gpt2")), tokens(23), DistanceConfig())
     with pytest.raises(MeasureError, match="7 tokens"):
         measure_distance(Replay([]), tokens(7), DistanceConfig())
+    for name, value in (
+        ("queries", 0),
+        ("per_octave", 0),
+        ("per_octave", 65),
+        ("block_mib", 0),
+        ("beyond", (1,)),
+        ("seed", -1),
+    ):
+        with subtests.test(name=name, value=value), pytest.raises(ConfigError, match=name):
+            DistanceConfig(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"queries": 0}, {"per_octave": 0}, {"per_octave": 65}, {"block_mib": 0}, {"beyond": (1,)}, {"seed": -1}],
-)
-def test_senseless_options_are_refused(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        DistanceConfig(**options)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_wrong_tensors_are_refused_in_one_line(subtests):
+    q, k = random_qk()
+    fine = {"q": q, "k": k, "rotation": rope(8), "distances": [0, 1], "queries": [20]}
+    for change, words in (
         ({"q": torch.zeros(30, 16)}, "must be"),
         ({"q": torch.zeros(4, 30, 8)}, "agree in dimension"),
         ({"q": torch.zeros(4, 31, 16)}, "a key per query"),
@@ -436,11 +421,8 @@ def test_senseless_options_are_refused(options):
         ({"positions": torch.arange(29)}, "one per key"),
         ({"visible": torch.ones(2, 30, dtype=torch.bool)}, "queries, keys"),
         ({"within": 0.5}, "up to 0.5"),
-    ],
-)
-def test_wrong_tensors_are_refused_in_one_line(change, words):
-    q, k = random_qk()
-    given = {"q": q, "k": k, "rotation": rope(8), "distances": [0, 1], "queries": [20]} | change
-    with pytest.raises(MeasureError, match=words) as caught:
-        controlled_distance(**given)
-    assert "\n" not in str(caught.value)
+    ):
+        with subtests.test(words=words, change=list(change)):
+            with pytest.raises(MeasureError, match=words) as caught:
+                controlled_distance(**fine | change)
+            assert "\n" not in str(caught.value)

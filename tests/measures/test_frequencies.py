@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama
 from helpers.capture import TinySubject, proved, shared, swapped_logits, tokens
 from helpers.capture import run as captured
 from helpers.models import save_model
+from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
@@ -99,7 +100,6 @@ def groups_of(attention):
     return [*pairs, rest] if rest else pairs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_planes_sum_to_the_logits(name):
     for attention in rotated_layers(name, torch.float32):
@@ -148,18 +148,16 @@ def by_definition(attention, query, head, dims, tau):
     return float(alpha @ torch.stack(same)), float(alpha @ torch.stack(reverse))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3_text", "phi3:longrope"])
-@pytest.mark.parametrize("tau", [1e-2, 1e-4])
-def test_a_plane_equals_swaps_made_one_by_one(name, tau):
+def test_a_plane_equals_swaps_made_one_by_one(name):
     attention = rotated_layers(name)[-1]
-    found = plane_swaps(attention, QUERY, tau=tau)
     dims = groups_of(attention)
-    assert found[0].shape == found[1].shape == (attention.heads, len(dims))
-    for head, plane in ((0, 0), (attention.heads - 1, len(dims) // 2), (1, len(dims) - 1)):
-        s_pos, s_sym = by_definition(attention, QUERY, head, dims[plane], tau)
-        assert float(found[0][head, plane]) == pytest.approx(s_pos, abs=1e-6)
-        assert float(found[1][head, plane]) == pytest.approx(s_sym, abs=1e-6)
+    for tau in (1e-2, 1e-4):
+        found = plane_swaps(attention, QUERY, tau=tau)
+        assert found[0].shape == found[1].shape == (attention.heads, len(dims))
+        for head, plane in ((0, 0), (attention.heads - 1, len(dims) // 2), (1, len(dims) - 1)):
+            expected = by_definition(attention, QUERY, head, dims[plane], tau)
+            assert [float(x[head, plane]) for x in found] == pytest.approx(expected, abs=1e-6)
 
 
 def test_some_planes_at_a_time_give_the_same(monkeypatch):
@@ -203,7 +201,7 @@ def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     use = frequency_use(attention, [7, QUERY])
     keys = keys_before(attention, [7, QUERY])
     largest = [plane_logits(attention, q, k).abs().amax(1) for q, k in zip((7, QUERY), keys, strict=True)]
-    torch.testing.assert_close(use, (largest[0] + largest[1]) / 2)
+    torch.testing.assert_close(use, (largest[0] + largest[1]) / 2, rtol=1e-9, atol=0)
     count = attention.rotation.planes
     even = mean_frequency(torch.ones(1, count, dtype=torch.float64), attention.rotation.inv_freq)
     assert float(even) == (count + 1) / 2
@@ -229,77 +227,78 @@ def test_softmax_weights_follow_the_dominant_plane():
     assert float(mean_frequency_softmax(use, inv_freq)) == pytest.approx(by_hand)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("chosen", [False, True])
-def test_masked_attention_equals_the_dense_formula(name, chosen):
+def test_masked_attention_equals_the_dense_formula(name):
     attention = rotated_layers(name)[0]
     keep = torch.arange(attention.rotation.planes) % 2 == 0
-    heads = torch.arange(attention.heads) == 1 if chosen else None
     k = attention.rot_k[0].repeat_interleave(attention.heads // attention.kv_heads, 0)
     products = attention.rot_q[0][:, :, None] * k[:, None] * attention.scale  # (heads, n, n, d)
-    gone = attention.rotation.pairs[~keep].flatten()
-    changed = products.clone()
-    changed[..., gone] = 0
-    if heads is not None:
-        changed[~heads] = products[~heads]
-    logits = changed.sum(-1)
-    if attention.softcap is not None:
-        logits = attention.softcap * torch.tanh(logits / attention.softcap)
-    weights = attention.weigh(logits[None])[0]
     value = attention.value[0].repeat_interleave(attention.heads // attention.value.shape[1], 0)
-    found = masked_attention(attention, keep, heads=heads)
-    torch.testing.assert_close(found[0], (weights @ value).transpose(0, 1), rtol=1e-9, atol=1e-9)
-    masked = without_planes(attention, keep, heads=heads)
-    torch.testing.assert_close(masked.k, attention.k)
+    for heads in (None, torch.arange(attention.heads) == 1):
+        changed = products.clone()
+        changed[..., attention.rotation.pairs[~keep].flatten()] = 0
+        if heads is not None:
+            changed[~heads] = products[~heads]
+        logits = changed.sum(-1)
+        if attention.softcap is not None:
+            logits = attention.softcap * torch.tanh(logits / attention.softcap)
+        weights = attention.weigh(logits[None])[0]
+        found = masked_attention(attention, keep, heads=heads)
+        torch.testing.assert_close(found[0], (weights @ value).transpose(0, 1), rtol=1e-9, atol=1e-9)
+        masked = without_planes(attention, keep, heads=heads)
+        torch.testing.assert_close(masked.k, attention.k, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_all_planes_unrotated_is_the_model_with_all_positions_equal(name):
+def test_every_plane_kept_is_the_model_and_none_is_the_model_with_all_positions_equal(name):
     """Identity, on half-split, interleaved, partial, scaled and windowed rotations."""
     model, proof = proved(name)
     subject, ids = ModelSubject(SimpleNamespace(model=model), proof), tokens(31)
 
-    def edit(attention):
-        if attention.rotation is None:
-            return None
-        none = torch.zeros(attention.rotation.planes, dtype=torch.bool)
-        return attention_output(without_planes(attention, none, how="unrotate"))
+    def edited(keep, how):
+        def edit(attention):
+            if attention.rotation is None:
+                return None
+            planes = torch.full((attention.rotation.planes,), keep)
+            return attention_output(without_planes(attention, planes, how=how))
+
+        return subject.edited(ids, edit)
 
     usual = subject.run(ids, lambda _: None, logits=True)
-    expected = subject.run(ids, lambda _: None, logits=True, positions=torch.zeros(31, dtype=torch.int64))
-    size = float(expected.abs().max())
-    torch.testing.assert_close(subject.edited(ids, edit), expected, rtol=0, atol=1e-5 * size)
-    assert float((usual - expected).abs().max()) > 1e-3 * size  # positions matter
+    still = subject.run(ids, lambda _: None, logits=True, positions=torch.zeros(31, dtype=torch.int64))
+    size = float(usual.abs().max())
+    # Four blocks of sums of 64 terms in float32.
+    close = {"rtol": 0, "atol": rounding(4 * 64) * size}
+    torch.testing.assert_close(edited(True, "mask"), usual, **close)
+    torch.testing.assert_close(edited(False, "unrotate"), still, **close)
+    assert float((usual - still).abs().max()) > 30 * close["atol"]  # positions matter
 
 
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3_text", "phi3:longrope", "deepseek_v3"])
-@pytest.mark.parametrize("chosen", [False, True])
-def test_unrotated_planes_are_products_before_rotation(name, chosen):
+def test_unrotated_planes_are_products_before_rotation(name):
     """Brute force: every plane of every head, with its angles or without."""
     attention = rotated_layers(name)[0]
     rotation, groups = attention.rotation, attention.heads // attention.kv_heads
     keep = torch.arange(rotation.planes) % 2 == 0
-    heads = torch.arange(attention.heads) == 1 if chosen else None
-    changed = without_planes(attention, keep, heads=heads, how="unrotate")
     q, k = attention.q[0], attention.k[0].repeat_interleave(groups, 0)
-    expected = torch.zeros(attention.heads, N, N, dtype=torch.float64)
     turned_q, turned_k = attention.rot_q[0], attention.rot_k[0].repeat_interleave(groups, 0)
-    for plane, dims in enumerate(groups_of(attention)):
-        rotated = torch.einsum("hid,hjd->hij", turned_q[..., dims], turned_k[..., dims])
-        still = torch.einsum("hid,hjd->hij", q[..., dims], k[..., dims]) * rotation.scaling**2
-        for head in range(attention.heads):
-            stays = plane >= rotation.planes or bool(keep[plane]) or (chosen and head != 1)
-            expected[head] += (rotated if stays else still)[head]
-    plain = replace(changed, softcap=None, mask=Mask(causal=True))
-    torch.testing.assert_close(plain.attn_scores()[0], expected * attention.scale, rtol=1e-5, atol=1e-6)
-    if chosen:
-        assert changed.rotation is None
-    else:
-        assert torch.equal(changed.rotation.inv_freq == 0, ~keep | (rotation.inv_freq == 0))
-        torch.testing.assert_close(changed.q, attention.q, rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(changed.k, attention.k, rtol=1e-6, atol=1e-7)
+    for heads in (None, torch.arange(attention.heads) == 1):
+        changed = without_planes(attention, keep, heads=heads, how="unrotate")
+        expected = torch.zeros(attention.heads, N, N, dtype=torch.float64)
+        for plane, dims in enumerate(groups_of(attention)):
+            rotated = torch.einsum("hid,hjd->hij", turned_q[..., dims], turned_k[..., dims])
+            still = torch.einsum("hid,hjd->hij", q[..., dims], k[..., dims]) * rotation.scaling**2
+            for head in range(attention.heads):
+                stays = plane >= rotation.planes or bool(keep[plane]) or (heads is not None and head != 1)
+                expected[head] += (rotated if stays else still)[head]
+        plain = replace(changed, softcap=None, mask=Mask(causal=True))
+        torch.testing.assert_close(plain.attn_scores()[0], expected * attention.scale, rtol=1e-5, atol=1e-6)
+        if heads is None:
+            assert torch.equal(changed.rotation.inv_freq == 0, ~keep | (rotation.inv_freq == 0))
+            torch.testing.assert_close(changed.q, attention.q, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(changed.k, attention.k, rtol=1e-6, atol=1e-6)
+        else:
+            assert changed.rotation is None
 
 
 def test_predicted_band_is_the_formula():
@@ -330,18 +329,18 @@ def test_predicted_band_is_the_formula():
         predicted_band(torch.ones(4), 100)
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox"])
-def test_measured_band_is_the_plane_with_the_largest_norm(name):
-    attention = rotated_layers(name)[0]
-    pairs = attention.rotation.pairs
-    k = attention.k[0].repeat_interleave(attention.heads // attention.kv_heads, 0)
-    found = plane_norms(attention)
-    for head in range(attention.heads):
-        for plane, dims in enumerate(pairs.tolist()):
-            size = [sum(float(row[dims].norm()) for row in x[head]) / N for x in (attention.q[0], k)]
-            assert float(found[head, plane]) == pytest.approx(size[0] * size[1], rel=1e-6)
-    boosted = replace(attention, rot_q=attention.rot_q.index_fill(-1, pairs[1], 9.0))
-    assert peak_band(plane_norms(boosted)) == 1
+def test_measured_band_is_the_plane_with_the_largest_norm():
+    for name in ("llama", "gptj", "gpt_neox"):
+        attention = rotated_layers(name)[0]
+        pairs = attention.rotation.pairs
+        k = attention.k[0].repeat_interleave(attention.heads // attention.kv_heads, 0)
+        found = plane_norms(attention)
+        for head in range(attention.heads):
+            for plane, dims in enumerate(pairs.tolist()):
+                size = [sum(float(row[dims].norm()) for row in x[head]) / N for x in (attention.q[0], k)]
+                assert float(found[head, plane]) == pytest.approx(size[0] * size[1], rel=1e-6)
+        boosted = replace(attention, rot_q=attention.rot_q.index_fill(-1, pairs[1], 9.0))
+        assert peak_band(plane_norms(boosted)) == 1
 
 
 class TrainedSubject(Subject):
@@ -349,20 +348,20 @@ class TrainedSubject(Subject):
         return 64
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_unrotated_losses(name):
     subject, ids = TrainedSubject(name, mixing={}), tokens(31)
     config = FrequenciesConfig(bands=2, queries=1, unrotate=True)
     found = measure_frequencies(subject, ids, config)
     plain = measure_frequencies(subject, ids, replace(config, unrotate=False))
-    assert {key: found.whole[key] for key in plain.whole} == plain.whole
+    assert {key: found.whole[key] for key in plain.whole} == pytest.approx(plain.whole, rel=1e-5, nan_ok=True)
     slow = {}
     for layer in found.layers:
         inv_freq = layer.curves["inv_freq"].values
         slow[layer.layer] = slower_planes(inv_freq, layer.whole["band_predicted"])
         norms = layer.curves["plane_norm"].values
-        assert layer.heads["band_measured"].tolist() == norms.argmax(-1).tolist()
+        largest = norms.gather(-1, layer.heads["band_measured"].long()[:, None])[:, 0]
+        torch.testing.assert_close(largest, norms.amax(-1), rtol=1e-6, atol=0)
         assert 0 <= layer.whole["band_peak"] < len(inv_freq)
 
     def loss(changed, how="unrotate"):
@@ -373,14 +372,14 @@ def test_unrotated_losses(name):
         return next_token_loss(subject.edited(ids, edit), ids)
 
     whole = found.whole
-    assert whole["loss_unrotated_all"] == pytest.approx(loss(lambda a: torch.ones(a.rotation.planes) > 0), rel=1e-6)
-    assert whole["loss_unrotated_slow"] == pytest.approx(loss(lambda a: slow[a.layer]), rel=1e-6)
-    assert whole["loss_without_slow"] == pytest.approx(loss(lambda a: slow[a.layer], "mask"), rel=1e-6)
+    assert whole["loss_unrotated_all"] == pytest.approx(loss(lambda a: torch.ones(a.rotation.planes) > 0), rel=1e-5)
+    assert whole["loss_unrotated_slow"] == pytest.approx(loss(lambda a: slow[a.layer]), rel=1e-5)
+    assert whole["loss_without_slow"] == pytest.approx(loss(lambda a: slow[a.layer], "mask"), rel=1e-5)
     fast = loss(lambda a: frequency_ids(a.rotation.inv_freq) <= int(slow[a.layer].sum()))
-    assert whole["loss_unrotated_fast"] == pytest.approx(fast, rel=1e-6)
+    assert whole["loss_unrotated_fast"] == pytest.approx(fast, rel=1e-5)
     for band in range(2):
         wanted = loss(lambda a, band=band: frequency_bands(a.rotation.inv_freq, 2)[band])
-        assert whole[f"loss_unrotated_band_{band + 1}"] == pytest.approx(wanted, rel=1e-6)
+        assert whole[f"loss_unrotated_band_{band + 1}"] == pytest.approx(wanted, rel=1e-5)
     named = {metric.name for metric in FrequenciesMeasurement().all_metrics(config)}
     controls = {metric.control for metric in FrequenciesMeasurement().all_metrics(config)}
     assert set(whole) <= named | controls
@@ -402,7 +401,7 @@ def test_massive_dimensions_by_definition(name):
         for head in range(len(x)):
             norms = [math.sqrt(sum(float(v) ** 2 for v in x[head, :, i])) for i in range(d)]
             mean = sum(norms) / d
-            assert relative_norms(x)[head].tolist() == pytest.approx([norm / mean for norm in norms])
+            assert relative_norms(x)[head].tolist() == pytest.approx([norm / mean for norm in norms], rel=1e-9)
             assert which[head].tolist() == [norm > MASSIVE * mean for norm in norms]
             assert bool(which[head, -1])
             assert int(other[head].sum()) == int(which[head].sum())
@@ -411,9 +410,9 @@ def test_massive_dimensions_by_definition(name):
                 average = x[head, :, i].mean().expand(N)
                 for made, replaced in ((changed, which), (random, other)):
                     expected = average if replaced[head, i] else x[head, :, i]
-                    torch.testing.assert_close(getattr(made, name)[0, head, :, i], expected)
+                    torch.testing.assert_close(getattr(made, name)[0, head, :, i], expected, rtol=1e-9, atol=1e-9)
                 if which[head, i]:
-                    torch.testing.assert_close(getattr(later, name)[0, head, 1:, i], average[1:])
+                    torch.testing.assert_close(getattr(later, name)[0, head, 1:, i], average[1:], rtol=1e-9, atol=1e-9)
         assert torch.equal(getattr(later, name)[:, :, 0], getattr(attention, name)[:, :, 0])
         assert torch.equal(getattr(fixed.none().apply(attention), name), getattr(attention, name))
 
@@ -444,7 +443,6 @@ def massive_model():
     return model
 
 
-@pytest.mark.slow
 def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
     """Parity: the model's own rotation is patched, and every prompt is run without others beside it."""
     model, ids = massive_model(), torch.randint(VOCABULARY, (1, 160), generator=torch.Generator().manual_seed(1))
@@ -513,8 +511,7 @@ def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
     assert {metric.name for metric in frequencies_measurement._MASSIVE} <= stored
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_models_without_massive_values_lose_nothing(name, monkeypatch):
     monkeypatch.setattr(frequencies_text, "LEAST_GAIN", -math.inf)
     config = FrequenciesConfig(queries=1, masking=False, bands=2, massive=True)
@@ -526,7 +523,7 @@ def test_models_without_massive_values_lose_nothing(name, monkeypatch):
         assert layer.whole["massive_heads"] == 0
         assert "massive_slow" not in layer.whole
     plain = measure_frequencies(Subject(name, mixing={}), tokens(160), replace(config, massive=False))
-    assert plain.whole == {key: found.whole[key] for key in plain.whole}
+    assert {key: found.whole[key] for key in plain.whole} == pytest.approx(plain.whole, rel=1e-5, nan_ok=True)
     with pytest.raises(MeasureError, match="too few for 4 planted runs"):
         measure_frequencies(Subject(name, mixing={}), tokens(40), config)
 
@@ -551,7 +548,9 @@ def test_masking_in_small_blocks_is_the_same():
     wide = {name: torch.cat([getattr(attention, name)] * 16, 1) for name in ("rot_q", "rot_k", "value")}
     many = replace(attention, **wide)
     assert many.heads * many.m * many.n * 4 > 2**20
-    torch.testing.assert_close(masked_attention(many, keep, block_mib=1), masked_attention(many, keep))
+    torch.testing.assert_close(
+        masked_attention(many, keep, block_mib=1), masked_attention(many, keep), rtol=0, atol=1e-9
+    )
 
 
 def test_wrong_masks_are_refused():
@@ -572,22 +571,12 @@ def test_wrong_masks_are_refused():
         plane_swaps(attention, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_plane_kept_is_the_model_itself(name):
-    subject, ids = Subject(name), tokens(31)
-
-    def edit(attention):
-        if attention.rotation is None:
-            return None
-        return masked_attention(attention, torch.ones(attention.rotation.planes, dtype=torch.bool))
-
-    untouched = next_token_loss(subject.run(ids, lambda attention: None, logits=True), ids)
-    assert next_token_loss(subject.edited(ids, edit), ids) == pytest.approx(untouched, abs=1e-4)
+QUICK = ("llama", "gpt_neox", "gemma3_text")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def test_measured_on_every_family(name):
     subject, ids = Subject(name, mixing={}), tokens(31)
     found = measure_frequencies(subject, ids, FrequenciesConfig(bands=2))
@@ -610,7 +599,7 @@ def test_measured_on_every_family(name):
     )
     assert found.whole.keys() == whole
     untouched = next_token_loss(subject.run(ids, lambda attention: None, logits=True), ids)
-    assert found.whole["loss"] == pytest.approx(untouched, rel=1e-6)
+    assert found.whole["loss"] == pytest.approx(untouched, rel=1e-5)
     assert all(found.whole[f"loss_without_band_{band}"] != untouched for band in (1, 2))
     for layer in found.layers:
         count = layer.curves["inv_freq"].values.numel()
@@ -641,26 +630,34 @@ def test_only_the_chosen_heads_are_masked_and_scored():
         return masked_attention(attention, slow, heads=heads) if attention.layer == 0 else None
 
     subject.run(ids, look)
-    assert found.whole["s_pos_change_without_band_1"] == pytest.approx(float(changes[0]), abs=1e-9)
+    assert found.whole["s_pos_change_without_band_1"] == pytest.approx(float(changes[0]), abs=1e-5)
     expected = next_token_loss(subject.edited(ids, edit), ids)
     # Two bands: without the fast one is with only the slow one.
-    assert found.whole["loss_without_band_1"] == pytest.approx(expected, rel=1e-6)
-    assert found.whole["loss_only_band_2"] == pytest.approx(expected, rel=1e-6)
+    assert found.whole["loss_without_band_1"] == pytest.approx(expected, rel=1e-5)
+    assert found.whole["loss_only_band_2"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("heads", "message"),
-    [(("9.0",), "layer 9 is not one that rotates"), (("0.4",), "layer 0 has heads 0 to 3")],
-)
-def test_heads_that_are_not_there_are_refused(heads, message):
-    with pytest.raises(MeasureError, match=message):
-        measure_frequencies(Subject("llama"), tokens(12), FrequenciesConfig(bands=1, heads=heads))
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_a_model_without_rotation_is_refused(name):
-    with pytest.raises(MeasureError, match="without rotation there are no frequencies"):
-        measure_frequencies(Subject(name), tokens(12), FrequenciesConfig())
+def test_what_cannot_be_measured_is_refused(subtests):
+    for name, count, options, message in (
+        ("llama", 12, {"bands": 1, "heads": ("9.0",)}, "layer 9 is not one that rotates"),
+        ("llama", 12, {"bands": 1, "heads": ("0.4",)}, "layer 0 has heads 0 to 3"),
+        ("llama", 12, {"bands": 100}, "choose at most"),
+        ("llama", 2, {}, "at least 3"),
+        ("gpt2", 12, {}, "without rotation there are no frequencies"),
+        ("bloom", 12, {}, "without rotation there are no frequencies"),
+    ):
+        with subtests.test(message=message, name=name), pytest.raises(MeasureError, match=message):
+            measure_frequencies(Subject(name), tokens(count), FrequenciesConfig(**options))
+    for options in (
+        {"queries": -1},
+        {"tau": 0.0},
+        {"tau": float("nan")},
+        {"bands": 0},
+        {"block_mib": 0},
+        {"heads": ("3",)},
+    ):
+        with subtests.test(options=options), pytest.raises(ConfigError):
+            FrequenciesConfig(**options)
 
 
 def test_layers_without_rotation_are_left_out():
@@ -695,7 +692,6 @@ def test_masking_that_is_not_faithful_is_refused():
         measure_frequencies(Careless("llama"), tokens(20), FrequenciesConfig(bands=2))
 
 
-@pytest.mark.slow
 def test_half_precision_is_measured():
     found = measure_frequencies(Subject("llama", dtype=torch.bfloat16), tokens(31), FrequenciesConfig(bands=2))
     assert "loss_without_band_1" in found.whole
@@ -709,27 +705,11 @@ def test_without_masking_one_pass_is_enough():
     assert not any(name.startswith("loss") for name in found.whole)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"queries": -1}, {"tau": 0.0}, {"tau": float("nan")}, {"bands": 0}, {"block_mib": 0}, {"heads": ("3",)}],
-)
-def test_senseless_options_are_refused(options):
-    with pytest.raises(ConfigError):
-        FrequenciesConfig(**options)
-
-
-def test_too_many_bands_and_too_short_texts_are_refused():
-    with pytest.raises(MeasureError, match="choose at most"):
-        measure_frequencies(Subject("llama"), tokens(12), FrequenciesConfig(bands=100))
-    with pytest.raises(MeasureError, match="at least 3"):
-        measure_frequencies(Subject("llama"), tokens(2), FrequenciesConfig())
-
-
 def test_correlation():
-    x = torch.tensor([1.0, 2.0, 4.0, torch.nan, 3.0])
-    y = torch.tensor([2.0, 1.0, 5.0, 9.0, torch.nan])
+    x = torch.tensor([1.0, 2.0, 4.0, torch.nan, 3.0], dtype=torch.float64)
+    y = torch.tensor([2.0, 1.0, 5.0, 9.0, torch.nan], dtype=torch.float64)
     known = torch.corrcoef(torch.stack([x[:3], y[:3]]))[0, 1]
-    assert correlation(x, y) == pytest.approx(float(known), rel=1e-6)
+    assert correlation(x, y) == pytest.approx(float(known), rel=1e-9)
     for constant in (torch.ones(5), torch.full((5,), 0.1, dtype=torch.float64)):
         assert math.isnan(correlation(x, constant))
     assert math.isnan(correlation(torch.arange(270.0), torch.full((270,), 0.1, dtype=torch.float64)))

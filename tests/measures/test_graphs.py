@@ -43,12 +43,13 @@ def call(name, *, held=60, n=3):
 
 def test_the_second_call_of_a_shape_is_recorded(gpu):
     for _ in range(3):
+        call(None)  # without a key nothing is
         call("one", held=10)
         call("one", held=10, n=5)
     assert gpu == ["one", "one"]
 
 
-def test_no_more_memory_is_held_than_allowed(gpu):
+def test_no_more_memory_is_held_than_allowed(gpu, monkeypatch):
     for name in ("one", "two", "one", "two", "two"):
         call(name)
     assert gpu == ["one"]  # 60 of 100 bytes
@@ -56,16 +57,7 @@ def test_no_more_memory_is_held_than_allowed(gpu):
         call("large", held=101)
         call("small", held=40)
     assert gpu == ["one", "small"]
-
-
-def test_graphs_that_are_not_used_make_way(gpu, monkeypatch):
-    monkeypatch.setattr(graphs, "_STALE", 5)
-    for name in ("one", "one", *["two"] * 8):
-        call(name)
-    assert gpu == ["one", "two"]
-
-
-def test_without_a_key_nothing_is_recorded(gpu):
-    for _ in range(3):
-        call(None)
-    assert gpu == []
+    monkeypatch.setattr(graphs, "_STALE", 5)  # graphs that are not used make way
+    for _ in range(8):
+        call("two")
+    assert gpu == ["one", "small", "two"]

@@ -95,31 +95,31 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
     yield from (name for name, curve in scores.curves.items() if not bool(curve.values.isfinite().all()))
 
 
-CASES = [(f, torch.float32) for f in FAMILIES] + [(f, torch.bfloat16) for f in ("gemma3_text", "gpt2")]
+ONE = pytest.param("llama", torch.float32, id="llama-float32")
+BREADTH = [
+    *((family, torch.float32) for family in FAMILIES if family != "llama"),
+    *((family, torch.bfloat16) for family in ("gemma3_text", "gpt2")),
+]
+CASES = [ONE, *(pytest.param(*case, id=f"{case[0]}-{str(case[1])[6:]}", marks=pytest.mark.slow) for case in BREADTH)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
-def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, name):
-    if name in ONLY_ROTATED and family not in ROTATED:
-        pytest.skip("nothing rotates")
-    if name == "perturb" and (family, dtype) != ("llama", torch.float32):
-        pytest.skip("many passes, of which one family is enough; bloom takes no position_ids")
-    with new_process_settings({dtype}):
-        scores = measured(name, family, dtype)
-    assert list(lost(scores, family, dtype)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_there_are_heads_without_logits_and_heads_with(family):
-    constant = [x for x, _ in undefined(family, torch.float32).values()]
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+def test_numbers_are_finite_wherever_a_head_has_logits(family, dtype, subtests):
+    constant = [x for x, _ in undefined(family, dtype).values()]
     assert all(bool(x.any()) and not bool(x.all()) for x in constant)
+    for name in NAMES:
+        if name in ONLY_ROTATED and family not in ROTATED:
+            continue
+        if name == "perturb" and (family, dtype) != ("llama", torch.float32):
+            continue  # many passes, of which one family is enough; bloom takes no position_ids
+        with subtests.test(measurement=name), new_process_settings({dtype}):
+            assert list(lost(measured(name, family, dtype), family, dtype)) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+SOME = [FAMILIES[0], *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES[1:])]
+
+
+@pytest.mark.parametrize("family", SOME)
 def test_axes_equal_the_dense_fit(family):
     for attention in run(hard(family), tokens(N)):
         fit = fit_layer(attention)
@@ -134,8 +134,7 @@ def test_axes_equal_the_dense_fit(family):
             assert found == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_swap_scores_equal_swaps_made_for_real(family):
     model = hard(family, torch.float64)
     queries = [6, 13]

@@ -35,8 +35,7 @@ def statistics_of(subject):
     return fit_head_statistics(subject, [tokens(N, seed=seed) for seed in (3, 4)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "memory_mib"), [("llama", 1024), ("llama", 1), ("gpt_oss", 1)])
+@pytest.mark.parametrize(("family", "memory_mib"), [("llama", 1024), ("gpt_oss", 1)])
 def test_costs_equal_those_of_one_head_at_a_time(family, memory_mib, texts):
     model, proof = proved(family)
     subject = TinySubject(family)
@@ -70,11 +69,11 @@ def test_costs_equal_those_of_one_head_at_a_time(family, memory_mib, texts):
         assert float(found.lost[operation][layer][text, 1]) == pytest.approx(intact[1] - gain, abs=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "bloom", "gemma2"])
 def test_replaced_outputs_equal_the_dense_formulas(family, texts):
     subject = TinySubject(family)
     statistics = statistics_of(subject)
+    assert all(own.key_weights.isfinite().all() for own in statistics.values())
     i, j = torch.arange(N)[:, None], torch.arange(N)
 
     def check(attention):
@@ -112,22 +111,12 @@ def test_mean_query_of_equal_queries_is_the_layer_itself():
     subject.run(ids, check)
 
 
-def test_key_weights_recover_a_linear_key_term():
-    subject = TinySubject("llama")
-    statistics = statistics_of(subject)
-    for own in statistics.values():
-        assert own.key_weights.isfinite().all()
-        assert own.distance.shape == (4, N)
-        assert own.key_offset.shape == (2, own.mean_query.shape[1])
-
-
 def test_a_text_within_the_window_is_refused(texts):
     model, proof = proved("llama")
     with pytest.raises(MeasureError, match="covers the texts of 200 tokens"):
         measure_head_costs(model, proof, texts, {}, window=198, sinks=4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "unit", "memory_mib"), [("llama", "group", 1024), ("llama", "head", 1), ("gpt_oss", "group", 1024)]
 )
@@ -175,10 +164,10 @@ def test_areas_are_integrals_of_the_curves_paired_by_document():
     assert outcome_areas([{"loss": 1.0, "found": 1.0, "loss_none_0": 2.0, "loss_ranks_0.25": 1.0}])["rows"] == []
 
 
-@pytest.mark.parametrize(("free", "expected"), [(80, 10 * 1024), (139, 16 * 1024), (4, 512)])
-def test_memory_of_a_batch_depends_on_the_device(monkeypatch, free, expected):
-    for name, gib in (("mem_get_info", (free - 2, 140)), ("memory_reserved", 3), ("memory_allocated", 1)):
-        found = tuple(x * 2**30 for x in gib) if isinstance(gib, tuple) else gib * 2**30
-        monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
-    assert batch_mib(torch.device("cuda", 0)) == expected
+def test_memory_of_a_batch_depends_on_the_device(monkeypatch):
+    for free, expected in ((80, 10 * 1024), (139, 16 * 1024), (4, 512)):
+        for name, gib in (("mem_get_info", (free - 2, 140)), ("memory_reserved", 3), ("memory_allocated", 1)):
+            found = tuple(x * 2**30 for x in gib) if isinstance(gib, tuple) else gib * 2**30
+            monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
+        assert batch_mib(torch.device("cuda", 0)) == expected
     assert batch_mib(torch.device("cpu")) == 1024

@@ -18,7 +18,6 @@ from wherewhat.measures.tensors import correlation
 CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss"])
 def test_every_statistic_stands_beside_the_scores(family):
     subject = TinySubject(family)
@@ -27,7 +26,7 @@ def test_every_statistic_stands_beside_the_scores(family):
     for layer in found.layers:
         assert {"s_pos", "s_sym", "s_pos_low", "label", "induction", "slash_max", "entropy", "r"} <= layer.heads.keys()
         assert ("mean_frequency" in layer.heads) == rotated
-        assert bool((layer.heads["exclusion"] >= 1).all())
+        assert bool((layer.heads["exclusion"] >= 1 - 1e-9).all())
         low, value, high = (layer.heads[f"s_pos{end}"] for end in ("_low", "", "_high"))
         assert bool(((low <= value + 1e-9) & (value <= high + 1e-9)).all())
         assert sum(layer.whole[f"heads_{name}"] for name in LABELS) == pytest.approx(1)
@@ -43,10 +42,10 @@ def test_scores_are_those_of_the_layer():
     expected = []
     subject.run(ids, lambda attention: expected.append(layer_swaps(attention, [9, 19, 29, 39]).s_pos.mean(1)))
     for layer, s_pos in zip(found.layers, expected, strict=True):
-        torch.testing.assert_close(layer.heads["s_pos"], s_pos)
+        # Each may leave out swaps that weigh up to 1e-7.
+        torch.testing.assert_close(layer.heads["s_pos"], s_pos, rtol=0, atol=2e-6)
 
 
-@pytest.mark.slow
 def test_layers_that_mix_keys_are_run_again_and_say_so():
     subject = TinySubject("zaya")
     ids = tokens(9)
@@ -59,7 +58,6 @@ def test_layers_that_mix_keys_are_run_again_and_say_so():
     assert all("s_pos" not in layer.heads and "entropy" in layer.heads for layer in left_out.layers)
 
 
-@pytest.mark.slow
 def test_documents_are_combined_by_head():
     subject = TinySubject("llama")
     documents = [measure_heads(subject, tokens(40, seed=seed), CONFIG) for seed in range(3)]
@@ -71,37 +69,25 @@ def test_documents_are_combined_by_head():
 
 
 def test_correlation_leaves_out_what_is_unknown():
-    x, y = torch.rand(20), torch.rand(20)
+    x, y = torch.rand(2, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = float(torch.corrcoef(torch.stack([x, y]))[0, 1])
     more = torch.cat([x, torch.tensor([torch.nan, 1.0])]), torch.cat([y, torch.tensor([1.0, torch.nan])])
-    assert correlation(*more) == pytest.approx(expected, abs=1e-6)
+    assert correlation(*more) == pytest.approx(expected, abs=1e-9)
     assert math.isnan(correlation(x, torch.ones(20)))
     assert math.isnan(correlation(x[:2], y[:2]))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"tau": 0.0}, {"tau": -1.0}, {"block": 0}, {"gamma": 0.5}, {"queries": -1}, {"skip": -1}, {"taus": (0.0,)}],
-)
-def test_bad_options(options):
-    with pytest.raises(ConfigError):
-        HeadsConfig(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"positions": (1,)}, "position 1 of 12"),
-        ({"positions": (0,)}, "position 0 of 12"),
-        ({"block": 40}, "block=40"),
-        ({"queries": 1, "block": 8}, "block=8 is too long"),
-    ],
-)
-def test_bad_input(options, words):
-    with pytest.raises(MeasureError, match=words):
-        measure_heads(TinySubject("llama"), tokens(12), HeadsConfig(**options))
-
-
-def test_two_tokens_are_too_few():
-    with pytest.raises(MeasureError, match="at least 3"):
-        measure_heads(TinySubject("llama"), tokens(2), HeadsConfig())
+def test_bad_options_and_bad_input(subtests):
+    wrong = [{"tau": 0.0}, {"tau": -1.0}, {"block": 0}, {"gamma": 0.5}, {"queries": -1}, {"skip": -1}, {"taus": (0.0,)}]
+    for options in wrong:
+        with subtests.test(options=options), pytest.raises(ConfigError):
+            HeadsConfig(**options)
+    for tokens_given, options, words in (
+        (12, {"positions": (1,)}, "position 1 of 12"),
+        (12, {"positions": (0,)}, "position 0 of 12"),
+        (12, {"block": 40}, "block=40"),
+        (12, {"queries": 1, "block": 8}, "block=8 is too long"),
+        (2, {}, "at least 3"),
+    ):
+        with subtests.test(options=options), pytest.raises(MeasureError, match=words):
+            measure_heads(TinySubject("llama"), tokens(tokens_given), HeadsConfig(**options))

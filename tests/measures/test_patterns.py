@@ -17,7 +17,9 @@ from wherewhat.measures.heads.measurement import PATTERN_METRICS, AttentionConfi
 from wherewhat.measures.heads.patterns import lag_sums, layer_scores, pattern_statistics
 
 FAMILIES = ["llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mpt", "falcon", "gpt2"]
-CLOSE = {"rtol": 1e-5, "atol": 1e-7, "equal_nan": True}
+# Weights are products of 8 to 16 terms in float32, and exponentials of them: within 2e-6.
+CLOSE = {"rtol": 2e-5, "atol": 1e-6, "equal_nan": True}
+NEAR = 1e-5  # of two weights that are closer, either may be found to be the largest
 
 
 def few_tokens(n=37, kinds=7, seed=0):
@@ -38,8 +40,16 @@ def mean(values):
     return sum(values) / len(values) if values else math.nan
 
 
+def hit(row, targets, near):
+    """Whether the largest weight is on a target, if targets had ``near`` more weight than they have."""
+    return max(row[j] for j in targets) + near >= max((w for j, w in enumerate(row) if j not in targets), default=0.0)
+
+
 def by_loops(attention, ids, *, max_lag, sink_tokens=1):
-    """Every statistic by name: a list over heads, or a number where it is the same for all."""
+    """Every statistic by name: a list over heads, or a number where it is the same for all.
+
+    What depends on which weight is the largest is a list of the lags, or the least and the most, that rounding allows.
+    """
     ids, n = ids.tolist(), attention.n
     weights = attention.pattern()[0].double().tolist()
     visible = attention.visible().expand(1, attention.heads, -1, -1)[0].tolist()
@@ -50,7 +60,9 @@ def by_loops(attention, ids, *, max_lag, sink_tokens=1):
     found["slash_uniform"] = [mean([(i - lag in keys[i]) / len(keys[i]) for i in range(lag, n)]) for lag in lags]
     compared = [lag for lag in lags if lag <= n // 2]
     found["slash_max"] = [max(row[lag] for lag in compared) for row in found["slash"]]
-    found["slash_lag"] = [float(max(compared, key=lambda lag, row=row: row[lag])) for row in found["slash"]]
+    found["slash_lag"] = [
+        [float(lag) for lag in compared if row[lag] >= max(row[: len(compared)]) - NEAR] for row in found["slash"]
+    ]
     found["slash_max_uniform"] = max(found["slash_uniform"][lag] for lag in compared)
     found["previous_token"] = [row[1] for row in found["slash"]]
     found["previous_token_uniform"] = found["slash_uniform"][1]
@@ -61,9 +73,8 @@ def by_loops(attention, ids, *, max_lag, sink_tokens=1):
         found[f"{kind}_uniform"] = mean([len(js) / len(keys[i]) for i, js in targets.items()])
         found[f"{kind}_queries"] = len(targets)
         if kind == "retrieval":
-            best = [[max(range(n), key=row.__getitem__) for row in w] for w in weights]
             found["retrieval_argmax"] = [
-                mean([best[h][i] in js for i, js in targets.items()]) for h in range(len(best))
+                [mean([hit(w[i], js, near) for i, js in targets.items()]) for near in (-NEAR, NEAR)] for w in weights
             ]
     missing = [[max(0.0, 1 - sum(row)) if attention.sinks is not None else 0.0 for row in w] for w in weights]
     found["entropy"] = [
@@ -97,12 +108,17 @@ def assert_same(stats, expected):
     everything |= queries
     defined = {name for name, value in expected.items() if not (isinstance(value, float) and math.isnan(value))}
     assert everything.keys() == defined
+    for lag, allowed in zip(everything.pop("slash_lag").tolist(), expected["slash_lag"], strict=True):
+        assert lag in allowed
+    for share, (least, most) in zip(
+        everything.pop("retrieval_argmax").tolist(), expected["retrieval_argmax"], strict=True
+    ):
+        assert least - 1e-9 <= share <= most + 1e-9 or (math.isnan(share) and math.isnan(least))
     for name, value in everything.items():
         got, wanted = (torch.as_tensor(v, dtype=torch.float64) for v in (value, expected[name]))
         torch.testing.assert_close(got, wanted, msg=lambda text, name=name: f"{name}: {text}", **CLOSE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_of_a_family_equals_the_loops(family):
     ids = few_tokens()
@@ -113,50 +129,53 @@ def test_every_layer_of_a_family_equals_the_loops(family):
         assert_same(stats, by_loops(attention, ids, max_lag=30, sink_tokens=2))
         assert (attention.sinks is not None) == (family == "gpt_oss")
         one = attention_stats(attention, AttentionConfig(sink_tokens=2))
-        torch.testing.assert_close(one.entropy, stats.spread.entropy, rtol=0, atol=0)
+        torch.testing.assert_close(one.entropy, stats.spread.entropy, **CLOSE)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
-@pytest.mark.parametrize("ids", [few_tokens(), torch.arange(37), torch.zeros(37, dtype=torch.int64)])
-def test_masks_and_tokens_of_all_kinds_equal_the_loops(window, sinks, ids):
-    attention = random_causal_layer(window=window, sinks=sinks)
-    assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
+def test_masks_and_tokens_of_all_kinds_equal_the_loops(subtests):
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    layers = {
+        f"window {window}, sinks {own is not None}": random_causal_layer(window=window, sinks=own)
+        for window in (None, 5)
+        for own in (None, sinks)
+    }
+    layers["keys that come later are no targets"] = replace(random_causal_layer(), mask=Mask(causal=False))
+    layers |= {f"{n} tokens": random_causal_layer(n=n) for n in (2, 3)}
+    for kind, attention in layers.items():
+        n = attention.n
+        for text, ids in {"few": few_tokens(n), "different": torch.arange(n), "one": torch.zeros(n).long()}.items():
+            with subtests.test(kind=kind, text=text):
+                assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_the_shortest_texts_equal_the_loops(n):
-    attention, ids = random_causal_layer(n=n), torch.zeros(n, dtype=torch.int64)
-    assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
-
-
-def test_keys_that_come_later_are_no_targets_where_a_mask_shows_them():
-    attention, ids = replace(random_causal_layer(), mask=Mask(causal=False)), few_tokens()
-    assert_same(pattern_statistics(attention, ids, PatternConfig()), by_loops(attention, ids, max_lag=256))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("max_lag", [1, 50, 299])
 @pytest.mark.parametrize("window", [None, 20])
-def test_blocks_of_rows_change_nothing(max_lag, window):
-    attention, ids = random_causal_layer(heads=64, kv_heads=64, n=300, window=window), few_tokens(300, 40)
-    assert all(b.weights.numel() * 4 <= 2**20 and b.rows.stop - b.rows.start < 20 for b in weight_blocks(attention, 1))
-    whole = layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=1024, max_lag=max_lag)))
-    blocks = layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=1, max_lag=max_lag)))
-    for one, other in zip(whole[:2], blocks[:2], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
-    for name, curve in whole[2].items():
-        torch.testing.assert_close(curve.values, blocks[2][name].values, rtol=1e-6, atol=1e-8)
+def test_blocks_of_rows_change_nothing(window):
+    attention, ids = random_causal_layer(heads=16, kv_heads=16, n=300, window=window), few_tokens(300, 40)
+    blocks = [block.weights.numel() * 4 for block in weight_blocks(attention, 1)]
+    assert len(blocks) > 3
+    assert max(blocks) <= 2**20
+    for max_lag in (1, 50, 299):
+        whole, cut = (
+            layer_scores(pattern_statistics(attention, ids, PatternConfig(block_mib=mib, max_lag=max_lag)))
+            for mib in (1024, 1)
+        )
+        near = ("slash_lag", "retrieval_argmax")  # which weight is the largest, see the loops
+        for one, other in zip(whole[:2], cut[:2], strict=True):
+            assert one.keys() == other.keys()
+            for name in one.keys() - set(near):
+                torch.testing.assert_close(one[name], other[name], **CLOSE)
+        for name, curve in whole[2].items():
+            torch.testing.assert_close(curve.values, cut[2][name].values, **CLOSE)
 
 
-@pytest.mark.parametrize(("start", "rows", "lags"), [(0, 5, 5), (0, 5, 2), (3, 4, 7), (3, 4, 9), (6, 1, 3), (0, 1, 1)])
-def test_sums_by_lag_of_a_block(start, rows, lags):
-    weights = torch.randn(2, rows, 12, dtype=torch.float64)
-    expected = torch.zeros(2, lags, dtype=torch.float64)
-    for r in range(rows):
-        for lag in range(min(lags, start + r + 1)):
-            expected[:, lag] += weights[:, r, start + r - lag]
-    torch.testing.assert_close(lag_sums(weights, start, lags), expected)
+def test_sums_by_lag_of_a_block():
+    for start, rows, lags in ((0, 5, 5), (0, 5, 2), (3, 4, 7), (3, 4, 9), (6, 1, 3), (0, 1, 1)):
+        weights = torch.randn(2, rows, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        expected = torch.zeros(2, lags, dtype=torch.float64)
+        for r in range(rows):
+            for lag in range(min(lags, start + r + 1)):
+                expected[:, lag] += weights[:, r, start + r - lag]
+        torch.testing.assert_close(lag_sums(weights, start, lags), expected, rtol=0, atol=1e-12)
 
 
 def looking_at(*choices):
@@ -189,16 +208,17 @@ def test_heads_made_by_hand_on_repeated_random_tokens():
         "duplicate": 0.0,
         "induction": 0.0,
         "itself": 0.0,
-        "first": pytest.approx(1 / (n - 1)),
+        "first": pytest.approx(1 / (n - 1), abs=1e-6),
     }
     assert of("slash_max")["previous"] == of("slash_max")["itself"] == 1.0
     assert of("slash_lag") == {"previous": 1, "duplicate": 12, "induction": 11, "itself": 0, "first": 12}
-    assert of("duplicate_token") == {"previous": 0, "duplicate": 1, "induction": 0, "itself": 0, "first": 1 / length}
+    expected = {"previous": 0, "duplicate": 1, "induction": 0, "itself": 0, "first": 1 / length}
+    assert of("duplicate_token") == pytest.approx(expected, abs=1e-6)
     assert of("induction")["induction"] == 1.0
     assert of("induction")["duplicate"] == of("induction")["itself"] == 0.0
     # The last token of the first half is followed by one that came before, but is none that came before.
-    assert of("retrieval")["induction"] == pytest.approx(1 - 1 / length)
-    assert of("retrieval_argmax") == of("retrieval")
+    assert of("retrieval")["induction"] == pytest.approx(1 - 1 / length, abs=1e-6)
+    assert of("retrieval_argmax") == pytest.approx(of("retrieval"), abs=1e-6)
     assert of("entropy") == dict.fromkeys(heads, 0.0)
     assert of("sink_mass")["first"] == 1.0
     assert whole["induction_uniform"] == pytest.approx(mean([1 / (i + 1) for i in again]))
@@ -218,8 +238,8 @@ def test_uniform_attention_reaches_its_controls():
     )
     for name in ("slash_max", "previous_token", "duplicate_token", "induction", "retrieval", "entropy", "sink_mass"):
         expected = torch.full((4,), whole[f"{name}_uniform"], dtype=torch.float64)
-        torch.testing.assert_close(heads[name], expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(curves["slash"].values, curves["slash_uniform"].values.expand(4, -1))
+        torch.testing.assert_close(heads[name], expected, **CLOSE)
+    torch.testing.assert_close(curves["slash"].values, curves["slash_uniform"].values.expand(4, -1), **CLOSE)
 
 
 def test_a_text_without_repeats_has_no_such_scores_and_no_such_controls():
@@ -239,15 +259,20 @@ def test_every_score_has_words_and_every_control_its_score():
 
 
 def test_rank_one_share_of_known_spectra():
-    basis = torch.linalg.qr(torch.randn(50, 6, dtype=torch.float64))[0]
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    basis = torch.linalg.qr(randn(50, 6))[0]
     assert float(rank_one_share(basis)) == pytest.approx(1 / 6)
     assert float(rank_one_share(basis * torch.tensor([3.0, 1, 0, 0, 0, 0]))) == pytest.approx(0.9)
-    line = basis[:, :1] @ torch.randn(1, 6, dtype=torch.float64)
-    shifted = line + 10 * torch.randn(6, dtype=torch.float64)
+    line = basis[:, :1] @ randn(1, 6)
+    shifted = line + 10 * randn(6)
     assert float(rank_one_share(line)) == pytest.approx(1)
     assert float(rank_one_share(shifted)) < 1
     assert float(rank_one_share(shifted, centred=True)) == pytest.approx(1)
-    same = torch.randn(1, 6, dtype=torch.float64).expand(49, 6)
+    same = randn(1, 6).expand(49, 6)
     assert float(rank_one_share(same)) == pytest.approx(1)
     assert math.isnan(rank_one_share(same, centred=True))
     assert math.isnan(rank_one_share(torch.zeros(5, 3)))
@@ -258,28 +283,22 @@ def test_rank_one_share_of_noise_is_that_of_random_matrix_theory():
     assert gaussian_rank_one_share(n, d) == pytest.approx((1 + math.sqrt(d / n)) ** 2 / d, rel=0.03)
 
 
-@pytest.mark.parametrize("ids", [torch.arange(36), torch.arange(37)[None], torch.tensor(3)])
-def test_tokens_that_do_not_fit_are_refused(ids):
-    with pytest.raises(MeasureError, match=r"ids have the shape .* 37 tokens"):
-        pattern_statistics(random_causal_layer(), ids, PatternConfig())
-
-
-def test_several_texts_a_cache_and_overflow_are_refused():
+def test_wrong_tokens_layers_and_options_are_refused(subtests):
     attention = random_causal_layer()
+    for ids in (torch.arange(36), torch.arange(37)[None], torch.tensor(3)):
+        with subtests.test(ids=tuple(ids.shape)), pytest.raises(MeasureError, match=r"ids have the shape .* 37 tokens"):
+            pattern_statistics(attention, ids, PatternConfig())
     twice = replace(attention, rot_q=attention.rot_q.expand(2, -1, -1, -1), rot_k=attention.rot_k.expand(2, -1, -1, -1))
     cached = replace(attention, rot_q=attention.rot_q[:, :, 5:])
-    for wrong in (twice, cached):
-        with pytest.raises(MeasureError, match="one text at a time, without a cache"):
-            pattern_statistics(wrong, torch.arange(wrong.n), PatternConfig())
-    with pytest.raises(MeasureError, match="not finite"):
-        pattern_statistics(replace(attention, rot_k=attention.rot_k / 0), torch.arange(37), PatternConfig())
-    with pytest.raises(MeasureError, match="logits overflow"):
-        pattern_statistics(replace(attention, scale=1e39), torch.arange(37), PatternConfig())
-    with pytest.raises(MeasureError, match="only 37 tokens"):
-        pattern_statistics(attention, torch.arange(37), PatternConfig(sink_tokens=37))
-
-
-@pytest.mark.parametrize("options", [{"max_lag": 0}, {"sink_tokens": 0}, {"block_mib": 0}])
-def test_senseless_options_are_refused(options):
-    with pytest.raises(ConfigError, match="at least 1"):
-        PatternConfig(**options)
+    for wrong, options, words in (
+        (twice, {}, "one text at a time, without a cache"),
+        (cached, {}, "one text at a time, without a cache"),
+        (replace(attention, rot_k=attention.rot_k / 0), {}, "not finite"),
+        (replace(attention, scale=1e39), {}, "logits overflow"),
+        (attention, {"sink_tokens": 37}, "only 37 tokens"),
+    ):
+        with subtests.test(words=words), pytest.raises(MeasureError, match=words):
+            pattern_statistics(wrong, torch.arange(wrong.n), PatternConfig(**options))
+    for option in ("max_lag", "sink_tokens", "block_mib"):
+        with subtests.test(option=option), pytest.raises(ConfigError, match="at least 1"):
+            PatternConfig(**{option: 0})

@@ -6,6 +6,8 @@ End-to-end: through the pipeline, on a tiny saved model.
 from __future__ import annotations
 
 import random
+from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.capture import proved, tiny, tokens
 from helpers.models import llama_config, save_model
+from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError
 from wherewhat.measures.measurement import Spans, Text
@@ -53,6 +56,7 @@ SENTENCES = ((2, 9), (11, 21))
 RESPELLED = tuple((30 + i, 40 + i, 50 + i) if i % 2 else () for i in range(len(WORDS)))
 TEXT = Text(tokens(N), 1, lambda: Spans(WORDS, SENTENCES, RESPELLED))
 CONFIG = PerturbConfig()
+DRAWS = (random_units, random_pairs, adjacent_pairs)
 
 
 def subject_of(model, proof=None) -> ModelSubject:
@@ -75,30 +79,22 @@ def change_of(kind, rate, seed=0, **options) -> Change:
 # draws
 
 
-@pytest.mark.parametrize("draw", [random_units, random_pairs, adjacent_pairs])
-@pytest.mark.parametrize("rate", [0.0, 0.01, 0.05, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("count", [2, 7, 100, 301])
-def test_draws_hold_the_share_asked_for_to_one_swap(draw, rate, count):
-    found = draw(count, rate, 3)
-    assert len(set(found.flatten().tolist())) == found.numel()
-    assert abs(found.numel() - rate * count) <= (1 if draw is random_units else 2) / 2 + (
-        count % 2 if rate > 0.9 else 0
-    )
-    assert torch.equal(found, draw(count, rate, 3))
-    if draw is adjacent_pairs:
-        assert bool((found[:, 1] - found[:, 0] == 1).all())
-
-
-def test_seeds_differ_and_low_rates_are_among_high_ones():
+def test_draws_hold_the_share_asked_for_to_one_swap():
+    for draw, rate, count in product(DRAWS, (0.0, 0.01, 0.05, 0.1, 0.5, 1.0), (2, 7, 100, 301)):
+        found, case = draw(count, rate, 3), (draw.__name__, rate, count)
+        assert len(set(found.flatten().tolist())) == found.numel(), case
+        units = 1 if draw is random_units else 2
+        assert abs(found.numel() - rate * count) <= units / 2 + (count % 2 if rate > 0.9 else 0), case
+        assert torch.equal(found, draw(count, rate, 3)), case
+        if draw is adjacent_pairs:
+            assert bool((found[:, 1] - found[:, 0] == 1).all()), case
     assert not torch.equal(random_pairs(100, 0.2, 0), random_pairs(100, 0.2, 1))
-    assert torch.equal(random_pairs(100, 0.1, 0), random_pairs(100, 0.4, 0)[:5])
+    assert torch.equal(random_pairs(100, 0.1, 0), random_pairs(100, 0.4, 0)[:5])  # low rates are among high ones
 
 
 def test_every_set_of_adjacent_pairs_is_as_likely():
-    counts = {}
-    for seed in range(3000):
-        key = tuple(adjacent_pairs(5, 0.8, seed)[:, 0].tolist())
-        counts[key] = counts.get(key, 0) + 1
+    """The standard deviation of each count is 26."""
+    counts = Counter(tuple(adjacent_pairs(5, 0.8, seed)[:, 0].tolist()) for seed in range(3000))
     assert set(counts) == {(0, 2), (0, 3), (1, 3)}
     assert all(abs(x - 1000) < 120 for x in counts.values())
 
@@ -126,28 +122,28 @@ def test_replaced_words_keep_the_rest_aligned():
     assert change.moved.tolist() == [False, True, True, True, False, True, False]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_untouched_targets_have_their_own_neighbour(kind, rate):
-    change = change_of(kind, rate, seed=4)
-    at = change.untouched.nonzero()[:, 0] + 1
-    assert bool((change.origin[at] == change.origin[at - 1] + 1).all())
-    assert torch.equal(change.ids[at], TEXT.ids[0][change.origin[at]])
-    assert change.origin[0] == 0
-    assert not change.moved[0]
-    if rate == 0:
-        assert torch.equal(change.ids, TEXT.ids[0])
-        assert not bool(change.moved.any())
+def test_untouched_targets_have_their_own_neighbour():
+    for kind, rate in product(KINDS, (0.0, 0.3, 1.0)):
+        change, case = change_of(kind, rate, seed=4), (kind, rate)
+        at = change.untouched.nonzero()[:, 0] + 1
+        assert bool((change.origin[at] == change.origin[at - 1] + 1).all()), case
+        assert torch.equal(change.ids[at], TEXT.ids[0][change.origin[at]]), case
+        assert change.origin[0] == 0, case
+        assert not change.moved[0], case
+        if rate == 0:
+            assert torch.equal(change.ids, TEXT.ids[0]), case
+            assert not bool(change.moved.any()), case
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("letters",)])
-def test_content_is_permuted_and_seeds_are_reproducible(kind):
-    one, same = (change_of(kind, 0.5, seed=1) for _ in range(2))
-    for name in ("ids", "origin", "moved"):
-        assert torch.equal(getattr(one, name), getattr(same, name))
-    assert torch.equal(one.ids.sort().values, TEXT.ids[0].sort().values)
-    if kind in ("tokens", "adjacent_tokens", "features", "position_swap"):
-        assert abs(int(one.moved.sum()) - 0.5 * (N - 1)) <= 1
+def test_content_is_permuted_and_seeds_are_reproducible():
+    for kind in KINDS:
+        one, same = (change_of(kind, 0.5, seed=1) for _ in range(2))
+        for name in ("ids", "origin", "moved"):
+            assert torch.equal(getattr(one, name), getattr(same, name)), kind
+        if kind != "letters":
+            assert torch.equal(one.ids.sort().values, TEXT.ids[0].sort().values), kind
+        if kind in ("tokens", "adjacent_tokens", "features", "position_swap"):
+            assert abs(int(one.moved.sum()) - 0.5 * (N - 1)) <= 1, kind
 
 
 def test_tokens_positions_and_features_share_their_swaps():
@@ -191,20 +187,32 @@ def test_gaps_and_shift():
 # the model
 
 
-@pytest.mark.slow
+def close_to(logits):
+    """Tolerance of logits that are sums of up to 64 terms, in units of the largest."""
+    return {"rtol": 0, "atol": rounding(64) * float(logits.abs().max())}
+
+
 @pytest.mark.parametrize("name", ROTATING)
-def test_rate_zero_and_a_constant_shift_change_nothing(name):
+def test_changes_of_nothing_and_equal_changes(name):
+    """No rate and a constant shift change nothing; features swapped at the first layer are swapped tokens."""
     subject = subject_of(*proved(name))
     ids = tokens(N)
     plain = subject.run(ids, ignore, logits=True)
+    close = close_to(plain)
     for kind, rate in [("position_shift", 0.5), ("position_gaps", 0.0), ("position_jitter", 0.0)]:
         change = change_of(kind, rate)
         found = subject.run(ids, ignore, logits=True, positions=change.positions)
-        torch.testing.assert_close(found, plain, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found, plain, **close)
     with subject.reordered({0: torch.arange(N)}):
         found = subject.run(ids, ignore, logits=True)
-    torch.testing.assert_close(found, plain, rtol=0, atol=1e-5)
-    torch.testing.assert_close(subject.run(ids, ignore, logits=True), plain, rtol=0, atol=0)
+    torch.testing.assert_close(found, plain, **close)
+    assert torch.equal(subject.run(ids, ignore, logits=True), plain)
+    content, feature = change_of("tokens", 0.4), change_of("features", 0.4)
+    with subject.reordered(feature.orders):
+        found = subject.run(feature.ids[None], ignore, logits=True)
+    expected = subject.run(content.ids[None], ignore, logits=True)
+    torch.testing.assert_close(found, expected, **close)
+    assert float((found - plain).abs().max()) > 100 * close["atol"]
 
 
 def test_positions_keep_one_text_one_text(llama):
@@ -215,18 +223,7 @@ def test_positions_keep_one_text_one_text(llama):
     llama.run(ids, lambda a: seen.append(a.visible(slice(N - 1, N)).flatten()), positions=where)
     assert all(bool(row.all()) for row in seen)
     edited = llama.edited(ids, lambda _: None, positions=where)
-    torch.testing.assert_close(edited, llama.run(ids, ignore, logits=True, positions=where))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROTATING)
-def test_swapping_features_at_the_first_layer_is_swapping_tokens(name):
-    subject = subject_of(*proved(name))
-    content, feature = change_of("tokens", 0.4), change_of("features", 0.4)
-    with subject.reordered(feature.orders):
-        found = subject.run(feature.ids[None], ignore, logits=True)
-    expected = subject.run(content.ids[None], ignore, logits=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(edited, llama.run(ids, ignore, logits=True, positions=where), **close_to(edited))
 
 
 def test_swapped_positions_under_a_swapped_mask_are_swapped_tokens():
@@ -239,10 +236,9 @@ def test_swapped_positions_under_a_swapped_mask_are_swapped_tokens():
     with torch.no_grad():
         by_index = model(ids, position_ids=order[None], attention_mask=mask, use_cache=False).logits
         by_content = model(ids[:, order], use_cache=False).logits
-    torch.testing.assert_close(by_index[:, order], by_content, rtol=0, atol=1e-5)
+    torch.testing.assert_close(by_index[:, order], by_content, **close_to(by_content))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox"])
 def test_positions_and_features_agree_where_they_must(name):
     subject = subject_of(*proved(name))
@@ -267,7 +263,7 @@ def test_one_layer_cannot_tell_positions_from_features_outside_the_swaps():
     by_index = subject.run(index.ids[None], ignore, logits=True, positions=index.positions)
     with subject.reordered(feature.orders):
         by_feature = subject.run(index.ids[None], ignore, logits=True)
-    torch.testing.assert_close(by_index[0, rows], by_feature[0, rows], rtol=0, atol=1e-5)
+    torch.testing.assert_close(by_index[0, rows], by_feature[0, rows], **close_to(by_feature))
     assert float((by_index - by_feature)[0, ~rows].abs().max()) > 0.01
 
 
@@ -275,16 +271,16 @@ def test_prefixes_that_only_exchange_among_themselves():
     assert closed_prefixes(torch.tensor([0, 3, 2, 1, 4])).tolist() == [True, False, False, True, True]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon:alibi"])
-def test_models_without_positions_are_refused_in_one_line(name):
-    subject = subject_of(*proved(name))
-    with pytest.raises(CaptureError, match="leave kinds of positions out") as error:
-        subject.run(tokens(N), ignore, positions=torch.arange(N))
-    assert "\n" not in str(error.value)
-    found = measure_perturb(subject, TEXT, PerturbConfig(rates=(0.2,), seeds=1, axes=False))
-    assert "rise_tokens_at_20" in found.whole
-    assert not any("position" in name for name in found.whole)
+def test_models_without_positions_are_refused_in_one_line(subtests):
+    for name in ("bloom", "mpt", "falcon:alibi"):
+        with subtests.test(name=name):
+            subject = subject_of(*proved(name))
+            with pytest.raises(CaptureError, match="leave kinds of positions out") as error:
+                subject.run(tokens(N), ignore, positions=torch.arange(N))
+            assert "\n" not in str(error.value)
+            found = measure_perturb(subject, TEXT, PerturbConfig(rates=(0.2,), seeds=1, axes=False))
+            assert "rise_tokens_at_20" in found.whole
+            assert not any("position" in name for name in found.whole)
 
 
 def test_frequencies_that_depend_on_the_largest_position_are_refused():
@@ -365,7 +361,6 @@ def test_the_same_perturbed_text_is_run_once(llama, monkeypatch):
     assert len(passes) == 13 + 2
 
 
-@pytest.mark.slow
 def test_every_number_of_a_document_has_finite_words(llama):
     config = PerturbConfig(rates=(0.0, 0.05, 0.1, 0.5), seeds=2, layers=(0, 1), at=0.5)
     found = measure_perturb(llama, TEXT, config)
@@ -418,9 +413,8 @@ def test_letters_inside_a_word():
 # bad input and the pipeline
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_senseless_options_are_refused(subtests):
+    wrong = [
         ({"rates": (0.1, 1.5)}, "rate 1.5 is outside 0 to 1"),
         ({"rates": (-0.1,)}, "rate -0.1 is outside"),
         ({"rates": (float("nan"),)}, "outside 0 to 1"),
@@ -432,25 +426,20 @@ def test_letters_inside_a_word():
         ({"seeds": 0}, "seeds is 0"),
         ({"layers": ()}, "one or more layers"),
         ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_senseless_options_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        PerturbConfig(**options)
+    ]
+    for options, message in wrong:
+        with subtests.test(**options), pytest.raises(ConfigError, match=message):
+            PerturbConfig(**options)
 
 
-@pytest.mark.parametrize("kind", ["words", "sentences", "letters"])
-def test_units_that_a_text_does_not_have_are_refused(llama, kind):
-    with pytest.raises(MeasureError):
-        measure_perturb(llama, Text(tokens(N)), PerturbConfig(kinds=(kind,)))
-
-
-def test_a_text_too_short(llama):
+def test_texts_that_do_not_do_are_refused(llama, subtests):
+    for kind in ("words", "sentences", "letters"):
+        with subtests.test(kind=kind), pytest.raises(MeasureError):
+            measure_perturb(llama, Text(tokens(N)), PerturbConfig(kinds=(kind,)))
     with pytest.raises(MeasureError, match="too few"):
         measure_perturb(llama, Text(tokens(5)), CONFIG)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bos", [False, True])
 def test_through_the_pipeline(tmp_path, bos):
     folder = save_model(tmp_path / "tiny", llama_config(max_position_embeddings=64), bos=bos)
@@ -467,7 +456,7 @@ def test_through_the_pipeline(tmp_path, bos):
     table = directory.scores().to_pydict()
     found = dict(zip(table["metric"], table["value"], strict=True))
     assert abs(found["rise_words_at_0"]) < 1e-5
-    assert found["rise_words_at_50"] != 0
+    assert abs(found["rise_words_at_50"]) > 1e-4
     assert found["rise_at_5"] == found["rise_words_at_5"]
     assert {"rise_sentences_at_50", "rise_features_0_at_50", "predicted_tokens"} <= found.keys()
     assert "rise_letters_at_50" not in found  # its tokenizer knows ten words and no letters

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from conformance.tiny_models import causal_lm_types
 from helpers.capture import run, shared, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
@@ -69,28 +69,31 @@ def groups_of(rotation, d):
     return [*groups, rest] if rest else groups
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_band_sums_equal_dense_sums(shape):
-    q, k, window = problem(None, shape)
-    for head, key in ((q[:2], k[0]), (q[:1], k[-1])):
-        sums = band_sums(head, key, window or shape[2])
-        logits, seen = dense(head, key[None], window)
-        parts = head[:, :, None] * key * seen[..., None]  # (heads, n, n, d)
-        for got, expected in (
-            (sums.rows, (logits * seen).sum(-1)),
-            (sums.columns, (logits * seen).sum(-2)),
-            (sums.totals, parts.sum((1, 2))),
-            (sums.products, (parts * logits[..., None]).sum((1, 2))),
-            (sums.squares, (logits * seen).square().sum((1, 2))),
-        ):
-            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-9)
+def test_band_sums_equal_dense_sums():
+    for shape in SHAPES:
+        q, k, window = problem(None, shape)
+        for head, key in ((q[:2], k[0]), (q[:1], k[-1])):
+            sums = band_sums(head, key, window or shape[2])
+            logits, seen = dense(head, key[None], window)
+            parts = head[:, :, None] * key * seen[..., None]  # (heads, n, n, d)
+            for got, expected in (
+                (sums.rows, (logits * seen).sum(-1)),
+                (sums.columns, (logits * seen).sum(-2)),
+                (sums.totals, parts.sum((1, 2))),
+                (sums.products, (parts * logits[..., None]).sum((1, 2))),
+                (sums.squares, (logits * seen).square().sum((1, 2))),
+            ):
+                torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_statistics_equal_dense_definitions(rotation, shape, dtype):
+def test_statistics_equal_dense_definitions(rotation, subtests):
+    for shape, dtype in itertools.product(SHAPES, (torch.float64, torch.float32)):
+        with subtests.test(shape=shape, dtype=dtype):
+            check_statistics(rotation, shape, dtype)
+
+
+def check_statistics(rotation, shape, dtype):
     q, k, window = problem(rotation, shape)
     d = shape[3]
     turned_q, turned_k = rotated(rotation, q).to(dtype), rotated(rotation, k).to(dtype)
@@ -125,7 +128,7 @@ def test_slow_planes_are_those_that_turn_less_than_once():
     assert stats.slow.tolist() == [False, False, True, True, True]
     torch.testing.assert_close(stats.period[:4], periods.double(), rtol=1e-6, atol=0)
     assert math.isinf(float(stats.period[4]))
-    torch.testing.assert_close(stats.slow_dominance, stats.share[:, 2:].sum(-1))
+    torch.testing.assert_close(stats.slow_dominance, stats.share[:, 2:].sum(-1), rtol=0, atol=1e-12)
     assert plane_stats(q, k, Planes.of(rotation, 10), window=50).slow.tolist() == [False, True, True, True, True]
 
 
@@ -161,15 +164,15 @@ def dense_bound(q, k, rotation, window):
     return [x.square().sum((1, 2)) / tss for x in (left, *causes)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
-def test_bound_and_causes_equal_dense_definitions(rotation, shape):
-    q, k, window = problem(rotation, shape)
-    found = residual_bound(rotated(rotation, q), rotated(rotation, k), Planes.of(rotation, shape[3]), window=window)
-    expected = dense_bound(q, k, rotation, window)
-    for name, value in zip(("bound", "turning_q", "turning_k", "content"), expected, strict=True):
-        most = 1 if name == "bound" else math.inf
-        torch.testing.assert_close(getattr(found, name), value.clamp_max(most), rtol=1e-8, atol=1e-11)
+def test_bound_and_causes_equal_dense_definitions(rotation):
+    for shape in SHAPES:
+        q, k, window = problem(rotation, shape)
+        found = residual_bound(rotated(rotation, q), rotated(rotation, k), Planes.of(rotation, shape[3]), window=window)
+        expected = dense_bound(q, k, rotation, window)
+        for name, value in zip(("bound", "turning_q", "turning_k", "content"), expected, strict=True):
+            most = 1 if name == "bound" else math.inf
+            torch.testing.assert_close(getattr(found, name), value.clamp_max(most), rtol=1e-8, atol=1e-11)
 
 
 def assert_holds(rot_q, rot_k, planes, window=None):
@@ -185,8 +188,8 @@ def assert_holds(rot_q, rot_k, planes, window=None):
     return found
 
 
-def planted(kind, n, d, rotation):
-    """Inputs made to strain the bound, before rotation."""
+def planted(n, d, rotation):
+    """Inputs made to strain the bound, before rotation, by kind."""
     q, k = random(2, n, d, seed=5), random(1, n, d, seed=6)
     ramp = torch.linspace(0, 1, n, dtype=torch.float64)[:, None]
     one = torch.zeros(n, 1, dtype=torch.float64)
@@ -204,7 +207,7 @@ def planted(kind, n, d, rotation):
         "keys are queries": (q, q[:1]),
         "undone rotation": (_undo(rotation, q), _undo(rotation, k)),
         "few tokens differ": (q * (ramp > 0.9), k * (ramp < 0.1)),
-    }[kind]
+    }
 
 
 def _undo(rotation, x):
@@ -213,37 +216,19 @@ def _undo(rotation, x):
     return rotated(back, x)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "noise",
-        "all tokens alike",
-        "one outlier",
-        "first token huge",
-        "growing",
-        "drifting mean",
-        "huge mean",
-        "only queries vary",
-        "only keys vary",
-        "keys are queries",
-        "undone rotation",
-        "few tokens differ",
-    ],
-)
-def test_bound_holds_for_planted_inputs(kind, rotation, window):
-    q, k = planted(kind, 67, 12, rotation)
+def test_bound_holds_for_planted_inputs(rotation, subtests):
     planes = Planes.of(rotation, 12)
-    for dtype in (torch.float64, torch.float32):
-        assert_holds(rotated(rotation, q).to(dtype), rotated(rotation, k).to(dtype), planes, window)
+    for kind, given in planted(67, 12, rotation).items():
+        q, k = (rotated(rotation, x) for x in given)
+        for window, dtype in itertools.product((None, 9), (torch.float64, torch.float32)):
+            with subtests.test(kind=kind, window=window, dtype=dtype):
+                assert_holds(q.to(dtype), k.to(dtype), planes, window)
 
 
-@pytest.mark.slow
 def test_bound_holds_for_many_random_inputs():
     generator = torch.Generator().manual_seed(0)
-    for seed in range(150):
+    for seed in range(60):
         n, planes, rest = (int(torch.randint(*span, (1,), generator=generator)) for span in ((4, 60), (1, 5), (0, 4)))
         rotation = Rotation("half", 0, torch.rand(planes, generator=generator) * 3.2, 1.0)
         shape = (2, 1, n, 2 * planes + rest, None)
@@ -272,18 +257,18 @@ def test_bound_from_plane_statistics_alone():
     assert bool((found.turning_k <= most_k).all())
 
 
-@pytest.mark.parametrize("kind", ["only queries vary", "only keys vary"])
-def test_one_sided_content_is_additive_exactly_when_nothing_turns(kind):
+def test_one_sided_content_is_additive_exactly_when_nothing_turns():
     still = Rotation("half", 0, torch.zeros(6), 1.0)
-    for rotation in (still, None):
-        found = residual_bound(*planted(kind, 50, 12, still), Planes.of(rotation, 12))
-        assert float(torch.stack([found.bound, found.from_causes]).abs().max()) < 1e-12
-    slow, slower = (
-        residual_bound(*(rotated(r, x) for x in planted(kind, 50, 12, r)), Planes.of(r, 12)).from_causes
-        for r in (Rotation("half", 0, torch.full((6,), theta), 1.0) for theta in (1e-3, 1e-4))
-    )
-    # Slow planes leave a residual that falls with the square of their speed.
-    torch.testing.assert_close(slow / slower, torch.full((2,), 100.0, dtype=torch.float64), rtol=5e-2, atol=0)
+    for kind in ("only queries vary", "only keys vary"):
+        for rotation in (still, None):
+            found = residual_bound(*planted(50, 12, still)[kind], Planes.of(rotation, 12))
+            assert float(torch.stack([found.bound, found.from_causes]).abs().max()) < 1e-12
+        slow, slower = (
+            residual_bound(*(rotated(r, x) for x in planted(50, 12, r)[kind]), Planes.of(r, 12)).from_causes
+            for r in (Rotation("half", 0, torch.full((6,), theta), 1.0) for theta in (1e-4, 1e-5))
+        )
+        # Slow planes leave a residual that falls with the square of their speed.
+        torch.testing.assert_close(slow / slower, torch.full((2,), 100.0).double(), rtol=5e-2, atol=0)
 
 
 def test_alike_tokens_leave_only_a_distance_curve():
@@ -292,8 +277,8 @@ def test_alike_tokens_leave_only_a_distance_curve():
     found = residual_bound(rotated(rotation, q), rotated(rotation, k), Planes.of(rotation, 12))
     assert float(found.bound.max()) < 1e-10
     stats = plane_stats(rotated(rotation, q), rotated(rotation, k), Planes.of(rotation, 12))
-    torch.testing.assert_close(stats.q_concentration, torch.ones(2, 6, dtype=torch.float64))
-    torch.testing.assert_close(stats.k_alignment, torch.ones(2, 6, dtype=torch.float64))
+    for values in (stats.q_concentration, stats.k_alignment):
+        torch.testing.assert_close(values, torch.ones(2, 6, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 MODELS = [
@@ -311,9 +296,13 @@ MODELS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", MODELS)
-def test_bound_holds_on_every_head_of_models(model_type):
+def test_bound_holds_on_every_head_of_models(subtests):
+    for model_type in MODELS:
+        with subtests.test(model=model_type):
+            check_model(model_type)
+
+
+def check_model(model_type):
     layers = run(shared(model_type), tokens(48))
     assert layers
     for attention in layers:
@@ -358,18 +347,17 @@ def test_measurement_mixes_layers_with_and_without_rotation():
     assert named | {m.control for m in PlanesMeasurement.metrics if m.control} <= stored
 
 
-def test_model_without_rotation_is_refused_in_one_line():
+def test_what_cannot_be_measured_is_refused_in_one_line():
     with pytest.raises(MeasureError, match="no planes") as error:
         measure_text(PlanesMeasurement(), _Subject(run(shared("gpt2"), tokens(24))), Text(tokens(24)), PlanesConfig())
     assert "\n" not in str(error.value)
-
-
-def test_layers_that_are_not_one_whole_text_are_refused():
     attention = run(shared("llama"), tokens(24))[0]
     with pytest.raises(MeasureError, match="not consecutive"):
         layer_scores(replace(attention, positions=2 * attention.positions), PlanesConfig())
     with pytest.raises(MeasureError, match="24 keys for 20 queries"):
         layer_scores(replace(attention, rot_q=attention.rot_q[:, :, 4:]), PlanesConfig())
+    with pytest.raises(MeasureError, match="dimension 11 of heads with 8"):
+        Planes.of(ROTATIONS["half"], 8)
 
 
 def test_constant_logits_have_no_shares_and_no_bound():
@@ -379,27 +367,15 @@ def test_constant_logits_have_no_shares_and_no_bound():
     assert bool(residual_bound(q, k, planes).bound.isnan().all())
 
 
-@pytest.mark.parametrize(
-    ("q", "k", "window", "message"),
-    [
+def test_bad_input_is_refused(subtests):
+    for q, k, window, message in (
         (torch.ones(2, 3, 4), torch.ones(1, 3, 4), None, "3 tokens"),
         (torch.ones(2, 9, 4), torch.ones(1, 8, 4), None, "same n and d"),
         (torch.ones(9, 4), torch.ones(9, 4), None, "heads, n, d"),
         (torch.ones(3, 9, 4), torch.ones(2, 9, 4), None, "3 query heads"),
         (torch.ones(2, 9, 4), torch.full((1, 9, 4), torch.nan), None, "k holds NaN"),
         (torch.ones(2, 9, 4), torch.ones(1, 9, 4), 2, "window=2"),
-    ],
-)
-def test_bad_input_is_refused(q, k, window, message):
-    for function in (plane_stats, residual_bound):
-        with pytest.raises(MeasureError, match=message):
-            function(q, k, Planes.of(None, 4), window=window)
-
-
-def test_rotation_of_dimensions_that_are_not_there_is_refused():
-    with pytest.raises(MeasureError, match="dimension 11 of heads with 8"):
-        Planes.of(ROTATIONS["half"], 8)
-
-
-def test_models_of_this_test_exist():
-    assert {name.partition(":")[0] for name in MODELS} <= set(causal_lm_types())
+    ):
+        for function in (plane_stats, residual_bound):
+            with subtests.test(message=message), pytest.raises(MeasureError, match=message):
+                function(q, k, Planes.of(None, 4), window=window)

@@ -50,7 +50,6 @@ def key_norm(monkeypatch):
     register(KeyNorm)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("key_norm")
 def test_a_registered_measurement_is_everywhere(model, text, cli, tmp_path):
     help_text = cli("--help").out

@@ -14,95 +14,74 @@ from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_
 from wherewhat.measures.tensors import next_token_loss
 
 FAMILIES = ["llama", "gptj", "bloom", "falcon:alibi", "mpt", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "cohere2"]
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_full_strength_is_the_model_itself(name):
     subject = TinySubject(name)
     ids = tokens(31)
     found = measure_residual(subject, ids, ResidualConfig(layers=False, axes=False))
     assert found.whole["loss_strength_1"] == pytest.approx(found.whole["loss"], abs=1e-4)
-    assert found.whole["loss_strength_0"] != pytest.approx(found.whole["loss"], abs=1e-6)
+    assert abs(found.whole["loss_strength_0"] - found.whole["loss"]) > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block_mib", [1, 64])
-@pytest.mark.parametrize(("strength", "without"), [(0.0, ""), (0.3, ""), (1.0, "a"), (1.0, "c"), (0.5, "ac")])
-def test_blocks_equal_the_dense_formula(strength, without, block_mib):
-    subject = TinySubject("llama")
-    ids = tokens(40)
-
+def test_blocks_equal_the_dense_formula():
     def check(attention):
         fit = fit_layer(attention)
         w = attention.attn_scores()[0].double()
         i, j = torch.arange(40)[:, None], torch.arange(40)
         terms = {"a": fit.a[:, (i - j).clamp_min(0)], "b": fit.b[:, :, None], "c": fit.c[:, None]}
         additive = sum(terms.values())
-        changed = additive + strength * (w - additive) - sum(terms[x] for x in without)
-        weights = torch.softmax(changed.masked_fill(i < j, -torch.inf), -1)
         value = attention.value[0].double().repeat_interleave(attention.heads // attention.kv_heads, 0)
-        ours = mixed_attention(attention, fit, strength=strength, without=without, block_mib=block_mib)
-        torch.testing.assert_close(ours[0].double(), (weights @ value).transpose(0, 1), rtol=1e-4, atol=1e-5)
+        for strength, without in ((0.0, ""), (0.3, ""), (1.0, "a"), (1.0, "c"), (0.5, "ac")):
+            changed = additive + strength * (w - additive) - sum(terms[x] for x in without)
+            weights = torch.softmax(changed.masked_fill(i < j, -torch.inf), -1)
+            for block_mib in (1, 64):
+                ours = mixed_attention(attention, fit, strength=strength, without=without, block_mib=block_mib)
+                torch.testing.assert_close(ours[0].double(), (weights @ value).transpose(0, 1), **CLOSE)
 
-    subject.run(ids, check)
+    TinySubject("llama").run(tokens(40), check)
 
 
 def test_chosen_heads_only():
-    subject = TinySubject("llama")
-    ids = tokens(40)
     chosen = torch.tensor([False, True, False, False])
 
     def check(attention):
         fit = fit_layer(attention)
         some = mixed_attention(attention, fit, strength=0.0, heads=chosen)
         everything, nothing = (mixed_attention(attention, fit, strength=s) for s in (0.0, 1.0))
-        torch.testing.assert_close(some[:, :, chosen], everything[:, :, chosen])
-        torch.testing.assert_close(some[:, :, ~chosen], nothing[:, :, ~chosen])
+        torch.testing.assert_close(some[:, :, chosen], everything[:, :, chosen], **CLOSE)
+        torch.testing.assert_close(some[:, :, ~chosen], nothing[:, :, ~chosen], **CLOSE)
 
-    subject.run(ids, check)
+    TinySubject("llama").run(tokens(40), check)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_the_query_axis_cancels(name):
-    subject = TinySubject(name)
-
+def test_the_query_axis_cancels_and_constants_may_be_in_any_axis(name):
     def check(attention):
         assert (attention.sinks is not None) == (name == "gpt_oss")
         fit = fit_layer(attention)
         without, whole = (mixed_attention(attention, fit, without=axes) for axes in ("b", ""))
-        torch.testing.assert_close(without, whole, rtol=1e-4, atol=1e-5)
-
-    subject.run(tokens(40), check)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-@pytest.mark.parametrize(("strength", "without"), [(1.0, "a"), (1.0, "c"), (0.5, "ac")])
-def test_constants_may_be_in_any_axis(name, strength, without):
-    subject = TinySubject(name)
-
-    def check(attention):
-        fit = fit_layer(attention)
+        torch.testing.assert_close(without, whole, **CLOSE)
         moved = replace(fit, a=fit.a - 3, b=fit.b + 1, c=fit.c + 2)
-        one, other = (mixed_attention(attention, x, strength=strength, without=without) for x in (fit, moved))
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        for strength, axes in ((1.0, "a"), (1.0, "c"), (0.5, "ac")):
+            one, other = (mixed_attention(attention, x, strength=strength, without=axes) for x in (fit, moved))
+            torch.testing.assert_close(one, other, **CLOSE)
 
-    subject.run(tokens(40), check)
+    TinySubject(name).run(tokens(40), check)
 
 
-@pytest.mark.parametrize("without", ["a", "c"])
-def test_the_sink_column_keeps_its_weight(without):
-    subject = TinySubject("gpt_oss")
-
+def test_the_sink_column_keeps_its_weight():
     def check(attention):
         # With values of 1, the output is the weight that is left to the keys.
         attention = replace(attention, value=torch.ones_like(attention.value))
-        left = mixed_attention(attention, fit_layer(attention), without=without)[0, :, :, 0]
-        torch.testing.assert_close(left.T, attention.pattern()[0].sum(-1), rtol=1e-5, atol=1e-6)
-        assert float(left.max()) < 1
+        for without in "ac":
+            left = mixed_attention(attention, fit_layer(attention), without=without)[0, :, :, 0]
+            torch.testing.assert_close(left.T, attention.pattern()[0].sum(-1), **CLOSE)
+            assert float(left.max()) < 1
 
-    subject.run(tokens(40), check)
+    TinySubject("gpt_oss").run(tokens(40), check)
 
 
 def test_every_layer_by_itself():
@@ -113,7 +92,6 @@ def test_every_layer_by_itself():
     assert {"cost_without_a", "cost_without_c", "additive_cost"} <= found.whole.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2"])
 def test_heads_in_batches_equal_one_head_at_a_time(name):
     subject, ids = TinySubject(name), tokens(40)
@@ -147,10 +125,12 @@ def test_loss_is_the_models_own():
     ids = tokens(30)
     with torch.no_grad():
         output = model(ids, labels=ids)
-    assert next_token_loss(output.logits, ids) == pytest.approx(float(output.loss), rel=1e-6)
+    assert next_token_loss(output.logits, ids) == pytest.approx(
+        float(output.loss), rel=1e-5
+    )  # means of 29 terms in float32
 
 
-@pytest.mark.parametrize("options", [{"strengths": ()}, {"strengths": (0.5, 0.5)}, {"block_mib": 0}])
-def test_senseless_options_are_refused(options):
-    with pytest.raises(ConfigError):
-        ResidualConfig(**options)
+def test_senseless_options_are_refused():
+    for options in ({"strengths": ()}, {"strengths": (0.5, 0.5)}, {"block_mib": 0}):
+        with pytest.raises(ConfigError):
+            ResidualConfig(**options)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers import GPT2Config
 
 from helpers.capture import run as captured
 from helpers.capture import tiny, tokens
-from helpers.command_line import command_process
 from helpers.models import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
@@ -56,7 +54,7 @@ def dense_share(x):
     interaction = (y - y.mean(0)).square().sum() / ((n - 1) * (count - 1))
     # The textbook's (MS_position - MS_interaction) / D, and the variance of the content it goes with.
     textbook = (count * n * biased / (n - 1) - interaction) / count * (n - 1) / n
-    torch.testing.assert_close(textbook, common / n)
+    torch.testing.assert_close(textbook, common / n, rtol=1e-6, atol=1e-9)
     return float(raw), float(textbook / (textbook + within))
 
 
@@ -79,26 +77,25 @@ def test_shuffled_positions_give_the_control_on_average_and_no_position():
     orders = [list(order) for order in itertools.permutations(range(4))]
     every = [position_share(torch.stack([x[0], x[1][:, order]])) for order in orders]  # one shuffle is as good as two
     expected = position_share(x).shuffled
-    torch.testing.assert_close(torch.stack([share.raw for share in every]).mean(0), expected)
-    assert float(torch.stack([share.share.value for share in every]).mean()) == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(torch.stack([share.raw for share in every]).mean(0), expected, rtol=0, atol=1e-10)
+    assert float(torch.stack([share.share.value for share in every]).mean()) == pytest.approx(0, abs=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("document", [0.0, 1.5])
-@pytest.mark.parametrize("position", [0.0, 0.3, 1.5])
-def test_planted_share_is_recovered_within_its_error(position, document):
-    found, errors = [], []
-    for seed in range(60):
-        x, truth = planted(6, position=position, document=document, seed=100 * seed)
-        share = position_share(x).share
-        found.append(float(share.value))
-        errors.append(float(share.error))
-    values = torch.tensor(found)
-    spread = float(values.std())
-    # A ratio of unbiased estimates is itself biased, by little.
-    assert abs(float(values.mean()) - truth) < 4 * spread / 60**0.5 + 0.03 * truth
-    # Where there is little position the jackknife is too careful, by up to √(2 (D - 1) / (D - 2)) = 1.58.
-    assert 0.8 * spread < float(torch.tensor(errors).mean()) < 1.58 * 1.2 * spread
+def test_planted_share_is_recovered_within_its_error(subtests):
+    for position, document in itertools.product((0.0, 0.3, 1.5), (0.0, 1.5)):
+        found, errors = [], []
+        for seed in range(60):
+            x, truth = planted(6, position=position, document=document, seed=100 * seed)
+            share = position_share(x).share
+            found.append(float(share.value))
+            errors.append(float(share.error))
+        values = torch.tensor(found)
+        spread = float(values.std())
+        with subtests.test(position=position, document=document):
+            # A ratio of unbiased estimates is itself biased, by little.
+            assert abs(float(values.mean()) - truth) < 4 * spread / 60**0.5 + 0.03 * truth
+            # Where there is little position the jackknife is too careful, by up to √(2 (D - 1) / (D - 2)) = 1.58.
+            assert 0.8 * spread < float(torch.tensor(errors).mean()) < 1.58 * 1.2 * spread
 
 
 def test_one_way_analysis_would_be_wrong_where_documents_differ():
@@ -152,17 +149,17 @@ def value(x):
     return getattr(x, "value", x)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "window", "kv"), [(20, None, 2), (20, 7, 4), (90, None, 1)])
-def test_logit_shares_equal_those_of_all_logits(n, window, kv):
-    q = randn(5, 4, n, 6, seed=1) + 2 * randn(4, n, 6, seed=2) + 3 * randn(4, 1, 6, seed=3)
-    k = randn(5, kv, n, 6, seed=4) + randn(kv, n, 6, seed=5) + randn(kv, 1, 6, seed=6)
-    found = logit_split(q, k, window=window)
-    expected = dense_terms(q, k, lambda x: x.mean(1, keepdim=True).expand_as(x), window)
-    for name, share in expected.items():
-        torch.testing.assert_close(value(getattr(found, name)), share, rtol=1e-9, atol=1e-12)
-    total = sum(expected[name] for name in ("pp", "pc", "cp", "cc")) + found.covariance
-    torch.testing.assert_close(total, torch.ones(4, dtype=torch.float64))
+def test_logit_shares_equal_those_of_all_logits(subtests):
+    for n, window, kv in ((20, None, 2), (20, 7, 4), (90, None, 1)):
+        q = randn(5, 4, n, 6, seed=1) + 2 * randn(4, n, 6, seed=2) + 3 * randn(4, 1, 6, seed=3)
+        k = randn(5, kv, n, 6, seed=4) + randn(kv, n, 6, seed=5) + randn(kv, 1, 6, seed=6)
+        found = logit_split(q, k, window=window)
+        expected = dense_terms(q, k, lambda x: x.mean(1, keepdim=True).expand_as(x), window)
+        with subtests.test(n=n, window=window, kv=kv):
+            for name, share in expected.items():
+                torch.testing.assert_close(value(getattr(found, name)), share, rtol=1e-9, atol=1e-12)
+            total = sum(expected[name] for name in ("pp", "pc", "cp", "cc")) + found.covariance
+            torch.testing.assert_close(total, torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 def test_covariance_is_that_of_the_terms():
@@ -179,13 +176,12 @@ def test_covariance_is_that_of_the_terms():
     assert float(logit_split(q, k).covariance) == pytest.approx(float(both / total), rel=1e-9)
 
 
-@pytest.mark.slow
 def test_axes_of_position_are_those_of_its_own_logits():
     """Without content every document has the same logits, and their axes are all position."""
     q, k = randn(1, 2, 30, 4, seed=1).expand(3, 2, 30, 4), randn(1, 2, 30, 4, seed=2).expand(3, 2, 30, 4)
     found = logit_split(q, k)
     for share in (found.pp, found.axes_pp, found.distance_pp):
-        torch.testing.assert_close(share.value, torch.ones(2, dtype=torch.float64))
+        torch.testing.assert_close(share.value, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-9)
     # Content of the key alone: what the position parts still explain of the axes is a ratio of two fits.
     many = k[:1] + 0.5 * randn(40, 2, 30, 4, seed=3)
     own = fit_axes(q[0], k[0])
@@ -196,10 +192,8 @@ def test_axes_of_position_are_those_of_its_own_logits():
     assert bool((share.error < 0.1).all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("documents", [3, 6])
 @pytest.mark.parametrize("position", [0.5, 2.0])
-def test_planted_terms_are_recovered_from_few_documents(position, documents):
+def test_planted_terms_are_recovered_from_few_documents(position, subtests):
     """Queries and keys made from the same content, as in a model: shares must not depend on how few documents tell."""
     n, d = 16, 4
     p, r = position * randn(1, n, d, seed=1), position * randn(1, n, d, seed=2)
@@ -216,14 +210,16 @@ def test_planted_terms_are_recovered_from_few_documents(position, documents):
 
     pairs = {"pp": (p, r), "pc": (p, v), "cp": (u, r), "cc": (u, v)}
     truth = {name: total(*pair) / total(p + u, r + v) for name, pair in pairs.items()}
-    # Thirty draws side by side, as heads.
-    u, v = (torch.cat(x, 1) for x in zip(*(drawn(documents, 1000 + 2 * seed) for seed in range(30)), strict=True))
-    split = logit_split(p + u, r + v)
-    for name, share in truth.items():
-        found = getattr(split, name).value
-        assert abs(float(found.mean()) - share) < 4 * float(found.std()) / 30**0.5 + 0.02
-    errors, spread = split.pp.error, float(split.pp.value.std())
-    assert 0.7 * spread < float(errors.mean()) < 3 * spread
+    for documents in (3, 6):
+        # Thirty draws side by side, as heads.
+        u, v = (torch.cat(x, 1) for x in zip(*(drawn(documents, 1000 + 2 * seed) for seed in range(30)), strict=True))
+        split = logit_split(p + u, r + v)
+        with subtests.test(documents=documents):
+            for name, share in truth.items():
+                found = getattr(split, name).value
+                assert abs(float(found.mean()) - share) < 4 * float(found.std()) / 30**0.5 + 0.02
+            errors, spread = split.pp.error, float(split.pp.value.std())
+            assert 0.7 * spread < float(errors.mean()) < 3 * spread
 
 
 class Replay:
@@ -244,7 +240,6 @@ def replay(name, *, count=3, length=23):
     return documents, layers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "bloom", "gemma3_text", "deepseek_v3", "smollm3"])
 def test_layers_of_every_encoding_equal_the_dense_split(name):
     documents, layers = replay(name)
@@ -324,7 +319,6 @@ def stored(directory, metric, layer):
     return {head: value for name, where, head, value in rows if name == metric and where == layer}
 
 
-@pytest.mark.slow
 def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     directory = run(request(gpt2, texts), out=tmp_path)
     loaded = load(gpt2)
@@ -366,14 +360,13 @@ def test_learned_positions_are_all_or_nothing(gpt2, texts, tmp_path):
             assert all(abs(first[head]) < 4 * error[head] for head in range(4))
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_too_few_documents_are_refused_before_anything_is_loaded(texts, tmp_path, count):
-    with pytest.raises(TextError, match=f"at least 3 are needed and 8 or more are better, but there are {count}"):
-        run(request("no-such-model", texts[:count]), out=tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_too_few_documents_are_refused_before_anything_is_loaded(texts, tmp_path):
+    for count in (1, 2):
+        with pytest.raises(TextError, match=f"at least 3 are needed and 8 or more are better, but there are {count}"):
+            run(request("no-such-model", texts[:count]), out=tmp_path)
+        assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
     whole = run(request(gpt2, texts), out=tmp_path / "whole")
     with monkeypatch.context() as broken:
@@ -382,42 +375,36 @@ def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
             run(request(gpt2, texts), out=tmp_path / "killed")
     monkeypatch.setattr("wherewhat.runs.execution._found", lambda *_: pytest.fail("measured twice"))
     again = run(request(gpt2, texts), out=tmp_path / "killed")
-    for name in ("scores.parquet", "config.json"):
-        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert (again.path / "config.json").read_bytes() == (whole.path / "config.json").read_bytes()
+    ours, theirs = (directory.scores().to_pydict() for directory in (again, whole))
+    values, expected = (torch.tensor(table.pop("value"), dtype=torch.float64) for table in (ours, theirs))
+    assert ours == theirs
+    torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
-def test_time_of_documents_together_is_announced():
-    counts = []
+def test_time_of_documents_together_is_announced(monkeypatch):
+    clock, counts = [0.0], []
+    monkeypatch.setattr("wherewhat.runs.execution.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
-    class Slow(DocumentsMeasurement):
+    class Counted(DocumentsMeasurement):
         least_documents = 3
 
         def measure(self, subject, texts, config):
             counts.append([text.ids.shape[1] for text in texts])
-            time.sleep(1e-4 * sum(counts[-1]))
+            clock[0] += 1e-2 * sum(counts[-1])
 
-    line = estimate(None, Slow(), None, [Text(torch.arange(4096)[None])] * 20)
+    line = estimate(None, Counted(), None, [Text(torch.arange(4096)[None])] * 20)
     assert counts == [[64] * 3, [64] * 3, [256] * 3]
     assert line.startswith("20 documents of 4096 tokens: about ")
 
 
-@pytest.mark.slow
-def test_command_shows_model_twin_and_intervals(cli, gpt2, texts, tmp_path):
-    shown = cli(
-        "split", gpt2, "--tokens", "24", "--out", tmp_path, *(word for path in texts for word in ("--text", path))
-    )
-    assert shown.code == 0, shown.err
-    assert "position in q" in shown.out
-    assert "±" in shown.out
-    assert "random" in shown.out
-
-
-@pytest.mark.slow
-def test_one_document_is_too_few_for_the_command(gpt2, texts, tmp_path, processes):
+def test_command_shows_model_twin_and_intervals_and_refuses_one_document(cli, gpt2, texts, tmp_path):
     arguments = ["split", gpt2, "--tokens", "24", "--out", tmp_path / "out"]
     for path in texts:
         arguments += ["--text", path]
-    alone = command_process(processes, [*arguments, "--documents", "1"], out=os.devnull, err=tmp_path / "err")
-    alone.join(timeout=120)
-    assert alone.exitcode == 2
-    assert len((tmp_path / "err").read_text().strip().splitlines()) == 1
+    shown = cli(*arguments)
+    assert shown.code == 0, shown.err
+    assert all(words in shown.out for words in ("position in q", "±", "random"))
+    alone = cli(*arguments, "--documents", "1")
+    assert alone.code == 2
+    assert len(alone.err.strip().splitlines()) == 1

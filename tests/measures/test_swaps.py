@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -36,25 +37,26 @@ SINGLE = ("gpt_oss", "deepseek_v3")  # sinks, latent attention: their experts do
 QUERIES = (6, 11, 18)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("family", [*DOUBLE, *SINGLE])
-def test_scores_equal_swaps_made_for_real(family, block):
+def test_scores_equal_swaps_made_for_real(family):
     exact = family in DOUBLE
+    # Differences of weights are divided by τ = 1e-2. Weights in float32 are within 2e-6; those of models in float64,
+    # whose angles and softmax stay in float32, within 1e-7.
+    close, effective = (1e-5, 1e-4) if exact else (2e-4, 1e-2)
     model, proof = proved(family, dtype=torch.float64 if exact else torch.float32)
     with blocks(model, tokens(19), proof) as again:
-        for layer in again.layers[:2]:
+        for layer, block in itertools.product(again.layers[:2], (1, 3)):
             before = again.run(layer, again.hidden(layer))
             queries = [q for q in QUERIES if int(before.visible(slice(q, q + 1))[0, 0, 0, :q].sum()) >= 2 * block]
 
-            def swap(i, j, layer=layer):
+            def swap(i, j, layer=layer, block=block):
                 return again.swapped(layer, i, j, block=block)
 
             expected = reference_scores(before, swap, queries, tau=1e-2, block=block)
             found = layer_swaps(before, queries, tau=1e-2, block=block)
             for ours, theirs in zip((found.s_pos, found.s_sym), expected[:2], strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if exact else 2e-5)
-            torch.testing.assert_close(found.effective, expected[2], rtol=1e-5 if exact else 1e-3, atol=0)
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=close)
+            torch.testing.assert_close(found.effective, expected[2], rtol=effective, atol=0)
             assert float(found.exclusion.min()) >= 1 - 1e-9
 
 
@@ -74,8 +76,8 @@ ROTATION = Rotation("half", 0, torch.tensor([0.3, 0.01]), 1.0)
 def test_positional_head():
     """Alike keys a quarter of a turn from the query, so that logits grow with distance: only the place counts."""
     n = 30
-    k = torch.tensor([1.0, 0.0]).expand(1, n, 2)
-    q = torch.tensor([0.0, 2e3]).expand(1, n, 2)
+    k = torch.tensor([1.0, 0.0]).double().expand(1, n, 2)
+    q = torch.tensor([0.0, 2e3]).double().expand(1, n, 2)
     found = swap_scores(q, k, rotation=Rotation("half", 0, torch.tensor([0.05]), 1.0), scale=1.0)
     torch.testing.assert_close(found.s_pos, torch.ones(1, 1).double(), rtol=0, atol=1e-6)
     assert float(found.s_sym) < 1e-6
@@ -85,8 +87,7 @@ def test_positional_head():
 def test_symbolic_head():
     """No rotation: only the content counts."""
     generator = torch.Generator().manual_seed(0)
-    k = torch.randn(1, 30, 4, generator=generator)
-    q = 20 * torch.randn(1, 30, 4, generator=generator)
+    q, k = (x * torch.randn(1, 30, 4, generator=generator, dtype=torch.float64) for x in (20, 1))
     found = swap_scores(q, k, scale=1.0)
     torch.testing.assert_close(found.s_sym, torch.ones(1, 1).double(), rtol=0, atol=1e-6)
     assert float(found.s_pos) < 1e-6
@@ -94,7 +95,7 @@ def test_symbolic_head():
 
 
 def test_uniform_head():
-    q, k = torch.zeros(1, 30, 4), torch.randn(1, 30, 4)
+    q, k = torch.zeros(1, 30, 4), draw(30, 4, heads=1, kv_heads=1)[1]
     found = swap_scores(q, k, rotation=ROTATION, queries="all")
     ones = torch.ones(1, 28).double()
     for values in (found.s_pos, found.s_sym, found.s_pos_logits, found.s_sym_logits):
@@ -181,36 +182,31 @@ ENCODINGS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_scores_equal_all_swaps(encoding):
     q, k = draw(N)
     options = {"scale": 0.4, **ENCODINGS[encoding]}
     queries = [36, 50, N - 1]
     expected = [Everything.of(q, k, query, **options) for query in queries]
-    for tau in (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0):
-        for block in (1, 2, 5, 16):
-            found = swap_scores(q, k, queries=queries, tau=tau, block=block, **options)
-            assert float(found.bound.max()) <= 1.01e-7
-            assert bool(((found.kept > 0) & (found.kept <= 1)).all())
-            for column, each in enumerate(expected):
-                *scores, effective = each.scores(tau, block)
-                for ours, theirs in zip((found.s_pos, found.s_sym), scores, strict=True):
-                    apart = (ours[:, column] - theirs).abs()
-                    assert bool((apart <= found.bound[:, column] + 1e-9).all())  # clamped ratios: 1e-9
-                torch.testing.assert_close(found.effective[:, column], effective, rtol=1e-9, atol=0)  # of all swaps
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_deviations_are_means_over_contents_and_places(encoding):
-    q, k = draw(N)
-    options = {"scale": 0.4, **ENCODINGS[encoding]}
-    found = swap_scores(q, k, queries=[30, N - 1], **options)
-    for column, query in enumerate((30, N - 1)):
-        variance, positional, symbolic = Everything.of(q, k, query, **options).deviations()
+    for tau, block in ((1e-5, 1), (1e-4, 5), (1e-3, 2), (1e-2, 1), (0.1, 16), (1.0, 5)):
+        found = swap_scores(q, k, queries=queries, tau=tau, block=block, **options)
+        assert float(found.bound.max()) <= 1.01e-7
+        assert bool(((found.kept > 0) & (found.kept <= 1)).all())
+        for column, each in enumerate(expected):
+            *scores, effective = each.scores(tau, block)
+            for ours, theirs in zip((found.s_pos, found.s_sym), scores, strict=True):
+                apart = (ours[:, column] - theirs).abs()
+                assert bool((apart <= found.bound[:, column] + 1e-9).all())  # clamped ratios: 1e-9
+            torch.testing.assert_close(found.effective[:, column], effective, rtol=1e-9, atol=0)  # of all swaps
+    # Deviations are means over contents and places.
+    found = swap_scores(q, k, queries=queries, **options)
+    for column, each in enumerate(expected):
+        variance, positional, symbolic = each.deviations()
         for score, deviation in ((found.s_pos_logits, positional), (found.s_sym_logits, symbolic)):
-            torch.testing.assert_close(score[:, column], (1 - deviation / (2 * variance)).clamp(0, 1))
-        torch.testing.assert_close(found.exclusion[:, column], (positional + symbolic) / variance)
+            closed = (1 - deviation / (2 * variance)).clamp(0, 1)
+            torch.testing.assert_close(score[:, column], closed, rtol=1e-7, atol=1e-7)
+        ratio = (positional + symbolic) / variance
+        torch.testing.assert_close(found.exclusion[:, column], ratio, rtol=1e-7, atol=0)
 
 
 def test_constant_logits_are_both_positional_and_symbolic():
@@ -226,7 +222,7 @@ def test_constant_logits_are_both_positional_and_symbolic():
         ):
             found = swap_scores(q, k, queries=[20, 59], **options)
             for values in (found.s_pos, found.s_sym, found.s_pos_logits, found.s_sym_logits):
-                torch.testing.assert_close(values, torch.ones(4, 2).double())
+                torch.testing.assert_close(values, torch.ones(4, 2).double(), rtol=0, atol=1e-7)
             assert bool(found.exclusion.isinf().all())
 
 
@@ -245,7 +241,7 @@ def queries_of(q, k, queries, **options):
 def test_closed_form_equals_all_pairs():
     query = queries_of(*draw(N), [20, 45, N - 1], **ENCODINGS["rotary"])
     for one, other in zip(*(vars(f(query)).values() for f in (logit_deviations, all_pairs)), strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
 
 
 def all_pairs(query):
@@ -266,25 +262,26 @@ def test_swaps_that_are_left_out_are_within_the_bound(monkeypatch):
             apart = (ours[:, 0] - theirs).abs()
             differs = max(differs, float(apart.max()))
             assert bool((apart <= found.bound[:, 0] + 1e-9).all())
-        torch.testing.assert_close(found.effective[:, 0], expected[2])  # of all swaps, those left out included
+        torch.testing.assert_close(
+            found.effective[:, 0], expected[2], rtol=1e-7, atol=0
+        )  # of all swaps, those left out included
     assert differs > 1e-3
 
 
-@pytest.mark.slow
 def test_few_swaps_are_computed_unless_attention_is_uniform():
-    n = 400
+    n = 200
     q, k = torch.ones(4, n, 1).double(), torch.zeros(4, n, 1).double()
     k[1, 7], k[2, 9], k[3] = 12.0, -12.0, torch.linspace(0, 1e-9, n)[:, None]
     found = swap_scores(q, k, scale=1.0)
     # All keys alike, one above all others, one below all others, differences far below τ.
-    torch.testing.assert_close(found.kept[:, 0], torch.tensor([1, 2 / 399, 2 / 399, 1]).double())
+    torch.testing.assert_close(found.kept[:, 0], torch.tensor([1, 2 / 199, 2 / 199, 1]).double(), rtol=1e-6, atol=0)
     assert found.bound[[0, 3], 0].tolist() == [0, 0]
     for head in range(4):
         expected = Everything.of(q[head, None], k[head, None], n - 1).scores(1e-4)
         ours = torch.stack([found.s_pos[head], found.s_sym[head], found.effective[head]])
-        torch.testing.assert_close(ours, torch.stack(expected))
-    # All of 399 · 398 / 2 swaps count where attention is uniform, 398 with one key above the others.
-    torch.testing.assert_close(found.effective[:2, 0], torch.tensor([79401.0, 398.0]).double())
+        torch.testing.assert_close(ours, torch.stack(expected), rtol=1e-6, atol=1e-6)
+    # All of 199 · 198 / 2 swaps count where attention is uniform, 198 with one key above the others.
+    torch.testing.assert_close(found.effective[:2, 0], torch.tensor([19701.0, 198.0]).double(), rtol=1e-6, atol=0)
 
 
 class Entries(TorchDispatchMode):
@@ -324,43 +321,46 @@ def assert_alike(found, expected, **tolerance):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_cuda_equals_the_cpu(encoding):
+def test_cuda_equals_the_cpu(subtests):
+    """Both may leave out swaps that weigh up to 1e-7, not the same ones."""
     q, k = draw(N)
-    options = {"queries": [36, 50, N - 1], "taus": (1e-2, 0.1), "blocks": (2, 5), **ENCODINGS[encoding]}
-    expected = swap_scores(q, k, **options)
-    moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-    found = swap_scores(q.cuda(), k.cuda(), **moved)
-    assert_alike(found, expected, rtol=1e-6, atol=1e-7)
+    for encoding, given in ENCODINGS.items():
+        options = {"queries": [36, 50, N - 1], "taus": (1e-2, 0.1), "blocks": (2, 5), **given}
+        expected = swap_scores(q, k, **options)
+        moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        with subtests.test(encoding=encoding):
+            assert_alike(swap_scores(q.cuda(), k.cuda(), **moved), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("n", [40, 700, 3000])
-def test_recorded_scores_equal_those_of_the_cpu(n):
+def test_recorded_scores_equal_those_of_the_cpu(subtests):
     """From the second call on kernels are replayed, also where more swaps follow and all swaps are computed."""
-    graphs._entries.clear()
-    options = {"queries": [n // 3, n // 2, n - 1], "taus": (1e-2,), **ENCODINGS["partial"]}
-    for seed in range(4):
-        q, k = draw(n, dtype=torch.float32, seed=seed)
-        with torch.inference_mode(seed % 2 == 0):
-            found = swap_scores(q.cuda(), k.cuda(), **options)
-        assert_alike(found, swap_scores(q.double(), k.double(), **options), rtol=1e-4, atol=1e-5)
-    assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
+    for n in (40, 700, 3000):
+        graphs._entries.clear()
+        options = {"queries": [n // 3, n // 2, n - 1], "taus": (1e-2,), **ENCODINGS["partial"]}
+        for seed in range(4):
+            q, k = draw(n, dtype=torch.float32, seed=seed)
+            with torch.inference_mode(seed % 2 == 0):
+                found = swap_scores(q.cuda(), k.cuda(), **options)
+            with subtests.test(n=n, seed=seed):
+                assert_alike(found, swap_scores(q.double(), k.double(), **options), rtol=1e-4, atol=1e-5)
+        assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
 
 
 @pytest.mark.parametrize("slots", [2, 40])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_swaps_computed_without_reading_their_number_are_all_or_say_so(encoding, slots, monkeypatch):
+def test_swaps_computed_without_reading_their_number_are_all_or_say_so(slots, monkeypatch):
     monkeypatch.setattr(scores, "_SLOTS", slots)
-    query = queries_of(*draw(N), [20, 45, N - 1], **ENCODINGS[encoding])
-    expected = score_swaps(query, taus=(1e-3, 1e-2))
-    pivots = Pivots.of(query, (1e-3, 1e-2), 1)
-    found, complete = pivots.first_scores()
-    enough = pivots.number.sum(-1).amax() <= slots * pivots.number.shape[1]
-    assert bool(complete) == bool(enough & ~pivots.even.any())
-    counted = ~pivots.even & (pivots.number.sum(-1, keepdim=True) <= slots)
-    for name in ("s_pos", "s_sym", "bound", "kept", "effective"):
-        torch.testing.assert_close(getattr(found, name)[counted], getattr(expected, name)[counted])
+    for encoding in ("rotary", "interleaved", "partial", "scaled", "none"):  # the rotation alone is used
+        query = queries_of(*draw(N), [20, 45, N - 1], **ENCODINGS[encoding])
+        expected = score_swaps(query, taus=(1e-3, 1e-2))
+        pivots = Pivots.of(query, (1e-3, 1e-2), 1)
+        found, complete = pivots.first_scores()
+        enough = pivots.number.sum(-1).amax() <= slots * pivots.number.shape[1]
+        assert bool(complete) == bool(enough & ~pivots.even.any())
+        counted = ~pivots.even & (pivots.number.sum(-1, keepdim=True) <= slots)
+        for name in ("s_pos", "s_sym", "bound", "kept", "effective"):
+            ours, theirs = (getattr(x, name)[counted] for x in (found, expected))
+            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("block", [1, 4])
@@ -371,16 +371,16 @@ def test_tiles_and_groups_of_queries_do_not_matter(block, monkeypatch):
     monkeypatch.setattr(scores, "_TILE", {"cpu": 7})
     for module in (scores, deviations, logits):
         monkeypatch.setattr(module, "_ENTRIES", {"cpu": 1})
-    cut = swap_scores(q, k, **options)
-    assert_alike(cut, whole)
+    assert_alike(swap_scores(q, k, **options), whole, rtol=1e-6, atol=1e-6)
 
 
 def test_float32_is_close_to_float64():
     exact, coarse = (
-        score_swaps(queries_of(*draw(N, dtype=dtype), [N - 1], **ENCODINGS["rotary"]))
+        score_swaps(queries_of(*draw(N, dtype=dtype), [N - 1], **ENCODINGS["rotary"]), taus=(1e-2,))
         for dtype in (torch.float64, torch.float32)
     )
-    torch.testing.assert_close(coarse.s_pos, exact.s_pos, rtol=0, atol=1e-6)
+    # Queries and keys rounded to float32 change weights by up to 1e-6, and their differences are divided by τ.
+    torch.testing.assert_close(coarse.s_pos, exact.s_pos, rtol=0, atol=1e-4)
 
 
 def test_huge_logits_do_not_overflow():
@@ -390,32 +390,28 @@ def test_huge_logits_do_not_overflow():
         assert bool(values.isfinite().all())
 
 
-@pytest.mark.parametrize("scaling", [1.0, 1.3])
-def test_keys_at_other_positions_are_rotated_keys(scaling):
-    rotation = Rotation("interleaved", 2, torch.tensor([0.5, 0.1]), scaling)
-    q, k = torch.randn(2, 9).double(), torch.randn(5, 9).double()
+def test_keys_at_other_positions_are_rotated_keys():
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(x, 9, generator=generator, dtype=torch.float64) for x in (2, 5))
     positions, nothing = torch.arange(5), torch.zeros(1, 2, 5)
-    query = QueryLogits.of(q[None], k[None], rotation, positions, counts=(5, 5), logits=nothing, weights=nothing)
-    expected = torch.stack([q @ rotation.rotate(k[c].expand(5, 9), positions).T for c in range(5)], 1)
-    torch.testing.assert_close(swapped_logits(query)[0], expected)
+    for scaling in (1.0, 1.3):
+        rotation = Rotation("interleaved", 2, torch.tensor([0.5, 0.1]), scaling)
+        query = QueryLogits.of(q[None], k[None], rotation, positions, counts=(5, 5), logits=nothing, weights=nothing)
+        expected = torch.stack([q @ rotation.rotate(k[c].expand(5, 9), positions).T for c in range(5)], 1)
+        torch.testing.assert_close(swapped_logits(query)[0], expected, rtol=0, atol=1e-5)  # angles are float32
 
 
-def test_sensitivity_is_in_the_result():
-    q, k = torch.randn(4, 40, 4), torch.randn(2, 40, 4)
-    found = swap_scores(q, k, rotation=ROTATION, queries=[20, 39], taus=(0.1,), blocks=(1, 4, 30))
+def test_sensitivity_and_intervals_are_in_the_result():
+    q, k = draw(40, 4, heads=4, kv_heads=2)
+    found = swap_scores(q, k, rotation=ROTATION, queries=[20, 30, 39], taus=(0.1,), blocks=(1, 4, 30))
     assert found.taus == (1e-4, 0.1)
-    torch.testing.assert_close(found.by_tau[0, :, 0], found.s_pos.mean(1))
-    torch.testing.assert_close(found.by_block[1, :, 0], found.s_sym.mean(1))
+    torch.testing.assert_close(found.by_tau[0, :, 0], found.s_pos.mean(1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.by_block[1, :, 0], found.s_sym.mean(1), rtol=0, atol=1e-6)
     assert bool(found.by_block[..., 1].isfinite().all())
     assert bool(found.by_block[..., 2].isnan().all())  # no query sees two blocks of 30
-
-
-def test_intervals_are_over_queries_and_within_the_scale():
-    q, k = torch.randn(4, 40, 4), torch.randn(2, 40, 4)
-    found = swap_scores(q, k, rotation=ROTATION, queries=[20, 30, 39])
     for values, bounds in zip((found.s_pos, found.s_sym), found.intervals(), strict=True):
         mean = values.mean(1)
-        assert bool(((bounds[:, 0] <= mean) & (mean <= bounds[:, 1])).all())
+        assert bool(((bounds[:, 0] <= mean + 1e-9) & (mean <= bounds[:, 1] + 1e-9)).all())
         assert 0 <= float(bounds.min()) <= float(bounds.max()) <= 1
     alone = swap_scores(q, k, rotation=ROTATION, queries="last").intervals()
     assert all(bool(bounds.isnan().all()) for bounds in alone)
@@ -428,35 +424,28 @@ def test_labels():
     assert label(s_pos, s_sym, 0.04).tolist()[:2] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"queries": [0]}, "position 0 of 12 tokens"),
-        ({"queries": [1]}, "position 1 of 12 tokens"),
-        ({"queries": [12]}, "2 to 11 can"),
-        ({"queries": "middle"}, "'last', 'all' or positions"),
-        ({"tau": 0.0}, "tau=0.0 must be positive"),
-        ({"tau": 1e-4, "taus": (-1.0,)}, "tau=-1.0 must be positive"),
-        ({"block": 6}, "block=6 is too long"),
-        ({"block": 20}, "block=20 is too long"),
-        ({"block": 0}, "block=0"),
-        ({"window": 2}, "sees 1 keys before it"),
-        ({"skip": 10}, "after the first 10"),
-    ],
-)
-def test_bad_input_is_one_clear_line(options, words):
-    with pytest.raises(MeasureError, match=words) as error:
-        swap_scores(torch.randn(2, 12, 4), torch.randn(1, 12, 4), **options)
-    assert "\n" not in str(error.value)
-
-
-def test_bad_tensors():
-    with pytest.raises(MeasureError, match="multiple of kv_heads"):
-        swap_scores(torch.randn(3, 12, 4), torch.randn(2, 12, 4))
-    with pytest.raises(MeasureError, match="NaN or Inf"):
-        swap_scores(torch.full((1, 12, 4), math.inf), torch.randn(1, 12, 4))
-    with pytest.raises(MeasureError, match="leave no query"):
-        swap_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4))
+def test_bad_input_is_one_clear_line(subtests):
+    q, k = torch.ones(2, 12, 4), torch.ones(1, 12, 4)
+    for given, options, words in (
+        ((q, k), {"queries": [0]}, "position 0 of 12 tokens"),
+        ((q, k), {"queries": [1]}, "position 1 of 12 tokens"),
+        ((q, k), {"queries": [12]}, "2 to 11 can"),
+        ((q, k), {"queries": "middle"}, "'last', 'all' or positions"),
+        ((q, k), {"tau": 0.0}, "tau=0.0 must be positive"),
+        ((q, k), {"tau": 1e-4, "taus": (-1.0,)}, "tau=-1.0 must be positive"),
+        ((q, k), {"block": 6}, "block=6 is too long"),
+        ((q, k), {"block": 20}, "block=20 is too long"),
+        ((q, k), {"block": 0}, "block=0"),
+        ((q, k), {"window": 2}, "sees 1 keys before it"),
+        ((q, k), {"skip": 10}, "after the first 10"),
+        ((torch.ones(3, 12, 4), torch.ones(2, 12, 4)), {}, "multiple of kv_heads"),
+        ((torch.full((1, 12, 4), math.inf), k), {}, "NaN or Inf"),
+        ((q[:, :2], k[:, :2]), {}, "leave no query"),
+    ):
+        with subtests.test(words=words):
+            with pytest.raises(MeasureError, match=words) as error:
+                swap_scores(*given, **options)
+            assert "\n" not in str(error.value)
 
 
 def test_queries_are_spread_and_end_with_the_last():
@@ -467,9 +456,7 @@ def test_queries_are_spread_and_end_with_the_last():
     assert choose_queries(6, count=1, positions=(-1, 3)) == [3, 5]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "mixes"), [("llama", False), ("ctrl", False), ("zaya", True), ("gpt2", False)])
-def test_key_mixing_tells_layers_that_must_be_run_again(family, mixes):
-    model = tiny(family)
-    for value in key_mixing(model, prove(model)).values():
-        assert (value > KEYS_MIX) == mixes
+def test_key_mixing_tells_layers_that_must_be_run_again():
+    for family, mixes in {"llama": False, "ctrl": False, "zaya": True, "gpt2": False}.items():
+        for value in key_mixing(*proved(family)).values():
+            assert (value > KEYS_MIX) == mixes, family

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import sys
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from wherewhat.errors import LoadError
 from wherewhat.models.loader import load
 
-pytestmark = pytest.mark.slow
-
 peft = pytest.importorskip("peft", reason="adapters need the extra 'peft'")
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
+# (W + BA) x in place of W x + B(A x): sums over 16 to 24 products in two layers, at worst 64 ε (8e-6) of logits near 1.
+MERGED = {"rtol": 0, "atol": 2e-5}
 
 
 def save_adapter(folder, base, config=None, *, named=None):
@@ -53,24 +54,29 @@ def refused(spec, match, **options):
 @pytest.mark.parametrize(
     "config",
     [
-        None,
-        peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], use_dora=True),
-        peft.LoHaConfig(r=2, target_modules=["q_proj"]),
-        peft.LoKrConfig(r=2, target_modules=["q_proj"]),
-        peft.IA3Config(target_modules=["k_proj", "v_proj"], feedforward_modules=[]),
+        pytest.param({}, id="lora"),
+        *(
+            pytest.param({"kind": kind, **options}, id=f"{kind} {len(options)}", marks=pytest.mark.slow)
+            for kind, options in (
+                ("LoraConfig", {"r": 2, "target_modules": ["q_proj", "k_proj"], "use_dora": True}),
+                ("LoHaConfig", {"r": 2, "target_modules": ["q_proj"]}),
+                ("LoKrConfig", {"r": 2, "target_modules": ["q_proj"]}),
+                ("IA3Config", {"target_modules": ["k_proj", "v_proj"], "feedforward_modules": []}),
+            )
+        ),
     ],
-    ids=["lora", "dora", "loha", "lokr", "ia3"],
 )
 def test_an_adapter_folder_is_its_base_model_with_the_adapter(build, tmp_path, no_network, capfd, config):
     base = build.model(tmp_path / "base", bos=True)
+    config = getattr(peft, config.pop("kind"))(**config) if config else None
     expected = save_adapter(tmp_path / "adapter", base, config)
     capfd.readouterr()
     loaded = load(tmp_path / "adapter", device="cpu", offline=True)
     assert no_network == []
     assert capfd.readouterr() == ("", "")
     assert (loaded.name, loaded.spec, loaded.adds_bos) == ("adapter", str(tmp_path / "adapter"), True)
-    assert torch.allclose(logits(loaded), expected, atol=1e-6)
-    assert not torch.allclose(logits(loaded), logits(load(base, device="cpu")), atol=1e-4)
+    torch.testing.assert_close(logits(loaded), expected, **MERGED)
+    assert (logits(loaded) - logits(load(base, device="cpu"))).abs().max() > 1e-3
     assert not any("lora" in name for name, _ in loaded.model.named_modules())
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
 
@@ -101,12 +107,7 @@ def test_the_identity_of_an_adapter_is_that_of_both_models_and_not_of_their_plac
     assert len({first, scaled, larger, load(base, device="cpu").weights_hash}) == 4
 
 
-def test_an_adapter_of_a_hub_model_is_offline_if_asked(build, tmp_path, no_network):
-    save_adapter(tmp_path / "adapter", build.model(tmp_path / "base"), named="owner/base")
-    refused(tmp_path / "adapter", r"base model of the adapter .*'owner/base' is not in the local", offline=True)
-    assert no_network == []
-
-
+@pytest.mark.slow
 def test_an_adapter_from_the_hub_cache(build, tmp_path, monkeypatch, no_network):
     from huggingface_hub import constants
 
@@ -118,10 +119,13 @@ def test_an_adapter_from_the_hub_cache(build, tmp_path, monkeypatch, no_network)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     loaded = load("owner/adapter", offline=True, device="cpu")
     assert (loaded.name, loaded.revision) == ("adapter", commit)
-    assert torch.allclose(logits(loaded), expected, atol=1e-6)
+    torch.testing.assert_close(logits(loaded), expected, **MERGED)
+    rename(entry / "snapshots" / commit, "owner/base")
+    refused("owner/adapter", r"base model of the adapter .*'owner/base' is not in the local", offline=True)
     assert no_network == []
 
 
+@pytest.mark.slow
 def test_an_adapter_on_the_command_line(build, tmp_path, monkeypatch, capsys):
     from wherewhat.__main__ import main
 
@@ -135,7 +139,7 @@ def test_an_adapter_on_the_command_line(build, tmp_path, monkeypatch, capsys):
         assert said in " ".join("".join(capsys.readouterr()).split())
 
 
-def test_adapters_that_are_refused(build, tmp_path):
+def test_adapters_that_are_refused(build, tmp_path, monkeypatch):
     base = build.model(tmp_path / "base")
     folder = tmp_path / "adapter"
     save_adapter(folder, base)
@@ -148,6 +152,16 @@ def test_adapters_that_are_refused(build, tmp_path):
         refused(folder, match)
     rename(folder, str(base), peft_type="XLORA")
     refused(folder, "adapter of type 'XLORA'")
+    rename(folder, str(base), peft_type="LORA")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "peft", None)
+        refused(folder, r"pip install 'wherewhat\[peft\]'")
+    for rank in (2**31, 2**70):  # allocates nothing
+        rename(folder, str(base), r=rank)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        refused(folder, "could not be loaded")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # in KiB
+    rename(folder, str(base), r=2)
     rename(folder, str(build.model(tmp_path / "other", build.config(num_hidden_layers=3))), peft_type="LORA")
     refused(folder, "has no weights for .*layers.2.* and 5 more: it does not fit its base model")
     rename(folder, str(build.model(tmp_path / "smaller", build.config(num_hidden_layers=1))))
@@ -161,25 +175,16 @@ def test_adapters_that_are_refused(build, tmp_path):
     refused(folder, "no weights: adapter_model.safetensors is missing")
     (folder / "adapter_config.json").write_text("{")
     refused(folder, "adapter_config.json of .* is not valid JSON")
-
-
-@pytest.mark.parametrize("config", [peft.PromptTuningConfig, peft.PrefixTuningConfig, peft.PromptEncoderConfig])
-def test_virtual_tokens_are_refused(build, tmp_path, config):
-    base = build.model(tmp_path / "base")
-    save_adapter(tmp_path / "adapter", base, config(num_virtual_tokens=2, task_type="CAUSAL_LM"))
-    refused(tmp_path / "adapter", "adds virtual tokens or keys")
-
-
-def test_a_model_and_an_adapter_in_one_folder(build, tmp_path):
-    base = build.model(tmp_path / "both")
     save_adapter(base, base)
     refused(base, "both a model and an adapter")
 
 
-def test_without_peft(build, tmp_path, monkeypatch):
-    save_adapter(tmp_path / "adapter", build.model(tmp_path / "base"))
-    monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    refused(tmp_path / "adapter", r"pip install 'wherewhat\[peft\]'")
+@pytest.mark.slow
+def test_virtual_tokens_are_refused(build, tmp_path):
+    base = build.model(tmp_path / "base")
+    for kind in ("PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"):
+        save_adapter(tmp_path / kind, base, getattr(peft, kind)(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+        refused(tmp_path / kind, "adds virtual tokens or keys")
 
 
 @pytest.mark.slow
@@ -194,13 +199,3 @@ def test_an_adapter_of_the_embedded_model(tmp_path):
     loaded = load(tmp_path / "adapter", device="cpu", dtype="float64")
     assert loaded.weights_hash != load(device="cpu").weights_hash
     assert float((logits(loaded) - expected).abs().max()) < 1e-6
-
-
-@pytest.mark.parametrize("rank", [2**31, 2**70])
-def test_a_huge_rank_allocates_nothing(rank, build, tmp_path):
-    base = build.model(tmp_path / "base")
-    save_adapter(tmp_path / "adapter", base)
-    rename(tmp_path / "adapter", str(base), r=rank)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refused(str(tmp_path / "adapter"), "could not be loaded")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # in KiB

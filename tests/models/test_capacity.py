@@ -27,11 +27,6 @@ def system(tmp_path):
     return make
 
 
-def test_memory_that_only_holds_files_is_free(system):
-    assert free_memory(root=system()) == 10 * _GIB
-
-
-@pytest.mark.parametrize("group", ["", "jobs/", "jobs/one/"])
 @pytest.mark.parametrize(
     ("groups", "mount", "limit", "used", "cached"),
     [
@@ -39,24 +34,24 @@ def test_memory_that_only_holds_files_is_free(system):
         (_V1, "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ],
 )
-def test_a_container_has_what_its_limit_leaves(system, group, groups, mount, limit, used, cached):
-    folder = f"{mount}/{group}"
-    root = system(groups, **{f"{folder}{limit}": 6 * _GIB, f"{folder}{used}": 4 * _GIB})
-    assert free_memory(root=root) == 2 * _GIB
-    system(groups, **{f"{folder}memory.stat": f"anon {3 * _GIB}\n{cached} {_GIB}\n"})
-    assert free_memory(root=root) == 3 * _GIB
-    system(groups, **{f"{folder}{limit}": 60 * _GIB})
-    assert free_memory(root=root) == 10 * _GIB
-    system(groups, **{f"{folder}{limit}": _GIB})
-    assert free_memory(root=root) == 0
+def test_a_container_has_what_its_limit_leaves(system, groups, mount, limit, used, cached):
+    for group in ("", "jobs/", "jobs/one/"):
+        folder = f"{mount}/{group}"
+        root = system(groups, **{f"{folder}{limit}": 6 * _GIB, f"{folder}{used}": 4 * _GIB})
+        assert free_memory(root=root) == 2 * _GIB
+        system(groups, **{f"{folder}memory.stat": f"anon {3 * _GIB}\n{cached} {_GIB}\n"})
+        assert free_memory(root=root) == 3 * _GIB
+        system(groups, **{f"{folder}{limit}": _GIB})
+        assert free_memory(root=root) == 0
+        system(groups, **{f"{folder}{limit}": 60 * _GIB})
+        assert free_memory(root=root) == 10 * _GIB
+    if groups == _V2:
+        system(groups, **{f"{folder}{limit}": "max\n"})  # no limit
+        assert free_memory(root=root) == 10 * _GIB
 
 
-def test_a_container_without_a_limit(system):
-    files = {"sys/fs/cgroup/jobs/one/memory.max": "max\n", "sys/fs/cgroup/jobs/one/memory.current": _GIB}
-    assert free_memory(root=system(_V2, **files)) == 10 * _GIB
-
-
-def test_without_system_files_free_pages_are_counted_or_nothing_is_known(tmp_path, monkeypatch):
+def test_without_system_files_free_pages_are_counted_or_nothing_is_known(system, tmp_path, monkeypatch):
     assert free_memory(root=tmp_path) > 0
     monkeypatch.setattr("wherewhat.models.suitability.os.sysconf", lambda name: int("not known"))
     assert free_memory(root=tmp_path) is None
+    assert free_memory(root=system()) == 10 * _GIB  # memory that only holds files can be had

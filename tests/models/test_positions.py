@@ -54,15 +54,16 @@ def works(model, count):
     return True
 
 
-@pytest.mark.parametrize("kind", HARD)
-def test_hard_limit_is_where_the_model_breaks(kind):
-    model = AutoModelForCausalLM.from_config(HARD[kind]).eval()
-    limit, hard = max_positions(model)
-    assert hard
-    assert limit == (18 if kind == "roberta" else 20)
-    assert trained_length(model) == limit
-    assert works(model, limit)
-    assert not works(model, limit + 1)
+def test_hard_limit_is_where_the_model_breaks(subtests):
+    for kind, config in HARD.items():
+        with subtests.test(kind=kind):
+            model = AutoModelForCausalLM.from_config(config).eval()
+            limit, hard = max_positions(model)
+            assert hard
+            assert limit == (18 if kind == "roberta" else 20)
+            assert trained_length(model) == limit
+            assert works(model, limit)
+            assert not works(model, limit + 1)
 
 
 def test_rope_limit_is_soft_and_alibi_has_none(build):
@@ -81,12 +82,10 @@ def test_tables_of_pictures_are_no_limit_on_texts():
         model(input_ids=tokens(limit + 80), use_cache=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length"]
-)
-def test_names_of_the_length_in_configurations(name):
-    model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
-    with pytest.raises(ConfigError, match="BloomForCausalLM does not state its training length"):
-        trained_length(model)
-    setattr(model.config, name, 48)
-    assert trained_length(model) == 48
+def test_names_of_the_length_in_configurations():
+    for name in ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length"):
+        model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
+        with pytest.raises(ConfigError, match="BloomForCausalLM does not state its training length"):
+            trained_length(model)
+        setattr(model.config, name, 48)
+        assert trained_length(model) == 48, name

@@ -1,5 +1,10 @@
-"""End-to-end: quantised models are proved in the dtype they compute in; packages that are not installed are named."""
+"""End-to-end: quantised models are proved in the dtype they compute in; packages that are not installed are named.
 
+Errors of a proof are relative to the largest output of a layer, a sum over 8 keys of sums over 16 dimensions: 32 ε is
+4e-6 in float32. In float16 the output itself is rounded, to one ε or 1e-3, on both sides.
+"""
+
+import importlib.util
 import json
 
 import pytest
@@ -8,6 +13,8 @@ import torch
 from wherewhat.captures.proof import prove
 from wherewhat.errors import LoadError
 from wherewhat.models.loader import load
+
+ERROR = 4e-6
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def test_bitsandbytes(plain, tmp_path, build, bits, dtype):
     assert not model.model.layers[0].self_attn.q_proj.weight.is_floating_point()
     proof = prove(model)
     # Saved weights keep their dtype whatever is asked for, and so do the limits of the proof.
-    error = 1e-6 if dtype == torch.float32 else 1e-3
+    error = ERROR if dtype == torch.float32 else 4e-3
     assert proof.tolerance == (5e-5 if dtype == torch.float32 else 1e-2)
     assert max(layer.output_error for layer in proof.layers) < error
     check_folder(tmp_path / "saved", str(dtype).removeprefix("torch."), error)
@@ -66,10 +73,11 @@ def test_bitsandbytes_that_computes_in_another_dtype_than_its_weights(plain, tmp
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
     before = torch.backends.mkldnn.enabled
     proof = prove(quantised(plain, tmp_path / "saved", build, config))
-    assert max(layer.output_error for layer in proof.layers) < 1e-6
+    assert max(layer.output_error for layer in proof.layers) < ERROR
     assert torch.backends.mkldnn.enabled == before
 
 
+@pytest.mark.slow
 def test_an_adapter_on_a_quantised_model_stays_beside_it(plain, tmp_path, build):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     peft = pytest.importorskip("peft", reason="adapters need the extra 'peft'")
@@ -84,20 +92,21 @@ def test_an_adapter_on_a_quantised_model_stays_beside_it(plain, tmp_path, build)
     loaded = load(tmp_path / "adapter", device="cpu")
     with torch.no_grad():
         assert torch.allclose(loaded.model(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-5)
-    assert max(layer.output_error for layer in prove(loaded.model).layers) < 1e-6
-    assert max(layer.output_error for layer in prove(adapted).layers) < 1e-6
+    assert max(layer.output_error for layer in prove(loaded.model).layers) < ERROR
+    assert max(layer.output_error for layer in prove(adapted).layers) < ERROR
     with pytest.raises(LoadError, match="cannot shuffle"):
         load(tmp_path / "adapter", weights="shuffled", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
 def test_torchao(plain, tmp_path, build, name):
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     from transformers import TorchAoConfig
 
     model = quantised(plain, tmp_path / "saved", build, TorchAoConfig(getattr(quantization, name)()))
-    assert max(layer.output_error for layer in prove(model).layers) < 1e-6
-    check_folder(tmp_path / "saved", "float32", 1e-6)
+    assert max(layer.output_error for layer in prove(model).layers) < ERROR
+    check_folder(tmp_path / "saved", "float32", ERROR)
 
 
 @pytest.mark.slow
@@ -119,7 +128,7 @@ def test_compressed_tensors(plain, tmp_path, build):
     model.save_pretrained(tmp_path / "saved")
     compressor.update_config(tmp_path / "saved")
     build.tokenizer(tmp_path / "saved")
-    check_folder(tmp_path / "saved", "float32", 1e-6)
+    check_folder(tmp_path / "saved", "float32", ERROR)
     # Weights are rounded to 15 values, and no further.
     ids = torch.arange(3, 11)[None]
     with torch.no_grad():
@@ -171,13 +180,15 @@ def test_gptq_and_awq(tmp_path, build, method):
         build.tokenizer(tmp_path / folder)
         save_file(weights, tmp_path / folder / "model.safetensors", metadata={"format": "pt"})
         (tmp_path / folder / "config.json").write_text(json.dumps(config | more))
-    check_folder(tmp_path / "saved", "float32", 1e-6)
+    check_folder(tmp_path / "saved", "float32", ERROR)
     ids = torch.arange(3, 11)[None]
     with torch.no_grad():
         found, expected = (load(tmp_path / name, device="cpu").model(ids).logits for name in ("saved", "rounded"))
-    assert torch.allclose(found, expected, atol=1e-3)
+    # Products in float16, 8 ε of logits below 1; numbers in a wrong order change them by 0.1.
+    torch.testing.assert_close(found, expected, rtol=0, atol=8e-3)
 
 
+@pytest.mark.slow
 def test_hqq(plain):
     pytest.importorskip("hqq", reason="hqq is not installed")
     from hqq.core.quantize import BaseQuantizeConfig
@@ -187,28 +198,28 @@ def test_hqq(plain):
     model = AutoModelForCausalLM.from_pretrained(plain)
     options = {"quant_config": BaseQuantizeConfig(nbits=4, group_size=32), "compute_dtype": torch.float32}
     AutoHQQHFModel.quantize_model(model, **options, device="cpu")
-    assert max(layer.output_error for layer in prove(model.eval()).layers) < 1e-6
+    assert max(layer.output_error for layer in prove(model.eval()).layers) < ERROR
 
 
+@pytest.mark.slow
 def test_quanto(plain):
     pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
     from transformers import AutoModelForCausalLM, QuantoConfig
 
     options = {"quantization_config": QuantoConfig(weights="int8"), "dtype": torch.float32, "device_map": "cpu"}
     proof = prove(AutoModelForCausalLM.from_pretrained(plain, **options).eval())
-    assert max(layer.output_error for layer in proof.layers) < 1e-6
+    assert max(layer.output_error for layer in proof.layers) < ERROR
 
 
-@pytest.mark.parametrize(("method", "package"), [("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("hqq", "hqq")])
-def test_a_format_whose_package_is_missing_is_one_line(plain, method, package):
-    import importlib.util
-
-    if importlib.util.find_spec(package) is not None:
-        pytest.skip(f"{package} is installed")
+def test_a_format_whose_package_is_missing_is_one_line(plain):
     file = plain / "config.json"
-    settings = {"quant_method": method, "bits": 4, "group_size": 32}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": settings}))
-    with pytest.raises(LoadError) as caught:
-        load(plain, device="cpu")
-    assert "\n" not in str(caught.value)
-    assert load(plain, weights="random", device="cpu").weights == "random"
+    config = json.loads(file.read_text())
+    for method, package in (("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("hqq", "hqq")):
+        if importlib.util.find_spec(package) is not None:
+            continue
+        settings = {"quant_method": method, "bits": 4, "group_size": 32}
+        file.write_text(json.dumps({**config, "quantization_config": settings}))
+        with pytest.raises(LoadError) as caught:
+            load(plain, device="cpu")
+        assert "\n" not in str(caught.value)
+        assert load(plain, weights="random", device="cpu").weights == "random"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 
 import pytest
 
@@ -21,31 +20,28 @@ def test_a_result_is_returned_and_what_libraries_print_is_not():
     assert attempt(print_lines, **OPTIONS) == "done"
 
 
-@pytest.mark.parametrize(
-    ("step", "kind", "match"),
-    [
+def test_what_a_step_does_is_one_line(subtests):
+    for step, kind, match in (
         (abort, LoadError, "'m' could not be loaded: a library that read it was stopped by signal 6"),
         (stop_quietly, LoadError, "a library that read it was stopped"),
         (allocate, LoadError, "needs more than 4 GiB"),
         (refuse, CaptureError, "^refused with a line of its own$"),
         (disk_full, OSError, "No space left"),
         (answer, LoadError, "TypeError"),
-    ],
-)
-def test_what_a_step_does_is_one_line(step, kind, match):
-    with pytest.raises(kind, match=match) as caught:
-        attempt(step, **OPTIONS, **({"unknown": 1} if step is answer else {}))
-    assert "\n" not in str(caught.value)
-    assert attempt(answer, **OPTIONS, number=1)["number"] == 1
+    ):
+        with subtests.test(step=step.__name__):
+            with pytest.raises(kind, match=match) as caught:
+                attempt(step, **OPTIONS, **({"unknown": 1} if step is answer else {}))
+            assert "\n" not in str(caught.value)
+            assert attempt(answer, **OPTIONS, number=1)["number"] == 1
 
 
 @pytest.mark.slow
 def test_a_step_that_does_not_end_is_stopped_and_the_next_one_runs():
-    start = time.monotonic()
     with pytest.raises(LoadError, match="did not end within 1 s"):
         attempt(wait_for_ever, **{**OPTIONS, "seconds": 1})
-    assert time.monotonic() - start < 60
     assert attempt(answer, **OPTIONS, number=2)["number"] == 2
+    assert (time_limit(0), time_limit(300_000_000)) == (20, 620)  # grows with the files
 
 
 @pytest.mark.slow
@@ -71,8 +67,3 @@ def test_without_another_process_the_step_runs_here(monkeypatch):
     monkeypatch.setattr(trial, "_server", None)
     monkeypatch.setattr(trial.sys, "executable", "")
     assert attempt(answer, **OPTIONS, number=1, here=os.getpid()) == {"number": 1, "other process": False}
-
-
-def test_the_limit_grows_with_the_files():
-    assert time_limit(0) == 20
-    assert time_limit(300_000_000) == 620

@@ -39,17 +39,17 @@ def test_every_layer_is_proved(model, kept):
     assert all(layer.plan.rotation is not None for layer in proof.layers)
 
 
-@pytest.mark.parametrize("measurement", MEASUREMENTS)
-def test_every_measurement_delivers(model, kept, measurement):
+def test_every_measurement_delivers(model, kept, subtests):
     name, layers, heads = model
-    tokens, options = MEASUREMENTS[measurement]
-    result = kept.run(name, measurement, tokens=tokens, **options)
-    first = result.summary()[0]
-    assert torch.tensor([summary.overall.mean for summary in result.summary()]).isfinite().all()
-    if measurement != "residual":  # its numbers are of the model as a whole
-        assert list(first.layers) == list(range(layers))
-        scores = result.scores().to_pandas()
-        assert (scores[scores.metric == first.metric.name].groupby("layer")["head"].nunique() == heads).all()
+    for measurement, (tokens, options) in MEASUREMENTS.items():
+        with subtests.test(measurement=measurement):
+            result = kept.run(name, measurement, tokens=tokens, **options)
+            first = result.summary()[0]
+            assert torch.tensor([summary.overall.mean for summary in result.summary()]).isfinite().all()
+            if measurement != "residual":  # its numbers are of the model as a whole
+                assert list(first.layers) == list(range(layers))
+                scores = result.scores().to_pandas()
+                assert (scores[scores.metric == first.metric.name].groupby("layer")["head"].nunique() == heads).all()
 
 
 def test_the_command_proves_the_embedded_model(smollm2, capfd):
@@ -64,11 +64,6 @@ def test_residual_of_full_strength_is_the_model(model, kept):
     found = {summary.metric.name: summary.overall.mean for summary in result.summary()}
     assert found["loss_strength_1"] == pytest.approx(found["loss"], abs=1e-4)
     assert found["loss"] < 6  # nats; a guess among its 49,152 or 262,144 tokens would cost 10.8 or 12.5
-
-
-def test_gemma_has_local_and_global_layers(gemma, kept):
-    local = [layer for layer in range(18) if layer % 6 != 5]
-    assert layer_kinds(kept.proof(gemma).layers) == {LOCAL: local, GLOBAL: [5, 11, 17]}
 
 
 def test_gemma_has_planes_without_energy(gemma, kept):
@@ -90,6 +85,8 @@ def test_gemma_has_planes_without_energy(gemma, kept):
 
 
 def test_gemma_is_additive_in_local_and_in_global_layers(gemma, kept):
+    local = [layer for layer in range(18) if layer % 6 != 5]
+    assert layer_kinds(kept.proof(gemma).layers) == {LOCAL: local, GLOBAL: [5, 11, 17]}
     result = kept.run(gemma, "axes", tokens=512)
     assert list(StoredRun(result).kinds) == [LOCAL, GLOBAL]
     found = {summary.metric.name: summary for summary in result.summary()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.report import opening
+from helpers.report import opening, until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 @pytest.fixture(scope="module")
@@ -16,12 +16,12 @@ def axe():
 
 
 def draw(page, *, width: int) -> None:
-    """Open everything on the page, and scroll through it, since figures are drawn when they are seen."""
+    """Open everything on the page, and draw all of its figures, as before printing."""
     page.set_viewport_size({"width": width, "height": 900})
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    for top in range(0, page.evaluate("document.body.scrollHeight"), 600):
-        page.evaluate("(top) => scrollTo(0, top)", top)
-        page.wait_for_timeout(30)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    is_drawn = "(one) => !one.checkVisibility() || one.querySelector('svg')"
+    until(page, f"[...document.querySelectorAll('main .chart')].every({is_drawn})")
 
 
 def violations(axe, page) -> list[str]:

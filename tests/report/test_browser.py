@@ -1,610 +1,166 @@
-"""End-to-end: the page in a real browser, offline. Skips where there is no playwright or no Chromium.
+"""End-to-end: what a reader of a page does first, in a real browser, offline.
 
-Screenshots go to the folder named by WHEREWHAT_SCREENSHOTS, else to pytest's temporary folder.
+Skips where there is no playwright or no Chromium. Everything else on the page is tested by ``test_page.py`` and
+``test_comparison_browser.py``. Screenshots go to the folder named by WHEREWHAT_SCREENSHOTS, else to pytest's temporary
+folder.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-from dataclasses import replace
-from pathlib import Path
-from urllib.parse import urlencode
+import json
 
 import numpy as np
 import pytest
 
-from helpers.capture import tiny, tokens
-from helpers.report import opening, photograph
-from wherewhat.lab.multihop.learning import curves
-from wherewhat.report.learning import training_curves
-from wherewhat.runs.training import TrainingRecorder
+from helpers.report import CHARTS, LINK, PANEL, TOKENS, downloaded, drawn, opening, unpacked, until
+from helpers.runs import finished
+from wherewhat.report.page import comparison_page
+from wherewhat.runs.comparison import compare
 
 pytestmark = pytest.mark.browser
 
-PANEL = ("curve", "planes", "place")
-CURVES = ("distance", "drift", "band-scores", "band-losses", "perturb-all", "perturb-untouched")
-CHARTS = ("map", "range", *PANEL, "scatter", *CURVES, "length-loss", "length-cost")
+FRAGMENTS = (
+    "heads?document=99&head=L99H99&metric=__proto__&weights=constructor&label=<b>,toString&view=__proto__&theme=<b>&model=x",
+    "<img src=x onerror=alert(1)>?search=<img src=x onerror=alert(1)>&head=%E0%A4%A",
+    "heads?document=<b>&head=L0H-1&metric=%&label=%00&search=" + "A" * 9999,
+    "?????&&&===",
+)
+
+GO_TO = """(to) => new Promise((done) => {
+    addEventListener("hashchange", () => requestAnimationFrame(() => setTimeout(done, 0)), { once: true });
+    location.hash = to;
+})"""
 
 
 @pytest.fixture
 def opened(browser, made):
-    """The page of one model."""
+    """The page of one model; it is opened offline, and an error on its console fails the test."""
     with opening(browser, made.path) as page:
         yield page
 
 
-def scroll_through(page):
-    """Charts are drawn when the reader comes near them."""
-    page.evaluate(
-        """async () => {
-            for (let y = 0; y < document.body.scrollHeight; y += 500) {
-                scrollTo(0, y);
-                await new Promise((go) => setTimeout(go, 60));
-            }
-            for (const chart of document.querySelectorAll("#panel [role=img]")) {
-                chart.scrollIntoView();
-                await new Promise((go) => setTimeout(go, 60));
-            }
-            scrollTo(0, 0);
-        }"""
-    )
+def three_digits(value):
+    """A number as the page writes it."""
+    return f"{value:.3f}" if round(value, 3) else "0.000"
 
 
-def test_first_paint_and_head_click_take_less_than_a_second(browser, made):
-    click = """() => new Promise((done) => {
-        const began = performance.now();
-        const head = document.getElementById('head');
-        head.value = '2';
-        head.dispatchEvent(new Event('change'));
-        requestAnimationFrame(() => setTimeout(() => done(performance.now() - began), 0));
-    })"""
-    paints, clicks = [], []
-    for _ in range(3):
-        with opening(browser, made.path, new_tab=True) as page:
-            paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-            page.locator("#map").scroll_into_view_if_needed()
-            page.wait_for_selector("#map svg.main-svg")
-            clicks.append(page.evaluate(click))
-    # The best of a few: whatever else the machine does meanwhile only makes them slower.
-    assert min(paints) < 1000
-    assert min(clicks) < 1000
-
-
-def test_charts_wait_until_the_reader_comes_near(opened):
-    assert opened.locator("#length-cost svg.main-svg").count() == 0
-    opened.locator("#length-cost").scroll_into_view_if_needed()
-    opened.wait_for_selector("#length-cost svg.main-svg")
-    assert "the text is longer" in opened.text_content("#length-note")
-
-
-def test_reader_finds_a_head(opened, shots):
-    opened.select_option("#metric", label="symbolic score")
-    assert "follows the tokens" in opened.text_content("#reading")
-    opened.select_option("#weights", "random")
-    opened.select_option("#layer", "1")
-    opened.select_option("#head", "2")
-    assert opened.text_content("#h-panel") == "Layer 1, head 2"
-    assert opened.text_content("#label").startswith("Label: ")
-    scroll_through(opened)
-    for chart in CHARTS:
-        assert opened.locator(f"#{chart} svg.main-svg").count() > 0, chart
+def test_it_opens_offline_with_numbers_map_and_charts(opened, made, shots):
+    (model,) = made.report.data["models"]
+    cards = opened.locator("#numbers > li").all_text_contents()
+    assert len(cards) == len(model["numbers"]) == 5
+    for number, card in zip(model["numbers"], cards, strict=True):
+        assert card.startswith(number["title"])
+        assert "On 2 documents of 28 tokens" in card
+        for value in number["values"]:
+            assert f"{three_digits(value['mean'])} {value['name']}" in card
+    assert opened.locator("#length-cost svg.main-svg").count() == 0  # charts wait until the reader comes near
+    drawn(opened, *CHARTS)
+    assert opened.evaluate("document.getElementById('map').data[0].z.flat().length") == 8
+    links = opened.eval_on_selector_all("#contents a", "(links) => links.map((link) => link.getAttribute('href'))")
+    assert len(links) == opened.locator("main > section:visible").count() >= 6
+    assert [opened.locator(link).count() for link in links] == [1] * len(links)
     opened.screenshot(path=shots / "desktop.png")
 
 
-def test_click_on_the_map_opens_the_head(opened):
-    opened.locator("#map").scroll_into_view_if_needed()
-    opened.wait_for_selector("#map .nsewdrag")
+def test_a_chosen_head_has_a_panel_with_its_own_numbers(opened, made):
+    (model,) = made.report.data["models"]
+    opened.select_option("#layer", "1")
+    opened.select_option("#head", "2")
+    assert opened.text_content("#h-panel") == "Layer 1, head 2"
+    assert opened.text_content("#table-of-heads [aria-selected=true] th") == "L1H2"
+    swaps, record = model["swaps"], model["records"][1][2]
+    label = opened.text_content("#label")
+    assert label.startswith(f"Label: {swaps['labels'][int(swaps['label'][1][2])]} in 2 of 2 documents")
+    assert f"Positional {three_digits(swaps['s_pos'][1][2])} " in label
+    opened.click("#all-numbers summary")
+    opened.wait_for_selector("#numbers-of-head tbody tr")
+    cells = "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
+    rows = opened.eval_on_selector_all("#numbers-of-head tbody tr", cells)
+    for (title, *shown), metric in zip(rows, model["metrics"], strict=True):
+        assert title == metric["title"]
+        for weights, text in zip(("trained", "random", "shuffled"), shown, strict=True):
+            value = metric["values"][weights][1][2] if weights in metric["values"] else ""
+            assert text in ("", "undefined") if value in ("", None) else float(text) == value, (title, weights)
+    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
+    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    queries, keys = np.tril_indices(TOKENS)
+    assert [(int(line["query"]), int(line["key"])) for line in lines] == list(zip(queries, keys, strict=True))
+    matrix = np.array([float(line["pattern"]) for line in lines])
+    logits = unpacked(record["documents"][0]["map"])
+    np.testing.assert_allclose(np.bincount(queries, matrix), 1, rtol=1e-12)
+    expected = np.exp(logits) / np.bincount(queries, np.exp(logits))[queries]
+    np.testing.assert_allclose(matrix, expected, rtol=1e-12)
+    drawn(opened, *PANEL)
+    middle = "document.getElementById('curve').data.find((line) => line.name?.startsWith('mean')).y"
+    np.testing.assert_allclose(opened.evaluate(middle), unpacked(record["mean"]), rtol=1e-12, atol=1e-12)
+    drawn(opened, "map")
     box = opened.locator("#map .nsewdrag").bounding_box()
     opened.mouse.click(box["x"] + box["width"] * 7 / 8, box["y"] + box["height"] / 4)
     opened.wait_for_selector("#h-panel:text-is('Layer 1, head 3')")
     assert opened.input_value("#head") == "3"
 
 
-def test_keyboard_alone(opened):
-    opened.select_option("#layer", "0")
-    opened.select_option("#head", "0")
-    opened.focus("#layer")
-    opened.keyboard.press("ArrowDown")
-    opened.wait_for_selector("#h-panel:text-is('Layer 1, head 0')")
-    opened.focus("#map")
-    opened.keyboard.press("ArrowRight")
-    opened.wait_for_selector("#h-panel:text-is('Layer 1, head 1')")
-    opened.focus("#search")
-    opened.keyboard.type("l0")
-    opened.focus("#table-of-heads tbody tr")
-    for key in ("Home", "ArrowDown", "ArrowDown", "Enter"):
-        opened.keyboard.press(key)
-    opened.wait_for_selector("#h-panel:text-is('Layer 0, head 2')")
-    opened.focus("#theme")
-    opened.keyboard.press("Enter")
-    assert opened.get_attribute("#theme", "aria-pressed") == "true"
-
-
-def test_dark_and_narrow(opened, shots):
-    colour = "getComputedStyle(document.body).backgroundColor"
-    light = opened.evaluate(colour)
-    opened.click("#theme")
-    assert opened.evaluate(colour) != light
-    scroll_through(opened)
-    opened.set_viewport_size({"width": 360, "height": 740})
-    opened.wait_for_timeout(500)
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 360
-    assert opened.locator("#map").bounding_box()["width"] <= 360
-    opened.screenshot(path=shots / "phone-dark.png")
-
-
-def until(page, condition):
-    """Wait for a condition; the page's policy forbids the browser driver's own way."""
-    for _ in range(100):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(condition)
-
-
-def test_a_link_opens_the_same_view(opened, browser, made):
-    opened.select_option("#metric", label="symbolic score")
-    opened.select_option("#weights", "random")
-    opened.select_option("#layer", "1")
-    opened.select_option("#head", "2")
-    opened.select_option("#view", "residual")
-    opened.select_option("#document", "1")
-    opened.fill("#search", "L1")
-    opened.click("#chips button:has-text('mixed')")
-    opened.click("#theme")
-    until(opened, "location.hash.includes('theme=dark')")
-    with opening(browser, made.path, opened.url.split("#", 1)[1]) as same:
-        for control in ("#metric", "#weights", "#layer", "#head", "#view", "#document", "#search"):
-            assert same.input_value(control) == opened.input_value(control), control
-        for place in ("#h-panel", "#shown", "#view-note"):
-            assert same.text_content(place) == opened.text_content(place), place
-        assert same.get_attribute("#theme", "aria-pressed") == "true"
-        assert same.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
-
-
-def test_a_link_names_the_model_too(browser, beside):
-    report, path = beside
-    name = report.data["models"][2]["model"]["name"]
-    link = f"heads?{urlencode({'model': name, 'head': 'L2H1', 'metric': 'r'})}"
-    with opening(browser, path, link) as page:
-        assert page.input_value("#model") == "2"
-        assert page.text_content("#h-panel") == "Layer 2, head 1"
-        assert "is a gpt2 model" in page.text_content("#about")
-        page.select_option("#model", "0")
-        until(page, "decodeURIComponent(location.hash).includes('model=<b')")
-
-
-def test_findings_link_by_the_fragment_and_back_undoes_it(opened):
-    before = opened.input_value("#metric"), opened.text_content("#shown")
-    until(opened, "location.hash.includes('head=')")
-    opened.evaluate("location.hash = '#heads?metric=unique_c&label=mixed'")
-    until(opened, "document.querySelector('#metric').selectedOptions[0].text.includes('key')")
-    assert opened.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
-    assert opened.evaluate("document.querySelector('#heads').getBoundingClientRect().top") < 10
-    until(opened, "location.hash.includes('head=')")
-    opened.go_back()
-    until(opened, "document.querySelector('#chips [aria-pressed=true]') === null")
-    assert (opened.input_value("#metric"), opened.text_content("#shown")) == before
-    opened.evaluate("location.hash = '#length'")
-    until(opened, "location.hash.startsWith('#length?')")
-    assert opened.evaluate("scrollY") > 1000
-
-
-@pytest.mark.parametrize(
-    "fragment",
-    [
-        "heads?document=99&head=L99H99&metric=__proto__&weights=constructor&label=<b>,toString&view=__proto__&theme=<b>&model=x",
-        "<img src=x onerror=alert(1)>?search=<img src=x onerror=alert(1)>&head=%E0%A4%A",
-        "heads?document=<b>&head=L0H-1&metric=%&label=%00&search=" + "A" * 9999,
-        "?????&&&===",
-    ],
-)
-def test_hostile_fragments_are_ignored(browser, made, fragment):
-    with opening(browser, made.path) as page:
-        heading = page.text_content("#h-panel")
-        page.evaluate("(to) => { location.hash = to; }", fragment)
-        page.wait_for_timeout(400)
-        assert page.text_content("#h-panel") == heading
-        assert page.locator("main img, main b, main script").count() == 0
-        assert len(page.input_value("#search")) <= 100
-    with opening(browser, made.path, fragment) as page:
-        assert page.text_content("#h-panel") == heading
-
-
-def test_heads_are_found_by_search_label_and_order(opened):
-    rows = "[...document.querySelectorAll('#table-of-heads tbody tr:not([hidden])')]"
-    shown = f"{rows}.map((row) => row.cells[0].textContent)"
-    heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
-    assert opened.evaluate(shown) == heads
-    for text, found in {"L1H3": ["L1H3"], "1.3": ["L1H3"], "l0": heads[:4], "1": heads[4:], "9": [], "<b>": []}.items():
-        opened.fill("#search", text)
-        assert opened.evaluate(shown) == found, text
-    covered = "document.getElementById('map').data[1].z.flat().filter((x) => x === 1).length"
-    opened.fill("#search", "L1H3")
-    opened.locator("#map").scroll_into_view_if_needed()
-    until(opened, f"{covered} === 7")
-    opened.fill("#search", "")
-    label = opened.text_content("#table-of-heads tbody td")
-    opened.click(f"#chips button:has-text('{label}')")
-    assert set(opened.evaluate(f"{rows}.map((row) => row.cells[1].textContent)")) == {label}
-    opened.click(f"#chips button:has-text('{label}')")
-    values = f"{rows}.map((row) => row.cells[2].textContent)"
-    header = opened.locator("#table-of-heads thead th").nth(2)
-    for order, sign in (("descending", -1), ("ascending", 1)):
-        header.locator("button").click()
-        assert header.get_attribute("aria-sort") == order
-        found = [float(value) for value in opened.evaluate(values)]
-        assert found == sorted(found, key=lambda value: sign * value)
-    opened.locator("#table-of-heads tbody tr", has_text="L1H1").click()
-    assert opened.text_content("#h-panel") == "Layer 1, head 1"
-    assert opened.text_content("#table-of-heads [aria-selected=true] th") == "L1H1"
-
-
-def test_panel_is_beside_the_map_or_scrolled_to(opened):
-    map_, panel = (opened.locator(place).bounding_box() for place in ("#map", "#panel"))
-    assert panel["x"] > map_["x"] + map_["width"]
-    opened.set_viewport_size({"width": 390, "height": 740})
-    opened.locator("#table-of-heads tbody tr", has_text="L1H1").click()
-    until(opened, "Math.abs(document.getElementById('panel').getBoundingClientRect().top) < 5")
-
-
-def downloaded(page, button):
-    with page.expect_download() as found:
-        page.locator(button).click()
-    page.wait_for_timeout(300)  # Chromium refuses more than ten downloads in a row
-    return found.value.suggested_filename, Path(found.value.path()).read_text("utf-8")
-
-
-def point_at(page, query, key):
-    """Point at a cell of the matrix of 28 tokens, again if a chart that was drawn meanwhile moved the matrix."""
-    for _ in range(20):
-        spot = page.locator("#matrix").bounding_box()
-        width, height = ((spot[name] - 88) / 28 for name in ("width", "height"))
-        page.mouse.move(spot["x"] + 84 + width * (key + 0.5), spot["y"] + 4 + height * (query + 0.5))
-        page.wait_for_timeout(50)
-        if page.locator("#matrix").bounding_box() == spot and "→" in page.text_content("#cell"):
-            return
-
-
-def test_pattern_is_softmax_and_views_share_a_scale(opened):
-    opened.locator("#matrix").scroll_into_view_if_needed()
-    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
-    sums = [0.0] * 28
-    for line in csv.DictReader(io.StringIO(text, newline="")):
-        assert int(line["key"]) <= int(line["query"])
-        sums[int(line["query"])] += float(line["pattern"])
-    assert sums == pytest.approx([1] * 28, abs=1e-6)
-    assert (opened.text_content("#scale-low"), opened.text_content("#scale-high")) == ("0", "1 (attention)")
-    spans = set()
-    for view in ("logits", "fit", "residual", "where", "what"):
-        opened.select_option("#view", view)
-        low, high = (opened.text_content(f"#scale-{end}") for end in ("low", "high"))
-        assert low == f"-{high.removesuffix(' (logit)')}"
-        spans.add(low)
-    assert len(spans) == 1
-
-
-def test_matrix_and_text_are_linked(opened):
-    opened.locator("#matrix").scroll_into_view_if_needed()
-    opened.wait_for_timeout(300)
-    point_at(opened, 9, 3)
-    at = "(name) => [...document.getElementById('text').children].findIndex((x) => x.classList.contains(name))"
-    assert (opened.evaluate(at, "query"), opened.evaluate(at, "key")) == (9, 3)
-    assert opened.locator("#marked-query").is_visible()
-    assert "distance 6: " in opened.text_content("#cell")
-    opened.focus("#matrix")
-    opened.keyboard.press("ArrowRight")
-    assert "distance 5: " in opened.text_content("#cell")
-    opened.locator("#text span").nth(5).hover()
-    assert opened.evaluate(at, "key") == 5
-    assert opened.locator("#marked-query").is_hidden()
-    assert opened.locator("#marked-key").is_visible()
-
-
-def test_every_chart_can_be_downloaded(opened):
-    scroll_through(opened)
-    for chart in (*CHARTS, "matrix"):
-        name, text = downloaded(opened, f".charted:has(> #{chart}) button:text-is('CSV')")
-        head = r"-L\dH\d" if chart in (*PANEL, "matrix") else ""
-        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}{head}\.csv", name)
-        header, *lines = csv.reader(io.StringIO(text))
-        assert lines, chart
-        assert {len(line) for line in lines} == {len(header)}, chart
-    name, text = downloaded(opened, ".charted:has(> #map) button:text-is('SVG')")
-    assert name == "b-onclick-alert-3-tiny-map.svg"
-    assert text.startswith("<svg")
-    for chart in ("map", "curve", "matrix"):
-        with opened.expect_download() as found:
-            opened.locator(f".charted:has(> #{chart}) button:text-is('PNG')").click()
-        assert re.fullmatch(rf"b-onclick-alert-3-tiny-{chart}(-L\dH\d)?\.png", found.value.suggested_filename)
-        assert Path(found.value.path()).read_bytes().startswith(b"\x89PNG")
-    name, text = downloaded(opened, "#download-heads")
-    header, *lines = csv.reader(io.StringIO(text))
-    assert len(lines) == 8
-    assert {"layer", "head", "label", "s_pos", "unique_c", "sink_mass"} <= set(header)
-
-
-def test_documents_of_the_panel(opened):
-    """The chosen document changes matrix, text and its own curve; the mean curve stays."""
-    opened.locator("#matrix").scroll_into_view_if_needed()
-    assert "the first 28 tokens of \u2068<i>0\u2069." in opened.text_content("#view-note")
-    opened.locator("#curve").scroll_into_view_if_needed()
-    opened.wait_for_selector("#curve svg.main-svg")
-    lines = "document.getElementById('curve').data.filter((line) => line.line.width !== 0).map((line) => line.name)"
-    assert opened.evaluate(lines) == ["&lt;i&gt;0", "mean of 2 documents"]
-    assert "Mean over 2 documents of 28 tokens with its 95 % interval" in opened.text_content("#curve-note")
-    before = opened.text_content("#text")
-    opened.select_option("#document", label="<i>1")
-    assert "the first 24 tokens of \u2068<i>1\u2069." in opened.text_content("#view-note")
-    assert before.startswith(opened.text_content("#text"))
-    assert opened.locator("#text span").count() == 24
-    until(opened, f"{lines}[0] === '&lt;i&gt;1'")
-    assert opened.text_content("#curve-note").endswith("thin: <i>1 alone.")
-    for view in ("pattern", "logits", "fit", "residual", "where", "what"):
-        opened.select_option("#view", view)
-        _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
-        found = list(csv.DictReader(io.StringIO(text, newline="")))
-        assert len(found) == 24 * 25 / 2
-        assert all(line[view] for line in found)
-    assert opened.locator("main i").count() == 0
-
-
-def test_one_document_has_one_curve(browser, made, tmp_path):
+def test_another_metric_or_other_weights_change_the_map(opened, made):
     (model,) = made.report.data["models"]
-    records = [
-        [
-            {name: x[:1] if name == "documents" else x for name, x in record.items() if name != "half"}
-            for record in layer
-        ]
-        for layer in model["records"]
-    ]
-    sizes = {name: {**size, "documents": 1} for name, size in model["sizes"].items()}
-    one = {**model, "records": records, "texts": model["texts"][:1], "sizes": sizes}
-    data = {**made.report.data, "models": [one]}
-    with opening(browser, replace(made.report, data=data).write(tmp_path / "page.html")) as page:
-        page.locator("#curve").scroll_into_view_if_needed()
-        page.wait_for_selector("#curve svg.main-svg")
-        assert page.evaluate("document.getElementById('curve').data.length") == 1
-        assert page.text_content("#curve-note") == "Of one document of 28 tokens, <i>0."
-        assert "one document of 28 tokens, 8 queries in each" in page.text_content("#place-note")
-        assert page.is_disabled("#document")
-
-
-def test_heads_like_this_one_are_nearest_and_open(opened, made):
-    """Brute force over the same metrics."""
-    opened.select_option("#layer", "1")
-    opened.select_option("#head", "2")
-    (model,) = made.report.data["models"]
-    compared = ("s_pos", "s_sym", "r", "unique_a", "unique_c", "sink_mass", "entropy")
-    grid = np.array([m["values"]["trained"] for m in model["metrics"] if m["id"] in compared], float).reshape(-1, 8)
-    spread = grid.std(1)
-    points = ((grid - grid.mean(1, keepdims=True))[spread > 0] / spread[spread > 0, None]).T
-    away = np.sqrt(((points - points[6]) ** 2).mean(1))
-    expected = [f"L{at // 4}H{at % 4}" for at in np.argsort(away, kind="stable") if at != 6][:5]
-    links = opened.locator("#like a")
-    assert links.all_text_contents() == expected
-    assert f"head={expected[0]}" in links.first.get_attribute("href")
-    links.first.click()
-    layer, head = expected[0][1:].split("H")
-    assert opened.text_content("#h-panel") == f"Layer {layer}, head {head}"
-    assert "standard deviations over heads" in opened.text_content("#like-note")
-
-
-def test_metrics_are_grouped_by_measurement(opened, made):
-    (model,) = made.report.data["models"]
-    groups = "[...document.querySelectorAll('#metric optgroup')].map((group) => group.label)"
-    assert opened.evaluate(groups) == list(dict.fromkeys(metric["group"] for metric in model["metrics"]))
-    assert opened.locator("#metric option").count() == len(model["metrics"])
-
-
-def test_map_has_the_range_of_the_model(opened, made):
-    """Colours span the model's values whatever is shown; the chart below has all distributions on one axis."""
-    (model,) = made.report.data["models"]
-    r = next(metric for metric in model["metrics"] if metric["id"] == "r")
-    own = sorted(x for layer in r["values"]["trained"] for x in layer)
-    opened.locator("#range").scroll_into_view_if_needed()
-    opened.wait_for_selector("#range svg.main-svg")
+    metrics = {metric["id"]: metric for metric in model["metrics"]}
+    drawn(opened, "map", "range")
+    shown = "document.getElementById('map').data[0].z"
     span = "[document.getElementById('map').data[0].zmin, document.getElementById('map').data[0].zmax]"
-    assert opened.evaluate(span) == [own[0], own[-1]]
-    opened.select_option("#weights", "random")
-    until(opened, "document.getElementById('range').layout.annotations[1].text.startsWith('<b>random</b>')")
-    assert opened.evaluate(span) == [own[0], own[-1]]
-    bars = "document.getElementById('range').data.map((bars) => [bars.name, bars.y.reduce((x, y) => x + y)])"
-    assert opened.evaluate(bars) == [[name, 8] for name in r["values"]]
-    notes = opened.evaluate("document.getElementById('range').layout.annotations.map((note) => note.text)")
-    assert notes[0].startswith(f"trained: {own[0]:.3f} to {own[-1]:.3f}, median ")
+    for name in ("r", "s_sym"):
+        values = metrics[name]["values"]
+        own = sorted(x for layer in values["trained"] for x in layer)
+        opened.select_option("#metric", label=metrics[name]["title"])
+        assert metrics[name]["reading"] in opened.text_content("#reading")
+        for weights in ("random", "trained"):
+            opened.select_option("#weights", weights)
+            until(opened, f"JSON.stringify({shown}) === JSON.stringify({json.dumps(values[weights])})")
+            assert opened.evaluate(span) == [own[0], own[-1]]  # the model's own range, whatever is shown
+        notes = opened.evaluate("document.getElementById('range').layout.annotations.map((note) => note.text)")
+        assert notes[0].startswith(f"<b>trained</b>: {three_digits(own[0])} to {three_digits(own[-1])}, median ")
 
 
-def test_terms_lead_to_their_definitions(opened, made):
-    (model,) = made.report.data["models"]
-    opened.click("#all-numbers summary")
-    links = opened.eval_on_selector_all("a.term[href]", "(links) => links.map((link) => link.getAttribute('href'))")
-    assert {"#term-r", "#term-r_behaviour", "#term-s_pos", "#term-key-term", "#method-distance"} <= set(links)
-    for link in set(links):
-        assert opened.locator(link).count() == 1, link
-    for term in model["terms"]:
-        assert opened.text_content(f"#term-{term['id']} + dd") == term["reading"]
-    opened.select_option("#head", "1")
-    opened.click("#numbers a.term >> nth=0")
-    until(opened, "Math.abs(document.getElementById('term-r').getBoundingClientRect().top) < innerHeight")
-    until(opened, "location.hash.startsWith('#term-r?head=')")
-    assert opened.input_value("#head") == "1"
-
-
-def test_terms_that_were_not_measured_are_no_links(browser, beside):
-    with opening(browser, beside[1]) as page:
-        page.select_option("#model", "2")
-        assert page.get_attribute("a[data-to=method-distance]", "href") is None
-        page.select_option("#model", "0")
-        assert page.get_attribute("a[data-to=method-distance]", "href") == "#method-distance"
-
-
-def test_sizes_are_beside_the_numbers(opened):
-    for card in opened.locator("#numbers > li").all_text_contents():
-        assert "On 2 documents of 28 tokens" in card
-    assert "2 documents of 28 tokens, 8 queries in each" in opened.text_content("#place-note")
-    assert "2 documents of 28 tokens, 8 queries in each" in opened.text_content("#plane-note")
-    assert "one document of 28 tokens" in opened.text_content("#planes-note")
-    assert "one document of 28 tokens" in opened.text_content("#distance-note")
-    assert "Mean over 2 documents of 28 tokens." in opened.text_content("#reading")
-
-
-def test_long_tables_lay_out_what_is_near(browser, made, tmp_path):
-    """1,024 heads: the table shows the chosen one, the end is reached by keys and by scrolling, and typing is fast."""
-    (model,) = made.report.data["models"]
-
-    def grown(grid):
-        return [[grid[layer % 2][head % 4] for head in range(32)] for layer in range(32)]
-
-    metrics = [
-        {**metric, "values": {weights: grown(grid) for weights, grid in metric["values"].items()}}
-        for metric in model["metrics"]
-    ]
-    swaps = {k: grown(v) if isinstance(v, list) and isinstance(v[0], list) else v for k, v in model["swaps"].items()}
-    big = {
-        **model,
-        "model": {**model["model"], "layers": list(range(32)), "heads": [32] * 32},
-        "records": grown(model["records"]),
-        "turns": [model["turns"][0]] * 32,
-        "metrics": metrics,
-        "swaps": swaps,
-    }
-    path = replace(made.report, data={**made.report.data, "models": [big]}).write(tmp_path / "page.html")
-    lines = "[...document.querySelectorAll('#table-of-heads tbody tr:not([hidden])')]"
-    laid = f"{lines}.map((row) => row.cells[0].textContent)"
-    with opening(browser, path) as page:
-        page.select_option("#layer", "20")
-        page.select_option("#head", "5")
-        assert "L20H5" in page.evaluate(laid)
-        assert len(page.evaluate(laid)) <= 200
-        page.focus("#table-of-heads [aria-selected=true]")
-        page.keyboard.press("End")
-        assert page.evaluate("document.activeElement.cells[0].textContent") == "L31H31"
-        page.fill("#search", "")
-        page.evaluate(
-            "(() => { const t = document.getElementById('table-of-heads'); t.scrollTop = t.scrollHeight; })()"
-        )
-        until(page, f"{lines}.length > 50")
-        page.fill("#search", "31")
-        assert page.evaluate(laid) == [f"L31H{head}" for head in range(32)]
-        assert page.text_content("#shown") == "32 of 1024 heads"
-        key = """(text) => new Promise((done) => {
-            const began = performance.now();
-            const place = document.getElementById('search');
-            place.value = text;
-            place.dispatchEvent(new Event('input'));
-            requestAnimationFrame(() => setTimeout(() => done(performance.now() - began), 0));
-        })"""
-        assert min(page.evaluate(key, text) for text in ("", "1", "", "2", "")) < 500
-
-
-def test_text_in_downloads_is_text(opened, made):
-    opened.locator("#matrix").scroll_into_view_if_needed()
-    _, text = downloaded(opened, ".charted:has(> #matrix) button:text-is('CSV')")
-    lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    tokens = made.report.data["models"][0]["texts"][0]["tokens"]
-    for line in lines:
-        for which in ("query", "key"):
-            token = tokens[int(line[which])]
-            assert line[f"{which} token"] == (f"'{token}" if token[:1] in tuple("=+-@\t\r\n") else token)
-
-
-def test_contents_lead_to_every_section(opened):
-    links = opened.eval_on_selector_all("#contents a", "(links) => links.map((link) => link.getAttribute('href'))")
-    assert len(links) == opened.locator("main > section:visible").count() >= 6
-    for link in links:
-        assert opened.locator(link).count() == 1
-    assert "arXiv:2511.11579" in opened.text_content("#cite")
-
-
-def test_hostile_text_is_shown_as_text(opened):
+def test_hostile_text_and_hostile_links_are_not_executed(opened, browser, made):
+    """A dialog or an error on the console fails the test, see ``opening``."""
     assert opened.text_content("#name") == "<b onclick=alert(3)>tiny"
     assert "<script>alert(1)</script>" in opened.text_content("#text")
-    assert opened.locator("#text script, #text img, main b").count() == 0
-    opened.locator("#matrix").scroll_into_view_if_needed()
-    # The last query on an early key: the line above the matrix quotes both tokens.
-    point_at(opened, 27, 2)
-    assert '→ " <"' in opened.text_content("#cell")
+    heading = opened.text_content("#h-panel")
+    for fragment in FRAGMENTS:
+        opened.evaluate(GO_TO, fragment)
+        assert opened.text_content("#h-panel") == heading, fragment
+        assert len(opened.input_value("#search")) <= 100
+        with opening(browser, made.path, fragment) as page:
+            assert page.text_content("#h-panel") == heading, fragment
+    assert opened.locator("main img, main b, main i, main script").count() == 0
     assert opened.locator("script").count() == 3
 
 
-def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_path):
-    report, _ = beside
-    watch = TrainingRecorder(tiny("llama"), tokens(16, batch=2), every=1, out=tmp_path, name="<b>recorded")
-    watch(1)
-    watch.finish()
-    learned = [curves(multihop_study), *training_curves(tmp_path).values()]
-    path = replace(report, data={**report.data, "learning": learned}).write(tmp_path / "beside.html")
+def test_models_side_by_side_and_a_page_of_many_runs(browser, tuned, tmp_path):
+    report, path = tuned
     with opening(browser, path) as page:
-        scroll_through(page)
-        for chart in ("map-0", "map-1", "map-2", "plane-0", "plane-1", "plane-2", "dynamics"):
-            assert page.locator(f"#{chart} svg.main-svg").count() > 0, chart
-        panels = "Object.keys(document.getElementById('dynamics').layout).filter((key) => key.startsWith('yaxis'))"
-        assert len(page.evaluate(panels)) == 3
-        page.select_option("#study", "1")
-        page.locator("#dynamics").scroll_into_view_if_needed()
-        page.wait_for_timeout(500)
-        assert len(page.evaluate(panels)) == 2
-        assert page.text_content("#learning-note") == learned[1]["note"]
-        assert page.text_content("#learning-table tbody tr:last-child th") == "1"
-        photograph(page, "#learning", shots / "learning.png")
-        spans = page.evaluate("[0, 1, 2].map((i) => document.getElementById(`map-${i}`)._fullData[0].zmax)")
-        assert len(set(spans)) == 1
-        page.select_option("#model", "2")
-        assert "is a gpt2 model" in page.text_content("#about")
-        assert page.text_content("#distance-note") == "Not measured for this model."
-        assert page.locator("#band-scores").is_hidden()
-        page.select_option("#model", "0")
-        assert page.locator("#band-scores").is_visible()
-        scroll_through(page)
-        page.screenshot(path=shots / "side-by-side.png")
-
-
-def test_scatter_comes_back_with_the_model_that_has_it(browser, beside, tmp_path):
-    """Hidden charts are never near the reader, so hiding must not wait for drawing."""
-    first, *others = beside[0].data["models"]
-    data = {**beside[0].data, "models": [{**first, "swaps": None}, *others]}
-    with opening(browser, replace(beside[0], data=data).write(tmp_path / "page.html")) as page:
-        scroll_through(page)
-        assert page.locator("#scatter").is_hidden()
-        assert page.text_content("#plane-note") == "Not measured for this model."
+        assert page.locator("#side-by-side tbody tr").count() == len(report.data["comparison"]["numbers"])
+        assert "paired, 2 documents" in page.text_content("#side-by-side")
+        drawn(page, "map-0", "map-1", "ranks", "pair-0")
+        for metric in ("r", "unique_c"):
+            page.select_option("#shared-metric", metric)
+            found = report.data["comparison"]["pairs"][0]["metrics"][metric]
+            correlation = three_digits(found["correlation"])
+            assert f"Correlation over 8 heads: {correlation}" in page.text_content("#pair-note-0")
+            most = found["changed"][0]
+            assert page.text_content("#pair-table-0 tbody th") == f"L{most['layer']}H{most['head']}"
         page.select_option("#model", "1")
-        page.locator("#scatter").scroll_into_view_if_needed()
-        page.wait_for_selector("#scatter svg.main-svg")
-        assert page.text_content("#plane-note").startswith("Bottom right")
-        page.select_option("#model", "0")
-        assert page.locator("#scatter").is_hidden()
-
-
-def test_no_numbers_of_heads_are_a_sentence(browser, beside, tmp_path):
-    first, second, *_ = beside[0].data["models"]
-    data = {**beside[0].data, "models": [{**first, "metrics": []}, second]}
-    with opening(browser, replace(beside[0], data=data).write(tmp_path / "page.html")) as page:
-        assert "for all of these models" in page.text_content("#unshared")
-        assert page.locator("#shared").is_hidden()
-        assert page.text_content("#reading").startswith("No number of single heads")
-        scroll_through(page)
-        page.select_option("#layer", "1")
-        assert page.text_content("#h-panel").startswith("Layer 1, head ")
-        page.select_option("#model", "1")
-        page.locator("#map").scroll_into_view_if_needed()
-        page.wait_for_selector("#map svg.main-svg")
-        assert "Control" in page.text_content("#reading")
-        page.select_option("#model", "0")
-        page.select_option("#layer", "0")
-        assert page.locator("#map").is_hidden()
-
-
-def test_one_is_no_plural_and_no_moment_comes_twice(browser, made, multihop_study, tmp_path):
-    learned, (model,) = curves(multihop_study), made.report.data["models"]
-    few = {**learned, "table": {**learned["table"], "rows": learned["table"]["rows"][:2]}}
-    one = {**model, "model": {**model["model"], "layers": [0], "heads": [1], "kv_heads": [1]}}
-    data = {**made.report.data, "models": [one], "learning": [few], "command": None}
-    with opening(browser, replace(made.report, data=data).write(tmp_path / "page.html")) as page:
-        assert "1 layer of 1 attention head (1 key head)" in page.text_content("#about")
-        assert page.text_content("#learning-note") == learned["note"]
-        assert page.locator("#learning-table tbody tr").count() == 2
-        assert page.locator("#no-command").is_visible()
-        assert page.locator("#command").is_hidden()
+        assert "\u2068<i>tuned\u2069 is a llama model" in page.text_content("#about")
+        assert page.locator("main b, main i, svg a").count() == 0
+    pytest.importorskip("polars")
+    for step in ("step1", "step10"):
+        for model in (LINK, "other"):
+            finished(tmp_path / "store", {"a": 0.5, "b": 0.6}, model=model, metric="<b>r", extra={"checkpoint": step})
+    path = tmp_path / "page.html"
+    path.write_text(comparison_page(compare([tmp_path / "store"], metrics=["<b>r"])))
+    with opening(browser, path) as page:
+        drawn(page, "plot-0")
+        assert LINK in page.text_content("#plot-0")
+        assert "<b>r" in page.text_content("#plot-0 .ytitle")
+        assert LINK in page.text_content("#sections table")
+        assert page.locator("main a, main b, svg a").count() == 0

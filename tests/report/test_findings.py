@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import wherewhat
 from wherewhat.measures.measurement import Metric
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.report.findings import MOST, RULES, _percent, _plus_minus, _verb, find
+from wherewhat.report.findings import RULES, _percent, _plus_minus, _verb, find
 from wherewhat.report.measurements import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary
@@ -69,7 +69,6 @@ def measured(tmp_path):
     return measure
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "sentence"),
     [
@@ -84,17 +83,11 @@ def test_constructed_heads(measured, kinds, sentence):
     assert [finding.text for finding in find(measured(constructed(*kinds)))] == [sentence]
 
 
-@pytest.mark.slow
-def test_a_random_model_has_no_learned_heads(measured):
-    found = find(measured(constructed("positional", "symbolic"), weights="random"))
-    assert {finding.rule for finding in found} <= {"uniform heads"}
-
-
-@pytest.mark.slow
 def test_a_model_beside_its_untrained_one(measured):
     model = constructed(*["symbolic"] * 8)
     found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
     assert found["key"].text.startswith("Training ")
+    assert all("4 documents)." in finding.text for finding in found.values())
     sizes = r"what only the key explains: 9\d % \(9\d to 100 %\) .* against \d ± \d % in one untrained"
     assert re.search(sizes, found["key"].text)  # Student's interval of 97 % ends above 100 %
     assert found["key"].link == "heads?metric=unique_c"
@@ -105,12 +98,13 @@ def test_a_model_beside_its_untrained_one(measured):
 def test_one_document_has_no_interval(measured):
     found = find(measured(constructed("symbolic"), documents=1, controls=("random",)))
     assert {finding.rule for finding in found} <= {"pure heads"}
+    assert all("one document)." in finding.text for finding in found)
 
 
-@pytest.mark.slow
-def test_the_untrained_model_as_its_own_control_says_nothing(measured):
+def test_an_untrained_model_has_no_learned_heads_alone_or_as_its_own_control(measured):
     """The same weights twice: no difference is a finding, and r is said to be no sign of training."""
     runs = measured(constructed("positional", "symbolic"), weights="random")
+    assert {finding.rule for finding in find(runs)} <= {"uniform heads"}
     same = [(request.with_weights("trained"), run) for request, run in runs.finished]
     found = find(Runs([*same, *runs.finished]))
     assert {finding.rule for finding in found} <= {"additivity"}
@@ -127,65 +121,60 @@ def other_runs(measurement, values, *, control=None):
     return Runs([first], others=[OtherRun(runs, 0, None)])
 
 
-@pytest.mark.parametrize(
-    ("measurement", "values", "control", "sentence"),
-    [
-        (
-            "prompts",
-            {"trained": ("accuracy", 0.8, 0.67, 0.89)},
-            0.25,
-            "The model answers 80 % (67 to 89 %) of 50 prompts correctly; chance is 25 %.",
-        ),
-        ("prompts", {"trained": ("accuracy", 0.3, 0.2, 0.43)}, 0.25, None),
-        ("prompts", {"trained": ("accuracy", 0.1, 0.05, 0.2)}, 0.25, None),
-        ("prompts", {"trained": ("accuracy", 0.8, 0.67, 0.89)}, None, None),
-        (
-            "choices",
-            {"trained": ("accuracy", 0.5, 0.4, 0.6)},
-            0.25,
-            "The model chooses the right alternative in 50 ± 10 % of 50 items; chance is 25 %.",
-        ),
-        (
-            "split",
-            {"trained": ("k_position", 0.3, 0.25, 0.35), "random": ("k_position", 0.1, 0.05, 0.15)},
-            None,
-            "Position accounts for 30 ± 5 % of the keys' variance, against 10 ± 5 % in one untrained model "
-            "(50 documents).",
-        ),
-        (
-            "split",
-            {"trained": ("k_position", 0.13, 0.08, 0.18), "random": ("k_position", 0.1, 0.05, 0.15)},
-            None,
-            None,
-        ),
-        ("split", {"trained": ("k_position", 0.3, 0.25, 0.35)}, None, None),
-    ],
+OTHERS = (
+    (
+        "prompts",
+        {"trained": ("accuracy", 0.8, 0.67, 0.89)},
+        0.25,
+        "The model answers 80 % (67 to 89 %) of 50 prompts correctly; chance is 25 %.",
+    ),
+    ("prompts", {"trained": ("accuracy", 0.3, 0.2, 0.43)}, 0.25, None),
+    ("prompts", {"trained": ("accuracy", 0.1, 0.05, 0.2)}, 0.25, None),
+    ("prompts", {"trained": ("accuracy", 0.8, 0.67, 0.89)}, None, None),
+    (
+        "choices",
+        {"trained": ("accuracy", 0.5, 0.4, 0.6)},
+        0.25,
+        "The model chooses the right alternative in 50 ± 10 % of 50 items; chance is 25 %.",
+    ),
+    (
+        "split",
+        {"trained": ("k_position", 0.3, 0.25, 0.35), "random": ("k_position", 0.1, 0.05, 0.15)},
+        None,
+        "Position accounts for 30 ± 5 % of the keys' variance, against 10 ± 5 % in one untrained model (50 documents).",
+    ),
+    (
+        "split",
+        {"trained": ("k_position", 0.13, 0.08, 0.18), "random": ("k_position", 0.1, 0.05, 0.15)},
+        None,
+        None,
+    ),
+    ("split", {"trained": ("k_position", 0.3, 0.25, 0.35)}, None, None),
 )
-def test_other_measurements(measurement, values, control, sentence):
-    rule = {"split": "position"}.get(measurement, measurement)
-    found = RULES[rule](other_runs(measurement, values, control=control))
-    assert (found and found.text) == sentence
-    assert found is None or found.link == f"measured-{measurement}"
 
 
-@pytest.mark.parametrize(
-    ("rises", "sentence"),
-    [
+def test_other_measurements():
+    for measurement, values, control, sentence in OTHERS:
+        rule = {"split": "position"}.get(measurement, measurement)
+        found = RULES[rule](other_runs(measurement, values, control=control))
+        assert (found and found.text) == sentence
+        assert found is None or found.link == f"measured-{measurement}"
+
+
+def test_cost_of_additive_logits():
+    for rises, sentence in (
         ([0.4, 0.5, 0.6], "Exactly additive logits in all heads cost 0.50 ± 0.25 nats per token (3 documents)."),
         ([-0.1, 0.1, 0.2], None),
         ([0.5], None),
         ([], None),
-    ],
-)
-def test_cost_of_additive_logits(rises, sentence):
-    run = SimpleNamespace(measurement=SimpleNamespace(name="residual"), values=lambda name, less: rises)
-    found = RULES["residual"](Runs([(Request("axes"), run)], others=[OtherRun({"trained": run}, 0, None)]))
-    assert (found and found.text) == sentence
+    ):
+        run = SimpleNamespace(measurement=SimpleNamespace(name="residual"), values=lambda name, less, x=rises: x)
+        found = RULES["residual"](Runs([(Request("axes"), run)], others=[OtherRun({"trained": run}, 0, None)]))
+        assert (found and found.text) == sentence
 
 
-@pytest.mark.parametrize(
-    ("now", "before", "verb"),
-    [
+def test_verbs():
+    for now, before, verb in (
         (3, 1, "tripled"),
         (2, 1, "doubled"),
         (1.2, 1, "raised"),
@@ -195,29 +184,14 @@ def test_cost_of_additive_logits(rises, sentence):
         (1, 9, "lowered"),
         (2.4, 1, "raised 2.4-fold"),
         (1, 0, "raised"),
-    ],
-)
-def test_verbs(now, before, verb):
-    assert _verb(now, before) == verb
+    ):
+        assert _verb(now, before) == verb, (now, before)
 
 
-@pytest.mark.slow
-def test_every_finding_says_its_documents(measured):
-    for documents, words in ((1, "one document"), (4, "4 documents")):
-        for finding in find(measured(constructed("symbolic", "uniform"), documents=documents, controls=("random",))):
-            assert f"{words})." in finding.text
-
-
-def test_intervals_at_the_end_of_a_range_have_two_bounds():
+def test_intervals_have_two_bounds_at_the_end_of_a_range_and_the_digits_they_know():
     assert _plus_minus(interval([0.9, 0.98, 0.99]).within((0.0, 1.0))) == "0.957 (0.834 to 1.000)"
     assert _percent(interval([0.0, 0.1, 0.2]).within((0.0, 1.0))) == "10 % (0 to 35 %)"
 
-
-def test_intervals_have_as_many_digits_as_they_know():
     assert _plus_minus(interval([0.5, 0.52, 0.51])) == "0.510 ± 0.025"
     assert _plus_minus(interval([30.0, 60.0, 45.0])) == "45 ± 37"
     assert _plus_minus(interval([0.5])) == "0.5"
-
-
-def test_rules_are_at_least_as_many_as_a_page_shows():
-    assert len(RULES) >= MOST

@@ -1,10 +1,11 @@
-"""End-to-end: a report killed at ten random moments and run again ends with the same scores, byte for byte."""
+"""End-to-end: a report that is killed and run again by the same command ends with the same scores, byte for byte.
+
+The process kills itself before it measures a given text, so that the moment does not depend on the machine.
+"""
 
 from __future__ import annotations
 
-import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,39 @@ from helpers.command_line import command_process
 from helpers.report import TOKENS
 
 
-@pytest.mark.slow
-def test_killed_at_ten_random_moments(made, hostile_model, cli, processes, tmp_path):
-    out = tmp_path / "runs"
-    words = ["report", hostile_model, "--text", made.text, "--tokens", TOKENS, "--out", out, "--device", "cpu"]
-    draw, killed = random.Random(7), 0
-    for _ in range(10):
-        process = command_process(processes, words, out=tmp_path / "out", err=tmp_path / "err")
-        time.sleep(draw.uniform(0.05, 1.5))
-        process.kill()
-        process.join()
-        killed += process.exitcode == -signal.SIGKILL
-    assert killed
+@pytest.fixture
+def words(made, hostile_model, tmp_path):
+    """The command of the report, into a folder of its own."""
+    given = ("--text", made.text, "--tokens", TOKENS, "--out", tmp_path / "runs", "--device", "cpu")
+    return ["report", hostile_model, *given]
+
+
+def killed(words, processes, tmp_path, text):
+    """Run the command until it is about to measure a text, counted from 0 over all measurements."""
+    stop = (text, signal.SIGKILL)
+    process = command_process(processes, words, out=tmp_path / "out", err=tmp_path / "err", signal_at=stop)
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def assert_same_report(cli, words, made, tmp_path):
     done = cli(*words)
     assert done.code == 0, done.err
     for run in made.report.data["models"][0]["runs"]:
         whole = (made.out / run["name"] / "scores.parquet").read_bytes()
-        assert (out / run["name"] / "scores.parquet").read_bytes() == whole
+        assert (tmp_path / "runs" / run["name"] / "scores.parquet").read_bytes() == whole
     assert Path(done.out.splitlines()[-1]).name == made.path.name
+    assert "random control" in done.out
+
+
+def test_killed_once_between_two_texts_of_a_measurement(made, words, cli, processes, tmp_path):
+    assert killed(words, processes, tmp_path, 5)
+    assert_same_report(cli, words, made, tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(made, words, cli, processes, tmp_path):
+    """Each time after one more text."""
+    moments = [0, 0, *[1] * 8]
+    assert all(killed(words, processes, tmp_path, text) for text in moments)
+    assert_same_report(cli, words, made, tmp_path)

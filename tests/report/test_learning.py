@@ -28,7 +28,6 @@ def folder(tmp_path_factory):
     return out
 
 
-@pytest.mark.slow
 def test_finished_and_killed_trainings_are_shown(folder):
     found = training_curves(folder)
     assert [one["title"] for one in found.values()] == ["finished", "killed"]
@@ -77,8 +76,6 @@ def test_curves_are_thinned_and_undefined_values_are_missing():
     assert one["table"]["rows"][0] == ["0", "0.000"]
     assert one["table"]["rows"][-1] == ["999", "undefined"]
 
-
-def test_no_step_comes_twice_and_one_is_no_plural():
     series = Series("counts", torch.tensor([3, 4]), steps=True)
     one = page_data(name="a", title="b", note="c", steps=torch.tensor([0, 50]), panels=[CurvePanel("d", [series])])
     assert one["table"]["rows"] == [["0", "3"], ["50", "4"]]

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, GPT2Config
 from helpers.capture import run, tiny, tokens
 from helpers.models import save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
+from helpers.tolerance import rounding
 from wherewhat.extend.plan import LayerHeads, Plan
 from wherewhat.imports import package_version
 from wherewhat.measures.registry import measurements
@@ -66,7 +67,7 @@ def data(whole):
     return only
 
 
-def test_the_page_holds_everything(data, whole):
+def test_the_page_holds_everything(data, whole, made):
     assert len(data["numbers"]) == 5
     assert all(number["controls"] and number["reading"] for number in data["numbers"])
     assert {run["config"]["measurement"] for run in data["runs"]} == MEASUREMENTS
@@ -77,6 +78,10 @@ def test_the_page_holds_everything(data, whole):
     assert whole["command"].startswith("wherewhat report ")
     assert whole["learning"] == []
     assert not data["left_out"]
+    assert data["swaps"]["votes"] == [[[2, 2]] * 4] * 2  # both documents begin alike and give every head one label
+    assert HOSTILE.startswith("".join(data["texts"][0]["tokens"])[: len(HOSTILE)])
+    assert len(data["texts"][0]["tokens"]) == TOKENS
+    assert f"version {package_version('wherewhat')}. Software" in made.path.read_text("utf-8")
 
 
 def fitted(record, number):
@@ -88,7 +93,6 @@ def fitted(record, number):
     return a[np.abs(i - j)] + b[i] + c[j]
 
 
-@pytest.mark.slow
 def test_map_and_curves_give_the_stored_r(data):
     """On a text no longer than the map, fitted and true logits must correlate as the decomposition says."""
     n = TOKENS
@@ -137,7 +141,9 @@ def test_excerpts_of_several_documents_come_back(tmp_path):
         i, j = np.tril_indices(rows)
         for layer in run(model, ids[None]):
             expected = layer.attn_scores()[0][:, i, j].double()
-            torch.testing.assert_close(passage.logits[layer.layer], expected, atol=1e-5, rtol=0)
+            # Products of fewer rows, whose terms may cancel: relative to the largest logit.
+            near = 8 * rounding(layer.q.shape[-1]) * float(expected.abs().max())
+            torch.testing.assert_close(passage.logits[layer.layer], expected, atol=near, rtol=0)
     whole = (file.path / "excerpt.json").read_text()
     (file.path / "excerpt.json").write_text(whole.replace("LlamaForCausalLM", "LlamaForCausalLN"))
     assert file.read() is None  # an altered word
@@ -149,7 +155,6 @@ def test_excerpts_of_several_documents_come_back(tmp_path):
     assert file.read() is None  # an altered number
 
 
-@pytest.mark.slow
 def test_one_document_has_no_band(tmp_path):
     report = make_report(tiny("llama"), texts=tokens(TOKENS), tokens=TOKENS, out=tmp_path)
     (data,) = report.data["models"]
@@ -173,15 +178,6 @@ def test_metrics_are_grouped_sized_and_defined_by_their_declarations(data):
         assert set(number["metrics"]) <= set(terms)
 
 
-def test_version_to_cite_is_the_package_s(made):
-    assert f"version {package_version('wherewhat')}. Software" in made.path.read_text("utf-8")
-
-
-def test_labels_come_with_the_documents_that_give_them(data):
-    """Both documents begin alike, so that each gives every head the same label."""
-    assert data["swaps"]["votes"] == [[[2, 2]] * 4] * 2
-
-
 def test_pattern_can_be_computed_from_the_excerpt(tmp_path):
     """Softmax over the stored logits and the stored sink is the attention pattern of a model with sinks and windows."""
     model = tiny("gpt_oss", attn_implementation="eager")
@@ -197,10 +193,11 @@ def test_pattern_can_be_computed_from_the_excerpt(tmp_path):
         scores = torch.full((layer.heads, TOKENS, TOKENS + 1), -torch.inf, dtype=torch.float64)
         scores[:, i, j] = stored.logits[layer.layer].nan_to_num(nan=-torch.inf).double()
         scores[:, :, -1] = torch.tensor(stored.sinks[layer.layer]).double()[:, None]
-        torch.testing.assert_close(scores.softmax(-1)[..., :-1], layer.pattern()[0].double(), atol=1e-5, rtol=0)
+        near = 8 * rounding(TOKENS)  # a softmax over so many keys
+        torch.testing.assert_close(scores.softmax(-1)[..., :-1], layer.pattern()[0].double(), atol=near, rtol=0)
 
 
-def test_curves_have_intervals_over_documents(data, made):
+def test_curves_have_intervals_over_documents_and_bands_have_random_planes(data, made):
     """Numbers on the page are those of the runs, with an interval over the two documents."""
     for kind in data["perturbation"]["kinds"]:
         assert kind["rates"] == [1, 5, 10, 20, 50]
@@ -216,18 +213,10 @@ def test_curves_have_intervals_over_documents(data, made):
     rises = [row["value"] for row in scores if row["metric"] == "rise_words_at_50"]
     words = data["perturbation"]["kinds"][0]
     assert words["all"][-1]["mean"] == pytest.approx(sum(rises) / len(rises), abs=1e-3)
-
-
-def test_bands_are_read_against_random_planes(data):
     bands = data["bands"]
     assert len(bands["turns"]) == len(bands["without"]) == len(bands["only"]) == 2
     assert bands["turns"][0][0] == pytest.approx(2 * np.pi, rel=1e-3)
     assert bands["without_random"] is not None
-
-
-def test_tokens_are_the_text(data):
-    assert HOSTILE.startswith("".join(data["texts"][0]["tokens"])[: len(HOSTILE)])
-    assert len(data["texts"][0]["tokens"]) == TOKENS
 
 
 def test_nothing_comes_from_elsewhere(page, made):
@@ -257,15 +246,6 @@ def test_same_runs_same_bytes(made, hostile_model, tmp_path):
     assert again.write(tmp_path / "new" / "again.html").read_bytes() == made.path.read_bytes()
 
 
-def test_command_ends_with_the_path(cli, made, hostile_model):
-    outcome = cli(
-        "report", hostile_model, "--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu"
-    )
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.splitlines()[-1] == str(made.path)
-    assert "random control" in outcome.out
-
-
 @pytest.mark.slow
 def test_standard_input_is_read_once_and_kept(cli, made, hostile_model, tmp_path, monkeypatch):
     data = (HOSTILE * 3).encode("utf-8")
@@ -289,10 +269,8 @@ def test_nothing_piped_in_is_one_line(cli, hostile_model, tmp_path, monkeypatch)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
+def test_wrong_input_is_one_line(cli, made, hostile_model, tmp_path, subtests):
+    for arguments, word in (
         (("--training", "nowhere"), "nowhere"),
         (("--weights", "trained", "--weights", "trained"), "twice"),
         (("--weights", "pruned"), "pruned"),
@@ -300,14 +278,12 @@ def test_nothing_piped_in_is_one_line(cli, hostile_model, tmp_path, monkeypatch)
         (("--tokens", "99"), "99"),
         (("--documents", "99"), "99 documents"),
         (("--dtype", "float7"), "float7"),
-    ],
-)
-def test_wrong_input_is_one_line(cli, made, hostile_model, tmp_path, arguments, word):
-    given = () if "--text" in arguments else ("--text", made.text)
-    outcome = cli("report", hostile_model, *given, *arguments)
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome
-    assert word in outcome.err
-    assert not (tmp_path / "runs").exists()
+    ):
+        with subtests.test(arguments=arguments):
+            outcome = cli("report", hostile_model, "--text", made.text, *arguments)
+            assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome
+            assert word in outcome.err
+            assert not (tmp_path / "runs").exists()
 
 
 def test_without_plotly_it_says_so_before_measuring(cli, made, hostile_model, tmp_path, monkeypatch):
@@ -318,7 +294,6 @@ def test_without_plotly_it_says_so_before_measuring(cli, made, hostile_model, tm
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_model_without_rotation_has_a_page_too(tmp_path):
     config = GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     folder = save_model(tmp_path / "gpt2", config)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import wherewhat
 from helpers.capture import tiny, tokens
 from helpers.models import llama_config, save_model
+from helpers.tolerance import rounding
 from wherewhat.errors import LoadError, WherewhatError
 from wherewhat.measures import registry
 from wherewhat.measures.registry import measurements
@@ -51,8 +52,14 @@ def by_place(result):
     return dict(zip(keys, table["value"], strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("measurement", ["axes", "heads", "planes", "frequencies", "attention", "residual", "distance"])
+@pytest.mark.parametrize(
+    "measurement",
+    [
+        "axes",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("heads", "planes", "frequencies", "attention", "residual")),
+        "distance",
+    ],
+)
 def test_scores_are_those_of_the_command(cli, folder, model, tokenizer, tmp_path, measurement):
     text = tmp_path / "text.txt"
     text.write_text(WORDS * 4)
@@ -82,7 +89,7 @@ def test_a_head_is_a_row(result, model):
     chosen = tidy[(tidy.weights == "trained") & (tidy.metric == "r")]
     means = chosen.groupby(["layer", "head"]).value.mean()
     expected = heads[heads.weights == "trained"].set_index(["layer", "head"]).r
-    assert np.allclose(means, expected, atol=1e-12)
+    assert np.allclose(means, expected, rtol=1e-12, atol=0)
 
 
 def test_tables_come_in_three_libraries(result):
@@ -137,7 +144,6 @@ def test_hostile_names_are_escaped(model, tmp_path, monkeypatch):
     assert json.loads(data)["models"][0]["others"][0]["name"] == "attention"
 
 
-@pytest.mark.slow
 def test_a_run_in_memory_can_be_saved_compared_and_is_removed_with_its_result(model, tmp_path, cli):
     result = wherewhat.measure("attention", model, tokens(24) % 16, controls=("shuffled",))
     path = result.path
@@ -159,17 +165,18 @@ def test_a_run_in_memory_can_be_saved_compared_and_is_removed_with_its_result(mo
     assert "entropy" in compared.out
 
 
-@pytest.mark.parametrize("weights", ["trained", "changed"])
-def test_the_run_of_other_weights_is_another(model, tmp_path, weights):
+def test_the_run_of_other_weights_or_other_code_is_another(model, monkeypatch, tmp_path):
     ids = tokens(24) % 16
     first = wherewhat.measure("attention", model, ids, out=tmp_path)
     again = AutoModelForCausalLM.from_config(model.config)
     again.load_state_dict(model.state_dict())
-    if weights == "changed":
-        with torch.no_grad():
-            again.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
-    second = wherewhat.measure("attention", again, ids, out=tmp_path)
-    assert (first.path == second.path) == (weights == "trained")
+    assert wherewhat.measure("attention", again, ids, out=tmp_path).path == first.path
+    with torch.no_grad():
+        again.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
+    assert wherewhat.measure("attention", again, ids, out=tmp_path).path != first.path
+    for place in ("wherewhat.measures.registry.code_hash", "wherewhat.runs.execution.code_hash"):
+        monkeypatch.setattr(place, lambda _: "another")
+    assert wherewhat.measure("attention", model, ids, out=tmp_path).path != first.path
 
 
 @pytest.mark.slow
@@ -195,7 +202,6 @@ def test_tokens_are_those_of_the_shortest_text(model, tokenizer):
     assert wherewhat.measure("attention", model, [list(range(16)), list(range(12))]).config["tokens"] == 12
 
 
-@pytest.mark.slow
 def test_own_measurement_in_twelve_lines(model, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_known", dict(measurements()))
 
@@ -213,7 +219,8 @@ def test_own_measurement_in_twelve_lines(model, monkeypatch, tmp_path):
     layer = wherewhat.attention(model, tokens(24) % 16)[1]
     expected = layer.k[0].norm(dim=-1).mean(-1).repeat_interleave(layer.heads // layer.kv_heads)
     heads = found.heads()
-    assert np.allclose(heads[(heads.weights == "trained") & (heads.layer == 1)].key_norm, expected)
+    found_norms = heads[(heads.weights == "trained") & (heads.layer == 1)].key_norm
+    assert np.allclose(found_norms, expected, rtol=8 * rounding(24), atol=0)  # a mean over 24 tokens, all positive
     assert "norm of keys" in repr(found)
     assert "key_norm" in found.export(tmp_path / "scores.csv").read_text()
     assert "Mean norm of the keys, per head." in found.report(tmp_path / "page.html").read_text("utf-8")
@@ -232,10 +239,9 @@ RETURNED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("made", "words"), RETURNED.values(), ids=RETURNED)
-def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, made, words):
+def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, subtests):
     monkeypatch.setattr(registry, "_known", dict(measurements()))
+    returned = None
 
     @wherewhat.register
     class Wrong(wherewhat.LayerMeasurement):
@@ -245,22 +251,14 @@ def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, made, wo
         metrics = (wherewhat.Metric("wrong", "wrong", "Wrong."),)
 
         def measure(self, layer, config):
-            return made(layer)
+            return returned(layer)
 
-    with pytest.raises(WherewhatError) as raised:
-        wherewhat.measure("wrong", model, tokens(24) % 16)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_changed_code_of_an_own_measurement_is_measured_again(model, monkeypatch, tmp_path):
-    monkeypatch.setattr(registry, "_known", dict(measurements()))
-    found = []
-    for value in (1, 2):
-        monkeypatch.setattr(registry, "code_hash", lambda _, value=value: str(value))
-        monkeypatch.setattr("wherewhat.runs.execution.code_hash", lambda _, value=value: str(value))
-        found.append(wherewhat.measure("attention", model, tokens(24) % 16, out=tmp_path).path)
-    assert found[0] != found[1]
+    for case, (returned, words) in RETURNED.items():  # noqa: B007 - read by the measurement
+        with subtests.test(case=case):
+            with pytest.raises(WherewhatError) as raised:
+                wherewhat.measure("wrong", model, tokens(24) % 16)
+            assert words in str(raised.value)
+            assert "\n" not in str(raised.value)
 
 
 WRONG = {
@@ -283,12 +281,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("call", "words"), WRONG.values(), ids=WRONG)
-def test_wrong_calls_are_one_line(model, call, words):
-    with pytest.raises(WherewhatError) as raised:
-        call(model)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_wrong_calls_are_one_line(model, subtests):
+    for case, (call, words) in WRONG.items():
+        with subtests.test(case=case):
+            with pytest.raises(WherewhatError) as raised:
+                call(model)
+            assert words in str(raised.value)
+            assert "\n" not in str(raised.value)
 
 
 def test_a_control_that_cannot_be_made_is_named(monkeypatch):
@@ -312,17 +311,14 @@ def test_labels_are_words(model):
     assert found.heads()["label"][0] == names[int(max(codes, key=codes.count))]
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
+def test_a_model_in_memory_is_named_as_it_was_loaded():
+    model = tiny("llama")
+    for path, name in (
         ("/cache/models--meta--Llama-3/snapshots/" + "a" * 40, "Llama-3"),
         ("C:\\models\\gpt2", "gpt2"),
         ("/cache/" + "0" * 64, "LlamaForCausalLM"),
         ("org/model", "model"),
         ("", "LlamaForCausalLM"),
-    ],
-)
-def test_a_model_in_memory_is_named_as_it_was_loaded(path, name):
-    model = tiny("llama")
-    model.config._name_or_path = path
-    assert model_request(model).model == name
+    ):
+        model.config._name_or_path = path
+        assert model_request(model).model == name

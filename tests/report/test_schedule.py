@@ -38,48 +38,31 @@ def test_sizes_by_default():
     ]
 
 
-def test_fewer_when_there_is_less():
+def test_fewer_when_there_is_less_and_no_controls_of_a_control():
     scheduled, _ = schedule(ModelRequest(), CAPACITY, documents=2, tokens=TOKENS)
     assert {(documents, tokens) for _, _, documents, tokens in sizes(scheduled)} == {(2, TOKENS), (1, TOKENS)}
     assert sizes(schedule(ModelRequest(), CAPACITY, documents=9, tokens=1024)[0])[0] == ("axes", "trained", 9, 1024)
+    assert {one[1] for one in sizes(schedule(ModelRequest(weights="random"), CAPACITY)[0])} == {"random"}
 
 
-def test_a_control_model_has_no_controls():
-    weights = [
-        request_weights for _, request_weights, _, _ in sizes(schedule(ModelRequest(weights="random"), CAPACITY)[0])
-    ]
-    assert set(weights) == {"random"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "tokens", "methods"),
-    [
+def test_lengths_are_beyond_the_trained_one_or_left_out_with_a_reason():
+    for changes, tokens, methods in (
         ({"trained": 256}, 1024, ["none", "sliding-window", "streaming-llm", "lm-infinite", "yarn"]),
         ({"trained": 256, "shortest": 700}, 700, None),
         ({"trained": 256, "planes": 0}, 1024, ["none", "sliding-window"]),
-    ],
-    ids=str,
-)
-def test_lengths_are_beyond_the_trained_one(changes, tokens, methods):
-    scheduled, left_out = schedule(ModelRequest(), replace(CAPACITY, **changes))
-    request = next(p.request for p in scheduled if p.request.measurement == "extend")
-    assert (request.tokens, request.beyond, left_out) == (tokens, True, [])
-    assert methods is None or list(request.options["methods"]) == methods
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+    ):
+        scheduled, left_out = schedule(ModelRequest(), replace(CAPACITY, **changes))
+        request = next(p.request for p in scheduled if p.request.measurement == "extend")
+        assert (request.tokens, request.beyond, left_out) == (tokens, True, []), changes
+        assert methods is None or list(request.options["methods"]) == methods, changes
+    for changes, reason in (
         ({}, "extend: texts of 1024 tokens are too short to show what happens beyond 8192; measure longer ones"),
         ({"trained": None}, "extend: the model does not state its trained length"),
         ({"trained": 256, "hard_limit": True}, "extend: the model accepts no more than 256 tokens"),
-    ],
-    ids=str,
-)
-def test_a_length_curve_that_would_show_little_is_left_out_with_a_reason(changes, reason):
-    scheduled, left_out = schedule(ModelRequest(), replace(CAPACITY, **changes))
-    assert "extend" not in [item.request.measurement for item in scheduled]
-    assert [line.startswith(reason) for line in left_out] == [True]
+    ):
+        scheduled, left_out = schedule(ModelRequest(), replace(CAPACITY, **changes))
+        assert "extend" not in [item.request.measurement for item in scheduled], changes
+        assert [line.startswith(reason) for line in left_out] == [True], changes
 
 
 class Told(Silent):
@@ -92,7 +75,7 @@ class Told(Silent):
         self.lines.append(line)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # test_killed.py kills a report once
 def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatch):
     request = ModelRequest(model=hostile_model, device="cpu")
     real, calls = measuring.run, []

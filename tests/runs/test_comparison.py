@@ -32,21 +32,17 @@ def only(table, **wanted):
 
 
 def test_one_run_has_its_interval_over_documents(tmp_path):
-    values = {"a": 0.5, "b": 0.7, "c": 0.9}
-    finished(tmp_path, values)
-    found = compare([tmp_path])
+    finished(tmp_path / "one", {"a": 0.5})
+    row = only(compare([tmp_path / "one"]).groups, metric="r")
+    assert (row["mean"], row["low"], row["high"], row["n"]) == (0.5, None, None, 1)
+    finished(tmp_path / "three", {"a": 0.5, "b": 0.7, "c": 0.9})
+    found = compare([tmp_path / "three"])
     row = only(found.groups, metric="r")
     assert (found.by, found.runs) == (("model", "weights"), 1)
     assert (row["n"], row["over"], row["runs"]) == (3, "document", 1)
     assert row["mean"] == pytest.approx(0.7)
     assert row["high"] - row["mean"] == pytest.approx(reach([0.5, 0.7, 0.9]))
     assert row["mean"] - row["low"] == pytest.approx(reach([0.5, 0.7, 0.9]))
-
-
-def test_one_document_has_no_interval(tmp_path):
-    finished(tmp_path, {"a": 0.5})
-    row = only(compare([tmp_path]).groups, metric="r")
-    assert (row["mean"], row["low"], row["high"], row["n"]) == (0.5, None, None, 1)
 
 
 def test_several_runs_of_a_model_have_it_over_runs(tmp_path):
@@ -91,24 +87,20 @@ def test_trend_along_steps_has_a_slope_for_each_document(tmp_path):
     assert row["last"] - row["first"] == pytest.approx(0.4)
 
 
-def test_trend_over_several_models_is_over_models(tmp_path):
+def test_trend_along_sizes_and_over_several_models(tmp_path):
+    for model, value in (("p-1m", 0.2), ("p-10m", 0.5), ("p-100m", 0.8)):
+        finished(tmp_path / "sizes", {"a": value, "b": value + 0.1}, model=model)
+    found = compare([tmp_path / "sizes"], by=["size"])
+    assert only(found.trends, metric="r")["slope"] == pytest.approx(0.3)
+    assert found.groups["size"].to_list() == [10**6, 10**7, 10**8]
     for model, slope in (("x", 0.1), ("y", 0.5)):
         for name, step in STEPS.items():
             values = {document: slope * len(str(step)) for document in ("a", "b")}
-            finished(tmp_path, values, model=model, extra={"checkpoint": name})
-    row = only(compare([tmp_path], by=["step"]).trends, metric="r")
+            finished(tmp_path / "steps", values, model=model, extra={"checkpoint": name})
+    row = only(compare([tmp_path / "steps"], by=["step"]).trends, metric="r")
     assert (row["n"], row["over"]) == (2, "model")
     assert row["slope"] == pytest.approx(0.3)
     assert row["high"] - row["slope"] == pytest.approx(reach([0.1, 0.5]))
-
-
-def test_trend_along_size(tmp_path):
-    for model, value in (("p-1m", 0.2), ("p-10m", 0.5), ("p-100m", 0.8)):
-        finished(tmp_path, {"a": value, "b": value + 0.1}, model=model)
-    found = compare([tmp_path], by=["size"])
-    row = only(found.trends, metric="r")
-    assert row["slope"] == pytest.approx(0.3)
-    assert found.groups["size"].to_list() == [10**6, 10**7, 10**8]
 
 
 def test_encoding_weights_and_conditions(tmp_path):
@@ -133,57 +125,55 @@ def test_the_index_follows_the_store(tmp_path):
     assert compare([tmp_path]).groups["weights"].to_list() == ["random"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"PAR1 nonsense", None, "foreign"])
-def test_an_index_that_cannot_be_used_is_made_again(tmp_path, damage):
-    finished(tmp_path, {"a": 0.5, "b": 0.7})
-    expected = compare([tmp_path]).groups
-    if damage is None:
-        (tmp_path / INDEX).unlink()
-    elif damage == "foreign":
-        pl.DataFrame({"run": ["x"]}).write_parquet(tmp_path / INDEX)
-    else:
-        (tmp_path / INDEX).write_bytes(damage)
-    assert compare([tmp_path]).groups.equals(expected)
-
-
-def test_a_store_that_can_only_be_read_is_compared_all_the_same(tmp_path, monkeypatch):
+def test_an_index_that_cannot_be_used_is_made_again(tmp_path, monkeypatch):
     from wherewhat.runs.storage import Folder
 
-    finished(tmp_path, {"a": 0.5})
+    finished(tmp_path, {"a": 0.5, "b": 0.7})
+    expected = compare([tmp_path]).groups
+    for damage in (b"", b"PAR1 nonsense", None, "foreign"):
+        if damage == "foreign":
+            pl.DataFrame({"run": ["x"]}).write_parquet(tmp_path / INDEX)
+        elif damage is not None:
+            (tmp_path / INDEX).write_bytes(damage)
+        else:
+            (tmp_path / INDEX).unlink()
+        assert compare([tmp_path]).groups.equals(expected), damage
 
     def refuse(*_):
         raise StoreError("read-only")
 
+    (tmp_path / INDEX).unlink()
     monkeypatch.setattr(Folder, "write", refuse)
-    assert compare([tmp_path]).runs == 1
+    assert compare([tmp_path]).groups.equals(expected)
     assert not (tmp_path / INDEX).exists()
 
 
-@pytest.mark.parametrize("name", ["scores.parquet", "config.json", "provenance.json"])
-def test_damaged_runs_are_left_out_and_named(tmp_path, name):
-    finished(tmp_path, {"a": 0.5})
-    bad = finished(tmp_path, {"a": 0.7}, weights="random")
-    (bad.path / name).write_bytes(b"damage")
-    found = compare([tmp_path])
-    assert found.groups["weights"].to_list() == ["trained"]
-    assert list(found.unreadable) == [bad.path.name]
-    assert name in found.unreadable[bad.path.name]
-
-
-def test_unfinished_runs_and_other_folders_are_no_runs(tmp_path):
-    finished(tmp_path, {"a": 0.5})
-    (finished(tmp_path, {"a": 0.7}, weights="random").path / "complete.json").unlink()
-    (tmp_path / "sweeps" / "0123").mkdir(parents=True)
-    (tmp_path / "notes.txt").write_text("x")
-    assert compare([tmp_path]).runs == 1
-
-
-def test_the_same_run_in_two_stores_counts_once(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    finished(one, {"a": 0.5})
-    shutil.copytree(one, two)
-    finished(two, {"a": 0.7}, model="other")
-    assert compare([one, two, one]).runs == 2
+def test_only_runs_that_can_be_read_count_and_each_once(tmp_path):
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    finished(store, {"a": 0.5, "b": 0.7})
+    (finished(store, {"a": 0.7}, seed=9).path / "complete.json").unlink()
+    (store / "sweeps" / "0123").mkdir(parents=True)
+    (store / "notes.txt").write_text("x")
+    bad = {}
+    for seed, name in enumerate(("scores.parquet", "config.json", "provenance.json")):
+        path = finished(store, {"a": 0.7}, weights="random", seed=seed).path
+        (path / name).write_bytes(b"damage")
+        bad[path.name] = name
+    found = compare([store])
+    assert (found.runs, found.groups["weights"].to_list()) == (1, ["trained"])
+    assert found.unreadable.keys() == bad.keys()
+    assert all(name in found.unreadable[run] for run, name in bad.items())
+    shutil.copytree(store, copy)
+    finished(copy, {"a": 0.7}, model="other")
+    assert compare([store, copy, store]).runs == 2
+    if hasattr(os, "mkfifo"):
+        for name in ("scores.parquet", "config.json"):
+            path = finished(store, {"a": 0.7}, seed=7).path
+            (path / name).unlink()
+            os.mkfifo(path / name)
+            (store / INDEX).unlink()
+            assert compare([store]).unreadable.keys() == {*bad, path.name}, name
+            shutil.rmtree(path)
 
 
 def test_a_store_behind_an_address(tmp_path):
@@ -196,30 +186,27 @@ def test_a_store_behind_an_address(tmp_path):
     assert only(expected, metric="r")["mean"] == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "line"),
-    [
+def test_wrong_questions_are_answered_in_one_line(tmp_path, subtests):
+    finished(tmp_path / "runs", {"a": 0.5})
+    (tmp_path / "empty").mkdir()
+    for options, error, line in (
         ({"by": ["modle"]}, ConfigError, "did you mean 'model'"),
         ({"where": {"weihgts": "random"}}, ConfigError, "did you mean 'weights'"),
         ({"where": {"step": "many"}}, ConfigError, "step is a number"),
+        ({"where": {"step": "--5"}}, ConfigError, "is a number"),
+        ({"where": {"step": "9" * 30}}, ConfigError, "from -2"),
+        ({"where": {"seed": "9" * 5000}}, ConfigError, "is a number"),
         ({"where": {"model": "nobody"}}, StoreError, "no finished run that fits --where"),
         ({"metrics": ["rr"]}, ConfigError, "no run holds the metric 'rr'"),
-    ],
-)
-def test_wrong_questions_are_answered_in_one_line(tmp_path, options, error, line):
-    finished(tmp_path, {"a": 0.5})
-    with pytest.raises(error, match=line) as raised:
-        compare([tmp_path], **options)
-    assert "\n" not in str(raised.value)
-
-
-def test_no_store_and_an_empty_one(tmp_path):
-    with pytest.raises(StoreError, match="there is no store at"):
-        compare([tmp_path / "nowhere"])
-    with pytest.raises(StoreError, match="no finished run"):
-        compare([tmp_path])
-    with pytest.raises(ConfigError, match="nothing to compare"):
-        compare([])
+        ({"stores": [tmp_path / "nowhere"]}, StoreError, "there is no store at"),
+        ({"stores": [tmp_path / "empty"]}, StoreError, "no finished run"),
+        ({"stores": []}, ConfigError, "nothing to compare"),
+        *(({"stores": [name]}, ConfigError, None) for name in ("", "~nosuchuser/x", "x" * 300, "a\0b")),
+    ):
+        with subtests.test(options=str(options)[:80]):
+            with pytest.raises(error, match=line) as raised:
+                compare(options.pop("stores", [tmp_path / "runs"]), **options)
+            assert "\n" not in str(raised.value)
 
 
 def test_without_polars_one_line_says_what_to_install(tmp_path, monkeypatch):
@@ -244,62 +231,6 @@ def test_the_page_holds_names_as_data_only(tmp_path):
     assert section["title"] == "r"
     assert [row["step"] for row in section["groups"]] == [1, 10]
     assert len(section["trends"]) == 1
-
-
-@pytest.mark.slow
-def test_ten_thousand_runs_in_ten_seconds(tmp_path):
-    """Without an index, on whatever machine this is; with one it is a matter of reading a file."""
-    import time
-
-    files = {path.name: path.read_bytes() for path in finished(tmp_path / "one", {"a": 0.5, "b": 0.7}).path.glob("*.*")}
-    provenance = json.loads(files["provenance.json"])
-    store = tmp_path / "store"
-    for number in range(10_000):
-        folder = store / f"axes-{number:012d}"
-        folder.mkdir(parents=True)
-        config = json.loads(files["config.json"]) | {"seed": number // 20, "model": f"pythia-{number % 4 + 1}m"}
-        extra = {"checkpoint": f"step{10 ** (number % 5)}"}
-        contents = files | {
-            "config.json": json.dumps(config).encode(),
-            "provenance.json": json.dumps(provenance | {"extra": extra}).encode(),
-        }
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
-    for most in (10.0, 2.0):
-        started = time.process_time()  # of all threads; wall time would depend on what else the machine does
-        assert compare([store]).runs == 10_000
-        assert time.process_time() - started < most
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_scores_in_a_pipe_are_left_out(tmp_path):
-    finished(tmp_path, {"a": 0.5})
-    other = finished(tmp_path, {"a": 0.7}, seed=1)
-    (other.path / "scores.parquet").unlink()
-    os.mkfifo(other.path / "scores.parquet")
-    found = compare([tmp_path])
-    assert found.runs == 1
-    assert list(found.unreadable) == [other.path.name]
-    (other.path / "config.json").unlink()
-    os.mkfifo(other.path / "config.json")
-    (tmp_path / INDEX).unlink()
-    assert list(compare([tmp_path]).unreadable) == [other.path.name]
-
-
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [({"step": "--5"}, "is a number"), ({"step": "9" * 30}, "from -2"), ({"seed": "9" * 5000}, "is a number")],
-)
-def test_numbers_to_filter_by(tmp_path, where, words):
-    finished(tmp_path, {"a": 0.5})
-    with pytest.raises(ConfigError, match=words):
-        compare([tmp_path], where=where)
-
-
-@pytest.mark.parametrize("store", ["", "~nosuchuser/x", "x" * 300, "a\0b"])
-def test_stores_that_no_system_accepts(store):
-    with pytest.raises(ConfigError):
-        compare([store])
 
 
 def test_facts_of_any_size(tmp_path):

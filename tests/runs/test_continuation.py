@@ -9,25 +9,14 @@ from helpers.capture import proved, tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import MeasureError
 from wherewhat.measures.perturb.changes import swap
-from wherewhat.runs import placement as continuing
 from wherewhat.runs.placement import continued
 
-FAMILIES = [
-    "llama",
-    "gpt2",
-    "gpt_neox",
-    "gemma2",
-    "gemma3_text",
-    "mistral",
-    "qwen3",
-    "phi3",
-    "bloom",
-    "mpt",
-    "cohere2",
-    "falcon",
-    "jamba",
-    "qwen2:window",
-]
+# A cache of all keys with rotations, a table and biases; one with recurrent states; one with windows in some layers.
+FAMILIES = ["llama", "gpt2", "bloom", "jamba", "qwen2:window"]
+MORE_FAMILIES = ["gpt_neox", "gemma2", "gemma3_text", "mistral", "qwen3", "phi3", "mpt", "cohere2", "falcon"]
+# Scores are sums of up to five float32 log-probabilities near -5, whose logits are sums over 64 products and a few
+# layers: 5 · 5 · 64 ε is 2e-4 at worst, of which random signs leave about a hundredth.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 CONTINUATIONS = [(20, 31, 47), (33,), (90, 18, 25, 61, 77), (20, 31)]
 
 
@@ -43,23 +32,21 @@ def slowly(model, ids, continuations):
     return torch.stack(found), torch.tensor(greedy)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shared", [True, False])
-def test_equal_to_one_pass_each(family, shared):
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_FAMILIES)])
+def test_equal_to_one_pass_each(family):
     model, proof = proved(family)
     ids = tokens(23)
-    found, greedy = continued(model, proof, ids, CONTINUATIONS, shared=shared)
     expected, said = slowly(model, ids, CONTINUATIONS)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(greedy, said)
+    for shared in (True, False):
+        found, greedy = continued(model, proof, ids, CONTINUATIONS, shared=shared)
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, **CLOSE)
+        assert torch.equal(greedy, said)
 
 
 @pytest.fixture(scope="module")
 def llama():
-    model = tiny("llama")
-    return model, prove(model)
+    return proved("llama")
 
 
 def count_passes(model):
@@ -70,21 +57,14 @@ def count_passes(model):
     return seen, handle
 
 
-def test_the_context_is_read_once(llama):
-    model, proof = llama
-    seen, handle = count_passes(model)
-    continued(model, proof, tokens(23), CONTINUATIONS)
-    continued(model, proof, tokens(23), [(3,), (4,)])
-    handle.remove()
-    assert seen == [(1, 23), (3, 4), (1, 23)]
-
-
 def test_what_the_model_says_itself_is_greedy(llama):
     model, proof = llama
     ids = tokens(12)
     for _ in range(3):
         with torch.no_grad():
-            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
+            best = model(input_ids=ids).logits[0, -1].topk(2)
+        assert best.values[0] - best.values[1] > 1e-3, "rounding decides what the model says"
+        ids = torch.cat([ids, best.indices[None, :1]], 1)
     said = tuple(ids[0, 12:].tolist())
     _, greedy = continued(model, proof, ids[:, :12], [said, (*said[:-1], (said[-1] + 1) % 160), said[:1]])
     assert greedy.tolist() == [True, False, True]
@@ -93,32 +73,33 @@ def test_what_the_model_says_itself_is_greedy(llama):
 def test_positions_and_orders_shared_or_not(llama):
     model, proof = llama
     ids = tokens(23)
+    plain, _ = continued(model, proof, ids, CONTINUATIONS)
+    for start in (0, 5):  # the usual positions, and a constant shift
+        found, _ = continued(model, proof, ids, CONTINUATIONS, positions=torch.arange(27) + start)
+        torch.testing.assert_close(found, plain, **CLOSE)
     order = torch.randperm(23, generator=torch.Generator().manual_seed(1))
     positions = torch.cat([swap(23, 0.5, 0)[0], torch.arange(23, 27)])
     for changes in ({"positions": positions}, {"orders": {1: order}}, {"positions": positions, "orders": {0: order}}):
         one, _ = continued(model, proof, ids, CONTINUATIONS, **changes)
         other, _ = continued(model, proof, ids, CONTINUATIONS, shared=False, **changes)
-        plain, _ = continued(model, proof, ids, CONTINUATIONS)
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(one, other, **CLOSE)
         assert (one - plain).abs().max() > 1e-3
 
 
-def test_usual_positions_and_a_constant_shift_change_nothing(llama):
+def test_the_context_is_read_once_unless_its_cache_drops_keys(llama):
     model, proof = llama
-    plain, _ = continued(model, proof, tokens(23), CONTINUATIONS)
-    for start in (0, 5):
-        found, _ = continued(model, proof, tokens(23), CONTINUATIONS, positions=torch.arange(27) + start)
-        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
-
-
-def test_caches_that_drop_keys_are_not_shared():
+    seen, handle = count_passes(model)
+    continued(model, proof, tokens(23), CONTINUATIONS)
+    continued(model, proof, tokens(23), [(3,), (4,)])
+    handle.remove()
+    assert seen == [(1, 23), (3, 4), (1, 23)]
     model = tiny("gemma3_text:window")
     proof = prove(model)
     seen, handle = count_passes(model)
     found, _ = continued(model, proof, tokens(23), CONTINUATIONS)
     handle.remove()
     assert seen[-4:] == [(1, 23), (1, 25), (1, 27), (1, 24)]
-    torch.testing.assert_close(found, slowly(model, tokens(23), CONTINUATIONS)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, slowly(model, tokens(23), CONTINUATIONS)[0], **CLOSE)
 
 
 def test_nothing_to_score_is_refused(llama):
@@ -126,11 +107,3 @@ def test_nothing_to_score_is_refused(llama):
     for ids, continuations in ((tokens(5)[:, :0], [(1,)]), (tokens(5), []), (tokens(5), [(1,), ()])):
         with pytest.raises(MeasureError, match="must have tokens"):
             continued(model, proof, ids, continuations)
-
-
-def test_scored_is_the_sum_of_log_probabilities():
-    logits = torch.tensor([[1.0, 2.0, 0.0], [0.5, 0.0, 3.0], [9.0, 9.0, 9.0]])
-    found, greedy = continuing.scored(logits, [1, 0])
-    expected = logits.double().log_softmax(-1)
-    assert float(found) == pytest.approx(float(expected[0, 1] + expected[1, 0]), abs=1e-6)
-    assert not bool(greedy)

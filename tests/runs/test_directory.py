@@ -35,16 +35,16 @@ def test_a_run_from_nothing_to_finished(tmp_path):
             assert loaded.profiles().axes(name) == ("head", "distance")
         stored = [row["value"] for row in table.to_pylist() if row["document"] == key and row["head"] is not None]
         assert stored == [row.value for row in result.scores if row.head is not None]
-
-
-def test_provenance_tells_times_of_all_parts(tmp_path):
-    run, _ = complete_run(tmp_path)
     content = run.provenance()
     assert content["seconds"] == 0.5 * len(KEYS)
     assert set(content["parts"]) == set(KEYS)
     assert content["created"] <= content["finished"]
     assert content["config_hash"] == config_hash(CONFIG)
     assert content["dtype"] == "float32"
+    other = RunDirectory.open(run.path.parent, name="entropy tiny", config={**CONFIG, "tokens": 129})
+    assert other.path != run.path
+    assert not other.is_complete
+    assert not other.has(KEYS[0])
 
 
 def test_a_finished_run_is_never_computed_or_written_again(tmp_path):
@@ -55,14 +55,12 @@ def test_a_finished_run_is_never_computed_or_written_again(tmp_path):
     assert again.is_complete
     del before[run.path / ".lock"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-def test_another_configuration_is_another_directory(tmp_path):
-    run, _ = complete_run(tmp_path)
-    other = RunDirectory.open(tmp_path, name="entropy tiny", config={**CONFIG, "tokens": 129})
-    assert other.path != run.path
-    assert not other.is_complete
-    assert not other.has(KEYS[0])
+    shutil.rmtree(run.path / "parts")
+    again, computed = complete_run(tmp_path)
+    assert computed == []
+    assert again.is_complete
+    moved = run.path.rename(tmp_path / "kept for the paper")
+    assert RunDirectory.load(moved).scores().num_rows == len(KEYS) * 8
 
 
 def test_an_unfinished_run_resumes_with_the_missing_parts_only(tmp_path, reference):
@@ -94,30 +92,32 @@ DAMAGES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("finished", [True, False])
-def test_any_damage_to_any_file_is_noticed_and_redone(damage, finished, tmp_path, reference):
+@pytest.mark.parametrize(
+    "damage", ["flipped", *(pytest.param(x, marks=pytest.mark.slow) for x in DAMAGES if x != "flipped")]
+)
+def test_any_damage_to_any_file_is_noticed_and_redone(damage, tmp_path, reference):
     run, _ = complete_run(tmp_path / "runs")
-    if not finished:
-        for name in ("complete.json", "scores.parquet", "profiles.safetensors", "provenance.json"):
-            (run.path / name).unlink()
-    shutil.copytree(tmp_path / "runs", tmp_path / "sound")
-    for number, path in enumerate(all_files(run)):
-        shutil.rmtree(tmp_path / "runs")
-        shutil.copytree(tmp_path / "sound", tmp_path / "runs")
-        data = path.read_bytes()
-        if DAMAGES[damage] is None:
-            path.unlink()
-        else:
-            path.write_bytes(DAMAGES[damage](data))
-        healed, computed = complete_run(tmp_path / "runs")
-        # A byte more at the end of a JSON file can only be noticed as what it is, so all cases are alike.
-        in_part = "parts" in path.parts
-        assert len(computed) == (1 if in_part and not finished else 0), (number, path)
-        assert healed.is_complete
-        assert RunDirectory.load(healed.path).is_complete
-        assert result_bytes(healed) == reference, path
+    for finished in (True, False):
+        if not finished:
+            for name in ("complete.json", "scores.parquet", "profiles.safetensors", "provenance.json"):
+                (run.path / name).unlink()
+        sound = tmp_path / f"sound {finished}"
+        shutil.copytree(tmp_path / "runs", sound)
+        for path in all_files(run):
+            shutil.rmtree(tmp_path / "runs")
+            shutil.copytree(sound, tmp_path / "runs")
+            data = path.read_bytes()
+            if DAMAGES[damage] is None:
+                path.unlink()
+            else:
+                path.write_bytes(DAMAGES[damage](data))
+            healed, computed = complete_run(tmp_path / "runs")
+            # A byte more at the end of a JSON file can only be noticed as what it is, so all cases are alike.
+            in_part = "parts" in path.parts
+            assert len(computed) == (1 if in_part and not finished else 0), path
+            assert healed.is_complete
+            assert RunDirectory.load(healed.path).is_complete
+            assert result_bytes(healed) == reference, path
 
 
 @pytest.mark.slow
@@ -133,17 +133,11 @@ def test_every_single_flipped_bit_of_the_seal_and_the_part_is_noticed(tmp_path):
         path.write_bytes(data)
 
 
-def test_a_damaged_finished_run_is_told_by_load_in_one_line(tmp_path):
-    run, _ = complete_run(tmp_path)
-    path = run.path / "scores.parquet"
-    path.write_bytes(flip(path.read_bytes()))
-    with pytest.raises(StoreError, match=r"scores\.parquet is missing or damaged; run its command again"):
-        RunDirectory.load(run.path)
-
-
 def test_damaged_parts_of_a_damaged_run_are_computed_again(tmp_path, reference):
     run, _ = complete_run(tmp_path)
     (run.path / "scores.parquet").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"scores\.parquet is missing or damaged; run its command again"):
+        RunDirectory.load(run.path)
     part = next((run.path / "parts").glob("a-*"))
     (part / "scores.parquet").write_bytes(b"")
     shutil.rmtree(next((run.path / "parts").glob("B-*")))
@@ -164,20 +158,6 @@ def test_parts_of_another_run_or_key_are_not_taken(tmp_path):
     shutil.copytree(b, a)
     _, computed = complete_run(tmp_path)
     assert computed == ["a"]
-
-
-def test_parts_may_be_deleted_once_the_run_is_finished(tmp_path):
-    run, _ = complete_run(tmp_path)
-    shutil.rmtree(run.path / "parts")
-    again, computed = complete_run(tmp_path)
-    assert computed == []
-    assert again.is_complete
-
-
-def test_a_renamed_run_can_still_be_read(tmp_path):
-    run, _ = complete_run(tmp_path)
-    moved = run.path.rename(tmp_path / "kept for the paper")
-    assert RunDirectory.load(moved).scores().num_rows == len(KEYS) * 8
 
 
 def test_asking_without_the_lock_changes_nothing(tmp_path):
@@ -227,25 +207,21 @@ def test_misuse_is_told(tmp_path):
             run.finish(["a", "c"], provenance=provenance())
 
 
-def test_a_result_that_breaks_the_schema_leaves_nothing(tmp_path):
-    run = open_run(tmp_path)
-    row = next(iter(compute("a").scores))
-    with run.lock(), pytest.raises(StoreError, match="share one key"):
-        run.save("a", PartResult(scores=[row, row]), seconds=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_run_that_finished_nothing_leaves_nothing(error, tmp_path):
+def test_a_run_that_finished_nothing_leaves_nothing(tmp_path):
     run = open_run(tmp_path / "a" / "b")
 
-    def fail():
+    def fail(error):
         with run.lock():
             assert (run.path / "config.json").exists()
             raise error
 
-    with pytest.raises(error):
-        fail()
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            fail(error)
+        assert list(tmp_path.iterdir()) == []
+    row = next(iter(compute("a").scores))
+    with run.lock(), pytest.raises(StoreError, match="share one key"):
+        run.save("a", PartResult(scores=[row, row]), seconds=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -264,16 +240,12 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
     assert [entry.name for entry in path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_changed_configuration_is_told_by_load(tmp_path):
+def test_a_changed_configuration_is_told_by_load_and_restored(tmp_path):
     run, _ = complete_run(tmp_path)
+    before = (run.path / "config.json").read_bytes()
     (run.path / "config.json").write_text(json.dumps({**CONFIG, "tokens": 4096}))
     with pytest.raises(StoreError, match=r"complete\.json belongs to the configuration [0-9a-f]{64}, not "):
         RunDirectory.load(run.path)
-
-
-def test_a_configuration_in_other_bytes_is_restored(tmp_path):
-    run, _ = complete_run(tmp_path)
-    before = (run.path / "config.json").read_bytes()
     (run.path / "config.json").write_text(json.dumps(json.loads(before)))
     again = open_run(tmp_path)
     assert not again.is_complete
@@ -290,18 +262,18 @@ def test_two_configurations_with_one_folder_name_are_kept_apart(tmp_path, monkey
         RunDirectory.open(tmp_path, name="entropy tiny", config={"other": 1})
 
 
-@pytest.mark.parametrize("which", ["complete.json", "part.json"])
-def test_a_newer_schema_is_refused_and_kept(which, tmp_path):
-    run, _ = complete_run(tmp_path)
-    path = run.path / which
-    if which == "part.json":
-        (run.path / "complete.json").unlink()
-        path = next((run.path / "parts").glob("a-*")) / which
-    content = read_sealed(path)
-    write_sealed(path, {**content, "schema": 999})
-    with pytest.raises(StoreError, match="has schema version 999, newer than 2 known here: upgrade wherewhat"):
-        complete_run(tmp_path)
-    assert read_sealed(path) == {**content, "schema": 999}
+def test_a_newer_schema_is_refused_and_kept(tmp_path):
+    for which in ("complete.json", "part.json"):
+        run, _ = complete_run(tmp_path / which)
+        path = run.path / which
+        if which == "part.json":
+            (run.path / "complete.json").unlink()
+            path = next((run.path / "parts").glob("a-*")) / which
+        content = read_sealed(path)
+        write_sealed(path, {**content, "schema": 999})
+        with pytest.raises(StoreError, match="has schema version 999, newer than 2 known here: upgrade wherewhat"):
+            complete_run(tmp_path / which)
+        assert read_sealed(path) == {**content, "schema": 999}
 
 
 def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
@@ -315,32 +287,30 @@ def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize("name", ["config.json", "complete.json", "scores.parquet", "profiles.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "loop", "sparse"])
-def test_files_that_are_no_files_are_written_again(tmp_path, name, kind):
+def test_files_that_are_no_files_are_written_again(tmp_path, subtests):
     run, _ = complete_run(tmp_path)
     before = result_bytes(run)
-    (run.path / name).unlink()
-    if kind == "pipe":
-        os.mkfifo(run.path / name)
-    elif kind == "device":
-        (run.path / name).symlink_to("/dev/zero")
-    elif kind == "loop":
-        (run.path / name).symlink_to(name)
-    elif kind == "sparse":
-        with (run.path / name).open("wb") as file:
-            file.truncate(1 << 42)
-    else:
-        (run.path / name).write_text('{"a":' * 100_000)
-    with pytest.raises(StoreError) as refused:
-        RunDirectory.load(run.path)
-    assert "\n" not in str(refused.value)
-    complete_run(tmp_path)
-    assert result_bytes(run) == before
+    kinds = {
+        "pipe": os.mkfifo,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "loop": lambda path: path.symlink_to(path.name),
+        "sparse": lambda path: (path.touch(), os.truncate(path, 1 << 42)),
+        "deep": lambda path: path.write_text('{"a":' * 100_000),
+    }
+    for name in ("config.json", "complete.json", "scores.parquet", "profiles.safetensors"):
+        for kind, make in kinds.items():
+            with subtests.test(name=name, kind=kind):
+                (run.path / name).unlink()
+                make(run.path / name)
+                with pytest.raises(StoreError) as refused:
+                    RunDirectory.load(run.path)
+                assert "\n" not in str(refused.value)
+                complete_run(tmp_path)
+                assert result_bytes(run) == before
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 300, "~nosuchuser/x"])
-def test_names_of_run_directories_that_no_system_accepts(name):
-    for function in (RunDirectory.load, lambda path: RunDirectory.open(path, name="x", config=CONFIG)):
-        with pytest.raises(WherewhatError):
-            function(name)
+def test_names_of_run_directories_that_no_system_accepts():
+    for name in ("", "a\0b", "x" * 300, "~nosuchuser/x"):
+        for function in (RunDirectory.load, lambda path: RunDirectory.open(path, name="x", config=CONFIG)):
+            with pytest.raises(WherewhatError):
+                function(name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from helpers.models import llama_config, save_model
+from wherewhat.runs import execution
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run
 from wherewhat.runs.known import KnownRuns
@@ -66,31 +68,29 @@ def _touch(path):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_another_input_is_another_request(folder, text, tmp_path, change):
+def test_other_inputs_options_and_damaged_runs_are_not_known(folder, text, tmp_path):
     request = asked(folder, text)
-    run(request, out=tmp_path)
-    change(folder, text)
-    assert KnownRuns(tmp_path).find(request) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{"tokens": 17}, {"options": {"sink_tokens": 2}}, {"chunk": 8}, {"model": {"dtype": "float64"}}],
-    ids=str,
-)
-def test_other_options_are_another_request(folder, text, tmp_path, changes):
-    run(asked(folder, text), out=tmp_path)
-    assert KnownRuns(tmp_path).find(asked(folder, text, **changes)) is None
+    path = run(request, out=tmp_path).path
     same = asked(folder, text, options={"sink_tokens": "1"})  # the default, as text
     assert isinstance(KnownRuns(tmp_path).find(same), RunDirectory)
+    for changes in ({"tokens": 17}, {"options": {"sink_tokens": 2}}, {"chunk": 8}, {"model": {"dtype": "float64"}}):
+        assert KnownRuns(tmp_path).find(asked(folder, text, **changes)) is None, changes
+    for name, change in CHANGES.items():
+        kept = {file: (file.read_bytes(), file.stat()) for file in (*folder.iterdir(), text)}
+        change(folder, text)
+        assert KnownRuns(tmp_path).find(request) is None, name
+        for file, (content, status) in kept.items():
+            file.write_bytes(content)
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert KnownRuns(tmp_path).find(request).path == path
+    (path / "scores.parquet").write_bytes(b"damaged")
+    assert KnownRuns(tmp_path).find(request) is None
+    assert run(request, out=tmp_path).scores().num_rows > 0
+    KnownRuns(tmp_path).keep(request, "it has no planes")  # reasons are kept as well
+    assert KnownRuns(tmp_path).find(request) == "it has no planes"
 
 
 def test_a_text_that_changes_while_it_is_measured_is_another_request(folder, text, tmp_path, monkeypatch):
-    from wherewhat.runs import execution
-
     measure = execution.measure
 
     def measure_slowly(*given, **options):
@@ -104,17 +104,22 @@ def test_a_text_that_changes_while_it_is_measured_is_another_request(folder, tex
     assert KnownRuns(tmp_path).find(asked(folder, text)).path == first.path
 
 
-def test_a_damaged_or_removed_run_is_measured_again(folder, text, tmp_path):
-    request = asked(folder, text)
-    path = run(request, out=tmp_path).path
-    (path / "scores.parquet").write_bytes(b"damaged")
-    assert KnownRuns(tmp_path).find(request) is None
-    assert run(request, out=tmp_path).scores().num_rows > 0
-
-
-def test_reasons_are_kept_as_well(folder, text, tmp_path):
-    KnownRuns(tmp_path).keep(asked(folder, text), "it has no planes")
-    assert KnownRuns(tmp_path).find(asked(folder, text)) == "it has no planes"
+@pytest.mark.slow
+def test_a_kept_model_is_loaded_once_and_measures_the_same(folder, text, tmp_path, monkeypatch):
+    loads = []
+    load = execution.load_model
+    monkeypatch.setattr(execution, "load_model", lambda *args, **kwargs: loads.append(args) or load(*args, **kwargs))
+    plain = asked(folder, text)
+    requests = [
+        replace(plain.with_weights(w), measurement=m) for w in ("trained", "random") for m in ("heads", "residual")
+    ]
+    models = LastModel()
+    kept = [run(one, out=tmp_path / "kept", models=models) for one in requests]
+    assert len(loads) == 2
+    for one, directory in zip(requests, kept, strict=True):
+        fresh = run(one, out=tmp_path / "fresh")
+        for name in ("scores.parquet", "profiles.safetensors", "config.json"):
+            assert (fresh.path / name).read_bytes() == (directory.path / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ def run():
     return watch.finish()
 
 
-@pytest.mark.slow
 def test_table(run):
     frame = run.table("pandas")
     assert list(frame.columns) == ["step", "metric", "layer", "head", "value"]
@@ -37,6 +36,7 @@ def test_table(run):
     assert len(frame) == 2 * (per_head * heads + len(records.values) - per_head)
     assert run.table().schema.field("layer").type == "int32"
     assert run.table("polars").shape == frame.shape
+    assert repr(run) == f"TrainingRun of {run.name}: 2 records, steps 0 to 1, axes, heads; in memory"
 
 
 def test_undefined_values_are_null():
@@ -58,29 +58,38 @@ def test_figure_has_a_panel_per_measurement(run):
     assert [line.name for line in lines][:2] == ["axes: r", "axes: pooled r"]
     assert list(lines[0].y) == pytest.approx(run.records["axes.r"].double().mean(1).tolist())
     assert {trace.yaxis for trace in lines} == {"y", "y2"}
+    values = {"mine.b": torch.tensor(1.0), "mine.a": torch.tensor(2.0)}
+    unknown = TrainingRun(Records().joined(0, values, {"mine.a": (), "mine.b": ()}), {"measurements": {"mine": {}}})
+    assert unknown.main_metrics() == {"mine": [("mine.b", "b"), ("mine.a", "a")]}  # of no installed measurement
 
 
-@pytest.mark.slow
-def test_a_line_says_what_it_is(run):
-    assert repr(run) == f"TrainingRun of {run.name}: 2 records, steps 0 to 1, axes, heads; in memory"
-
-
-def test_metrics_of_a_measurement_that_is_not_installed():
-    records = Records().joined(
-        0, {"mine.b": torch.tensor(1.0), "mine.a": torch.tensor(2.0)}, {"mine.a": (), "mine.b": ()}
-    )
-    run = TrainingRun(records, {"measurements": {"mine": {}}})
-    assert run.main_metrics() == {"mine": [("mine.b", "b"), ("mine.a", "a")]}
-
-
-def test_no_records_yet():
+def test_no_records_yet(tmp_path):
     run = TrainingRun(Records(constants=tiny_constants()), {"name": "new", "measurements": {"axes": {}}})
     assert "no steps" in repr(run)
     for draw in (run.plot, run.table):
         with pytest.raises(StoreError, match="'new' has no records yet"):
             draw()
-
-
-def test_other_folders_are_refused(tmp_path):
     with pytest.raises(StoreError, match="is not the run directory of a recorded training"):
         TrainingRun.load(tmp_path)
+
+
+def test_records_are_joined_in_the_order_of_steps_cut_and_read_back(tmp_path):
+    axes = {"a": ("head",), "b": ()}
+    records = Records().joined(0, {"a": torch.ones(2)}, axes).joined(5, {"b": torch.tensor(3.0)}, axes)
+    records = records.joined(9, {"a": torch.zeros(2), "b": torch.tensor(4.0)}, axes)
+    assert records["a"].nan_to_num(-1).tolist() == [[1, 1], [-1, -1], [0, 0]]  # NaN where a record has no score
+    assert records["b"].nan_to_num(-1).tolist() == [-1, 3, 4]
+    assert records.axes == axes
+    records = Records(constants={"layer": Profile(torch.tensor([0, 1]), ("head",))})
+    for step in (10, 0, 5):
+        records = records.joined(step, {"a": torch.full((2,), float(step)), "b": torch.tensor(0.5)}, axes)
+    kept = records.until(5)
+    assert kept.steps.tolist() == [0, 5]
+    assert kept["a"].tolist() == [[0, 0], [5, 5]]
+    assert len(records.until(-1)) == 0
+    for wanted in (records, kept, records.until(-1)):
+        wanted.write(tmp_path / "records.safetensors")
+        found = Records.read(tmp_path / "records.safetensors")
+        assert found.steps.tolist() == wanted.steps.tolist()
+        assert found.axes == wanted.axes
+        assert found["layer"].tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""Layers of different kinds are told apart by what they do, and their numbers are reported apart."""
+"""Identity: layers of different kinds are told apart by what they do, and their numbers are reported apart."""
 
 from __future__ import annotations
 
@@ -42,28 +42,16 @@ def kinds_of(config) -> dict[str, list[int]]:
     return layer_kinds(prove(AutoModelForCausalLM.from_config(config).eval()).layers)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
+def test_kinds_are_named_by_what_differs():
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": linear}
+    for changes, expected in (
         ({}, {LOCAL: [0, 1, 3], GLOBAL: [2]}),
         ({"sliding_window": 4096}, {"window 4,096, RoPE base 10,000": [0, 1, 3], GLOBAL: [2]}),
         ({"layer_types": ["full_attention"] * 4}, {}),
-        (
-            {
-                "rope_parameters": {
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                    "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
-                }
-            },
-            {"window 8, RoPE base 10,000": [0, 1, 3], "full, RoPE base 10,000 ÷ 8": [2]},
-        ),
-    ],
-)
-def test_kinds_are_named_by_what_differs(changes, expected):
-    assert kinds_of(gemma_config(**changes)) == expected
-
-
-def test_a_model_of_one_kind_has_none():
+        ({"rope_parameters": ropes}, {LOCAL: [0, 1, 3], "full, RoPE base 10,000 ÷ 8": [2]}),
+    ):
+        assert kinds_of(gemma_config(**changes)) == expected, changes
     assert kinds_of(llama_config()) == {}
 
 
@@ -85,7 +73,6 @@ def result(folder, tmp_path_factory):
     return run(request, out=here / "runs")
 
 
-@pytest.mark.slow
 def test_numbers_of_each_kind(result):
     """Brute force: means and pooled correlations of the stored scores."""
     kinds = StoredRun(result).kinds
@@ -106,11 +93,7 @@ def test_numbers_of_each_kind(result):
             pooled.append(np.sqrt(1 - sse.value.sum() / total))
         assert summaries["pooled_r"].kinds[kind].mean == pytest.approx(np.mean(pooled), abs=1e-9)
     assert all(LOCAL in summary.kinds for summary in summaries.values())
-
-
-@pytest.mark.slow
-def test_a_notebook_shows_the_kinds(result):
-    shown = result._repr_html_()
+    shown = result._repr_html_()  # in a notebook
     assert shown.index(f">{LOCAL} (3)</th>") < shown.index(f">{GLOBAL} (1)</th>")
 
 

@@ -1,11 +1,14 @@
 """Brute force: the table equals rows sorted in plain Python. Identity: its bytes depend on the rows alone."""
 
 import random
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.runs import complete_run
 from wherewhat.errors import StoreError
 from wherewhat.runs.schema import (
     COLUMNS,
@@ -88,23 +91,29 @@ def test_file_is_typed_dictionary_encoded_and_versioned(tmp_path):
         assert field.type == (pa.dictionary(pa.int32(), pa.string()) if is_string else pa.type_for_alias(column.type))
         assert field.nullable == column.nullable
     assert schema.names == [column.name for column in COLUMNS]
-
-
-def test_only_created_by_names_a_version(tmp_path):
-    data = encode_scores(score_table(many_rows()))
-    created_by = pq.ParquetFile(pa.BufferReader(data)).metadata.created_by.encode()
-    assert pa.__version__.encode() in created_by
-    assert data.count(pa.__version__.encode()) == data.count(created_by) == 1
-
-
-def test_empty_table_round_trips(tmp_path):
+    data = (tmp_path / "scores.parquet").read_bytes()
+    created_by = pq.ParquetFile(tmp_path / "scores.parquet").metadata.created_by.encode()
+    assert data.count(pa.__version__.encode()) == data.count(created_by) == 1  # no other version is in the bytes
     (tmp_path / "empty").write_bytes(encode_scores(score_table([])))
     assert read_scores(tmp_path / "empty").num_rows == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_documented_columns_and_files_are_those_of_a_run(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+    header = "| column | type | null | key | meaning |\n|---|---|---|---|---|\n"
+    rows = page.split(header)[1].split("\n\n")[0].splitlines()
+    words = {True: "yes", False: "no"}
+    assert rows == [f"| `{c.name}` | {c.type} | {words[c.nullable]} | {words[c.key]} | {c.meaning} |" for c in COLUMNS]
+    assert f"Schema version {SCHEMA_VERSION}," in page
+    assert f'"wherewhat.schema": {SCHEMA_VERSION}}}' in page
+    run, _ = complete_run(tmp_path)
+    table = page.split("| file | what it holds |")[1].split("\n\n")[0]
+    documented = set(re.findall(r"^\| `([^`]+?)/?` \|", table, flags=re.MULTILINE))
+    assert documented == {path.name for path in run.path.iterdir()}
+
+
+def test_bad_rows_are_refused_in_one_line(subtests):
+    for change, words in (
         ({"metric": ""}, "metric is empty"),
         ({"model": None}, "model is empty"),
         ({"document": ""}, "document is empty"),
@@ -117,12 +126,11 @@ def test_empty_table_round_trips(tmp_path):
         ({"value": float("nan")}, "value is NaN; use None"),
         ({"unit": "\ud800"}, "unit is not string"),
         ({"metric": 5}, "metric is not string"),
-    ],
-)
-def test_bad_rows_are_refused_in_one_line(change, words):
-    with pytest.raises(StoreError, match=words) as caught:
-        score_table([Score(**{**BASE, **change})])
-    assert "\n" not in str(caught.value)
+    ):
+        with subtests.test(words=words):
+            with pytest.raises(StoreError, match=words) as caught:
+                score_table([Score(**{**BASE, **change})])
+            assert "\n" not in str(caught.value)
 
 
 def test_two_rows_with_one_key_are_refused_also_with_nulls():

@@ -25,15 +25,12 @@ def error_line(parent):
     return "no error"
 
 
-def test_parent_is_a_file(tmp_path):
+def test_parent_or_run_folder_is_a_file(tmp_path):
     (tmp_path / "file").write_text("x")
     for parent in (tmp_path / "file", tmp_path / "file" / "deeper"):
         with pytest.raises(StoreError, match=r"cannot make the folder .*file is not a folder$"):
             complete_run(parent)
     assert tree(tmp_path) == ["file"]
-
-
-def test_run_folder_is_a_file(tmp_path):
     path = open_run(tmp_path).path
     path.write_text("x")
     with pytest.raises(StoreError, match="is not a folder"):
@@ -59,7 +56,7 @@ def test_unwritable_parent(processes):
         answer = processes.Queue()
         process = processes.Process(target=_as_nobody, args=(str(parent), answer))
         process.start()
-        line = answer.get(timeout=30)
+        line = answer.get(timeout=60)
         process.join()
         assert line == f"cannot write to {parent}: permission denied; choose another folder"
         assert tree(Path(folder)) == ["runs"]
@@ -81,7 +78,7 @@ def test_a_finished_run_can_be_read_where_nothing_can_be_written(processes):
         answer = processes.Queue()
         process = processes.Process(target=_read_as_nobody, args=(str(Path(folder) / "runs"), answer))
         process.start()
-        assert answer.get(timeout=30) == (True, 8 * len(KEYS), 2 * len(KEYS))
+        assert answer.get(timeout=60) == (True, 8 * len(KEYS), 2 * len(KEYS))
         process.join()
 
 
@@ -101,8 +98,7 @@ class Failing:
         return self.real(*args, **kwargs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
+@pytest.mark.parametrize("call", ["replace", *(pytest.param(x, marks=pytest.mark.slow) for x in ("fsync", "mkdir"))])
 def test_disk_full_at_any_moment_keeps_finished_parts_and_nothing_half_written(call, tmp_path, monkeypatch, reference):
     for first in range(200):
         parent = tmp_path / f"{first}"
@@ -132,17 +128,17 @@ def _with_small_files(parent, limit, answer):
     answer.put(error_line(Path(parent)))
 
 
-@pytest.mark.parametrize("limit", [50, 700, 3300])
-def test_writes_that_the_system_really_refuses(limit, tmp_path, processes, reference):
-    answer = processes.Queue()
-    process = processes.Process(target=_with_small_files, args=(str(tmp_path), limit, answer))
-    process.start()
-    line = answer.get(timeout=30)
-    process.join()
-    assert line.endswith("File too large")
-    assert not leftovers(tmp_path)
-    run, _ = complete_run(tmp_path)
-    assert result_bytes(run) == reference
+def test_writes_that_the_system_really_refuses(tmp_path, processes, reference):
+    for limit in (50, 700, 3300):
+        answer, parent = processes.Queue(), tmp_path / str(limit)
+        process = processes.Process(target=_with_small_files, args=(str(parent), limit, answer))
+        process.start()
+        line = answer.get(timeout=60)
+        process.join()
+        assert line.endswith("File too large")
+        assert not leftovers(tmp_path)
+        run, _ = complete_run(parent)
+        assert result_bytes(run) == reference
 
 
 def test_a_disk_that_is_really_full(tmp_path):
@@ -174,21 +170,10 @@ def test_a_disk_that_is_really_full(tmp_path):
             run.save("last", compute("last"), seconds=0)
             run.finish([*saved, "last"], provenance=provenance())
         assert open_run(parent).is_complete
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_a_disk_full_of_someone_elses_files_leaves_no_run_directory(tmp_path):
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount")
-    try:
         with pytest.raises(OSError, match="No space"):
-            (tmp_path / "other").write_bytes(bytes(1 << 20))
+            (tmp_path / "other").write_bytes(bytes(1 << 24))
         with pytest.raises(StoreError, match=r"No space left on device$"):
-            complete_run(tmp_path / "runs")
-        assert tree(tmp_path) == ["other"]
+            complete_run(tmp_path / "more")
+        assert not (tmp_path / "more").exists()
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

@@ -14,6 +14,7 @@ from sweep import light, mortal
 from sweep.watching import Told
 from wherewhat.errors import StoreError
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.execution import run
 from wherewhat.runs.storage import Remote, open_place
 from wherewhat.sweep import execution as working
 from wherewhat.sweep import local_engine
@@ -21,8 +22,6 @@ from wherewhat.sweep.cells import expand, located, request_json
 from wherewhat.sweep.engine import CellTask, EngineError
 from wherewhat.sweep.execution import sweep
 from wherewhat.sweep.local_engine import run_locally
-
-pytestmark = pytest.mark.slow
 
 # Every axis with two values, and a cell for every moment of ``mortal``: each death costs a process that imports torch.
 SWEEP = {
@@ -35,7 +34,7 @@ SWEEP = {
 
 def results(store: Path) -> dict[str, bytes]:
     """Everything that must not depend on who measured, by path, sorted; each run is read and checked."""
-    runs = sorted(path for path in store.iterdir() if path.name != "sweeps")
+    runs = sorted(path for path in store.iterdir() if path.name != "sweeps" and path.name[0] != ".")
     for path in runs:
         RunDirectory.load(path)
     names = ("config.json", "scores.parquet", "profiles.safetensors")
@@ -64,6 +63,22 @@ def expected(undisturbed):
     return results(undisturbed)
 
 
+@pytest.mark.usefixtures("forked")
+def test_a_sweep_gives_the_bytes_of_single_runs_and_does_nothing_twice(sweep_file, tmp_path):
+    file = sweep_file({**SWEEP, "models": ["tiny"], "weights": ["trained", "random"], "texts": ["a.txt"]})
+    watch = Told()
+    outcome = sweep(file, watch=watch, store=str(tmp_path / "runs"), workers=1)
+    assert sorted(watch.ended) == sorted((cell, "done") for cell in outcome.cells)
+    for cell in outcome.cells.values():
+        run(cell.request, out=tmp_path / "single")
+    assert len(outcome.cells) == 2
+    assert results(tmp_path / "runs") == results(tmp_path / "single")
+    again = Told()
+    sweep(file, watch=again, store=str(tmp_path / "runs"), workers=1)
+    assert again.plan is None
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "fixture"), [("local", "forked"), ("ray", "ray_cluster")], ids=["local", "ray"])
 def test_killed_workers_lose_nothing_and_repeat_nothing(engine, fixture, expected, sweep_file, tmp_path, request):
     """Nor do they change a byte of what one local worker writes that nobody kills."""
@@ -84,6 +99,7 @@ def test_killed_workers_lose_nothing_and_repeat_nothing(engine, fixture, expecte
     assert watch.workers.startswith("Ray: 1 node, 2 CPUs" if engine == "ray" else "2 local processes")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_path):
     tasks = [CellTask(cell=f"c{i}", described=f"cell {i}", store=str(tmp_path), sweep="s") for i in range(2)]
     watch = Told()
@@ -94,6 +110,7 @@ def test_a_cell_that_kills_every_worker_is_recorded_and_the_rest_goes_on(tmp_pat
     assert record["attempts"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_any_address_of_fsspec_gets_the_same_runs(expected, sweep_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "cache"))
@@ -135,6 +152,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
     RunDirectory.load(tmp_path / "remote" / again.run)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_sweep_finds_what_another_one_did(undisturbed, sweep_file, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "runs")
@@ -146,10 +164,11 @@ def test_a_sweep_finds_what_another_one_did(undisturbed, sweep_file, tmp_path):
     assert len(outcome.records) == 2
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_a_store_that_cannot_be_written_ends_the_sweep(engine, sweep_file, tmp_path, request):
-    if engine == "ray":
-        request.getfixturevalue("ray_cluster")
+@pytest.mark.parametrize(
+    ("engine", "fixture"), [("local", "forked"), pytest.param("ray", "ray_cluster", marks=pytest.mark.slow)]
+)
+def test_a_store_that_cannot_be_written_ends_the_sweep(engine, fixture, sweep_file, tmp_path, request):
+    request.getfixturevalue(fixture)
     with pytest.raises(StoreError, match="No space left"):
         sweep(sweep_file(SWEEP), watch=Told(), store=str(tmp_path / "runs"), engine=engine, work=light.full)
 
@@ -163,6 +182,7 @@ def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
         head.check()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer(sweep_file, tmp_path):
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     from wherewhat.sweep.ray_engine import _knock

@@ -33,6 +33,7 @@ def test_seeds_repeat_only_what_is_drawn(sweep_file):
     cells = expand(sweep_file({**BASE, "weights": ["trained", "random"], "seeds": [0, 1, 2]}))
     seeds = [(cell.request.model.weights, cell.request.model.seed) for cell in cells]
     assert seeds == [("trained", 0), ("random", 0), ("random", 1), ("random", 2)]
+    assert all(request_from_json(request_json(cell.request)) == cell.request for cell in cells)  # sent to workers
     drawn = expand(sweep_file({**BASE, "texts": [{"prompts": "random"}], "seeds": [0, 1, 2]}))
     assert [cell.request.model.seed for cell in drawn] == [0, 1, 2]
 
@@ -107,11 +108,6 @@ def test_toml_yaml_and_json_say_the_same(sweep_file):
     assert one[0].request.model.dtype == "float64"
 
 
-def test_a_request_survives_the_way_to_a_worker(sweep_file):
-    for cell in expand(sweep_file({**BASE, "weights": ["trained", "random"]})):
-        assert request_from_json(request_json(cell.request)) == cell.request
-
-
 def test_a_changed_text_or_model_is_another_cell(sweep_file, sweep_home):
     (before,) = expand(sweep_file(BASE))
     (again,) = expand(sweep_file({**BASE, "texts": [str(sweep_home / "a.txt")]}))
@@ -129,9 +125,8 @@ def test_a_changed_text_or_model_is_another_cell(sweep_file, sweep_home):
         os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_mistakes_are_named(sweep_file, subtests):
+    for change, words in (
         ({"measurements": ["atention"]}, ["atention", "did you mean 'attention'"]),
         ({"measurements": {"axis": {}}}, ["axis", "did you mean 'axes'"]),
         ({"measurement": ["axes"]}, ["no key 'measurement'", "did you mean 'measurements'"]),
@@ -162,20 +157,18 @@ def test_a_changed_text_or_model_is_another_cell(sweep_file, sweep_home):
         ({"resources": {"gpu": 1}}, ["gpu", "did you mean 'gpus'"]),
         ({"resources": {"cpus": 0}}, ["cpus is 0"]),
         ({"resources": 3}, ["resources must be a table"]),
-    ],
-)
-def test_mistakes_are_named(sweep_file, change, words):
-    file = sweep_file({**BASE, **change})
-    with pytest.raises(ConfigError) as caught:
-        (resources_of(file), expand(file))
-    assert "\n" not in str(caught.value)
-    for word in words:
-        assert word in str(caught.value)
+    ):
+        file = sweep_file({**BASE, **change})
+        with subtests.test(change=str(change)):
+            with pytest.raises(ConfigError) as caught:
+                (resources_of(file), expand(file))
+            assert "\n" not in str(caught.value)
+            for word in words:
+                assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "word"),
-    [
+def test_what_is_missing_is_noticed_before_anything_runs(sweep_file, subtests):
+    for change, error, word in (
         ({"texts": ["missing.txt"]}, TextError, "missing.txt"),
         ({"measurements": ["split"]}, TextError, "split compares documents"),
         ({"texts": ["embedded"], "measurements": ["axes", ITEMLESS]}, TextError, "missing.jsonl"),
@@ -183,26 +176,22 @@ def test_mistakes_are_named(sweep_file, change, words):
         ({"models": ["grown"]}, LoadError, "no config.json"),
         ({"models": [{"model": "grown", "checkpoints": ["epoch-*"]}]}, LoadError, "epoch-*"),
         ({"models": ["who/what"], "offline": True}, LoadError, "who/what"),
-    ],
-)
-def test_what_is_missing_is_noticed_before_anything_runs(sweep_file, change, error, word):
-    with pytest.raises(error) as caught:
-        expand(sweep_file({**BASE, **change}))
-    assert word in str(caught.value)
+    ):
+        with subtests.test(change=str(change)):
+            with pytest.raises(error) as caught:
+                expand(sweep_file({**BASE, **change}))
+            assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
+def test_files_that_are_no_sweep(sweep_file):
+    for name, content, words in (
         ("s.toml", "tokens = ", "not valid TOML"),
         ("s.yaml", "a: [1", "not valid YAML"),
         ("s.json", "[1]", "names and values"),
         ("s.toml", "device-map = 1\ndevice_map = 2", "twice"),
-    ],
-)
-def test_files_that_are_no_sweep(sweep_file, name, content, words):
-    with pytest.raises(ConfigError, match=words):
-        sweep_file(content, name)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            sweep_file(content, name)
 
 
 def test_resources_have_defaults(sweep_file):

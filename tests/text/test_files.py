@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,8 @@ def test_files_in_order(write):
     assert texts(documents) == ["second", "first\n"]
     assert [document.source for document in documents] == [two, one]
     assert read_documents([two, one], count=1) == documents[:1]
-
-
-def test_lone_string_or_path_is_one_file(write):
-    path = write("one.txt", "first\n")
-    assert read_documents(path) == read_documents([path]) == read_documents([Path(path)])
-    assert read_documents(Path(path)) == read_documents([path])
+    for given in (one, Path(one), [Path(one)]):
+        assert read_documents(given) == documents[1:]
 
 
 def test_text_is_kept_but_for_line_ends_and_mark(write):
@@ -70,14 +67,12 @@ def test_folder_gives_its_text_files_by_name(write, tmp_path):
         write(name, f"content of {name}")
     (tmp_path / "sub.txt").mkdir()
     assert names(read_documents([str(tmp_path)])) == ["a", "b"]
+    assert "folder without .txt files" in refusal([str(tmp_path / "sub.txt")])
 
 
-def test_standard_input():
+def test_standard_input(monkeypatch):
     documents = read_documents(["-"], stdin=io.BytesIO(b"piped\r\n"))
     assert [(item.name, item.text, item.source) for item in documents] == [("stdin", "piped\n", "standard input")]
-
-
-def test_own_standard_input_is_the_default(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"piped")))
     assert texts(read_documents(["-"])) == ["piped"]
 
@@ -127,16 +122,14 @@ BAD_BYTES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_BYTES)
-def test_bytes_that_are_no_text(write, case):
-    data, words = BAD_BYTES[case]
-    path = write("bad.txt", data)
-    message = refusal([path])
-    assert message.startswith(f"text '{path}' ")
-    with pytest.raises(TextError, match=words):
-        read_documents([path])
-    with pytest.raises(TextError, match=f"standard input .*{words}"):
-        read_documents(["-"], stdin=io.BytesIO(data))
+def test_bytes_that_are_no_text(write, subtests):
+    for case, (data, words) in BAD_BYTES.items():
+        with subtests.test(case=case):
+            path = write("bad.txt", data)
+            message = refusal([path])
+            assert message.startswith(f"text '{path}' ")
+            assert re.search(words, message)
+            assert re.search(f"standard input .*{words}", refusal(["-"], stdin=io.BytesIO(data)))
 
 
 BAD_JSON_LINES = {
@@ -148,17 +141,17 @@ BAD_JSON_LINES = {
     "NUL": ('{"text": "a\\u0000"}', "line 1 is binary"),
     "half pair": ('{"text": "a\\n\\ud800"}', "line 1 has half of a surrogate pair in line 2"),
     "deep": ("[" * 100_000, "line 1 is not usable JSON"),
+    "deep inside": ('{"text": "a", "x": ' + "[" * 70 + "]" * 70 + "}", "line 1 is not usable JSON"),
     "long number": ('{"text": "a", "id": ' + "1" * 5000 + "}", "line 1 is not usable JSON"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_JSON_LINES)
-def test_json_lines_that_are_wrong(write, case):
-    content, words = BAD_JSON_LINES[case]
-    path = write("bad.jsonl", content)
-    refusal([path])
-    with pytest.raises(TextError, match=words):
-        read_documents([path])
+def test_json_lines_that_are_wrong(write, subtests, monkeypatch):
+    for case, (content, words) in BAD_JSON_LINES.items():
+        with subtests.test(case=case):
+            assert re.search(words, refusal([write("bad.jsonl", content)]))
+    monkeypatch.setattr(reading_module, "MAX_LINES", 3)
+    assert "more than 3 lines" in refusal([write("many.jsonl", '{"text": "a"}\n\n\n\n\n')])
 
 
 def test_missing_file_with_a_hint(write, tmp_path):
@@ -169,25 +162,22 @@ def test_missing_file_with_a_hint(write, tmp_path):
     assert "does not exist" in refusal([str(tmp_path / "chapters.txt" / "a.txt")])
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("", "is empty: give a file"),
-        (" ", "is empty: give a file"),
-        ("https://example.org/a.txt", "web address"),
-        ("a\0b", "NUL character"),
-        ("x" * 5000, "File name too long"),
-        ("no\nsuch\u2028file", r"'no\nsuch\u2028file' does not exist"),
-        ("no\udcff", r"'no\udcff' does not exist"),
-    ],
-)
-def test_odd_names(source, words):
-    assert words in refusal([source])
+NAMES = {
+    "empty": ("", "is empty: give a file"),
+    "blank": (" ", "is empty: give a file"),
+    "address": ("https://example.org/a.txt", "web address"),
+    "NUL": ("a\0b", "NUL character"),
+    "long": ("x" * 5000, "File name too long"),
+    "line breaks": ("no\nsuch\u2028file", r"'no\nsuch\u2028file' does not exist"),
+    "surrogate": ("no\udcff", r"'no\udcff' does not exist"),
+    "home": ("~nosuchuser/x", "home folder of an unknown user"),
+}
 
 
-def test_folder_without_text(tmp_path, write):
-    write("a.md", "x")
-    assert "folder without .txt files" in refusal([str(tmp_path)])
+def test_odd_names(subtests):
+    for case, (source, words) in NAMES.items():
+        with subtests.test(case=case):
+            assert words in refusal([source])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX file names")
@@ -209,24 +199,14 @@ def test_no_permission(write, monkeypatch):
     assert "cannot be read: Permission denied" in refusal([path])
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs symbolic links")
-def test_link_to_itself(tmp_path):
-    (tmp_path / "loop.txt").symlink_to("loop.txt")
-    assert "symbolic links" in refusal([str(tmp_path / "loop.txt")])
-
-
-def test_larger_than_the_limit(write, monkeypatch):
+def test_larger_than_the_limit(write, tmp_path, monkeypatch):
+    with (tmp_path / "sparse.txt").open("wb") as stream:
+        stream.truncate((1 << 29) + 1)
+    assert "at most 512.0 MiB" in refusal([str(tmp_path / "sparse.txt")])  # seen before it is read
     monkeypatch.setattr(reading_module, "MAX_BYTES", 10)
     assert texts(read_documents([write("fits.txt", "0123456789")])) == ["0123456789"]
     assert "at most 10 bytes" in refusal([write("over.txt", "0123456789a")])
     assert "more than 10 bytes" in refusal(["-"], stdin=io.BytesIO(b"0123456789a"))
-
-
-def test_limit_is_half_a_gibibyte_and_seen_before_reading(tmp_path):
-    path = tmp_path / "sparse.txt"
-    with path.open("wb") as stream:
-        stream.truncate((1 << 29) + 1)
-    assert "at most 512.0 MiB" in refusal([str(path)])
 
 
 def test_standard_input_twice_terminal_closed_or_none(monkeypatch):
@@ -261,8 +241,9 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path):
     (tmp_path / "zeros.txt").symlink_to("/dev/zero")
     assert "it is a named pipe" in refusal([str(tmp_path / "pipe.txt")])
     assert "it is a device" in refusal([str(tmp_path / "zeros.txt")])
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    assert "symbolic links" in refusal([str(tmp_path / "loop.txt")])
     assert "folder without .txt files" in refusal([str(tmp_path)])
-    assert "home folder of an unknown user" in refusal(["~nosuchuser/x"])
 
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="needs /dev/fd")
@@ -274,14 +255,3 @@ def test_stream_of_the_shell():
         assert texts(read_documents([f"/dev/fd/{read}"])) == ["the cat sat"]
     finally:
         os.close(read)
-
-
-def test_too_many_json_lines(write, monkeypatch):
-    monkeypatch.setattr(reading_module, "MAX_LINES", 3)
-    assert "more than 3 lines" in refusal([write("many.jsonl", '{"text": "a"}\n\n\n\n\n')])
-
-
-def test_deep_json_lines(write):
-    assert "line 1 is not usable JSON" in refusal(
-        [write("deep.jsonl", '{"text": "a", "x": ' + "[" * 70 + "]" * 70 + "}")]
-    )

@@ -1,4 +1,4 @@
-"""Brute force: thousands of random inputs give valid documents or a one-line TextError, nothing else."""
+"""Brute force: random inputs give valid documents or a one-line TextError, nothing else."""
 
 import io
 import random
@@ -50,27 +50,26 @@ def assert_valid(documents):
         assert len(document.sha256) == 64
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "pieces"),
-    [("random.txt", NEAR_TEXT), ("random.txt", NEAR_JSON), ("random.jsonl", NEAR_JSON), ("-", NEAR_TEXT)],
-)
-def test_random_bytes_give_documents_or_a_text_error(tmp_path, name, pieces):
-    source = random.Random(20)
-    path = tmp_path / name
-    messages, valid = [], 0
-    for _ in range(3000):
-        data = random_bytes(source, pieces)
-        separator = None if name == "random.jsonl" else source.choice([None, "---"])
-        path.write_bytes(data)
-        given = "-" if name == "-" else str(path)
-        try:
-            documents = read_documents([given], stdin=io.BytesIO(data), separator=separator)
-        except TextError as error:
-            messages.append(str(error))
-        else:
-            assert_valid(documents)
-            valid += 1
-    assert all(message.isprintable() for message in messages)
-    assert valid > 100
-    assert len(messages) > 100
+KINDS = [("random.txt", NEAR_TEXT), ("random.txt", NEAR_JSON), ("random.jsonl", NEAR_JSON), ("-", NEAR_TEXT)]
+
+
+@pytest.mark.parametrize("count", [250, pytest.param(3000, marks=pytest.mark.slow)])
+def test_random_bytes_give_documents_or_a_text_error(tmp_path, count):
+    for name, pieces in KINDS:
+        source = random.Random(20)
+        path = tmp_path / name
+        messages, valid = [], 0
+        for _ in range(count):
+            data = random_bytes(source, pieces)
+            separator = None if name == "random.jsonl" else source.choice([None, "---"])
+            path.write_bytes(data)
+            given = "-" if name == "-" else str(path)
+            try:
+                documents = read_documents([given], stdin=io.BytesIO(data), separator=separator)
+            except TextError as error:
+                messages.append(str(error))
+            else:
+                assert_valid(documents)
+                valid += 1
+        assert all(message.isprintable() for message in messages)
+        assert min(valid, len(messages)) > count // 30, name

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from helpers.tolerance import rounding
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lab.config import LabConfig
 from wherewhat.lab.constructions.discrepancy import (
@@ -27,32 +28,33 @@ from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
 FAST = 10_000 ** (-1 / 64)
 SLOW = 10_000 ** (-41 / 64)
 EIGHT = math.pi / 4
+SLACK = 1e-12
+"""Angles of up to 1000 positions in float64: 1000 ε is 2e-13."""
 
 
-@pytest.mark.parametrize("theta", [FAST, SLOW, 2.1, 3.0])
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 9, 24])
-def test_index_by_all_inputs(n, theta):
-    gaps = []
-    for m in range(1, n):
-        logits = sorted(math.cos((d - m) * theta) for d in range(n))
-        gaps.append(logits[-1] - logits[-2])
-    assert index_discrepancy(n, theta) == pytest.approx(max(gaps), abs=1e-12)
-    assert index_discrepancy(n, theta, at="worst") == pytest.approx(min(gaps), abs=1e-12)
+def test_index_by_all_inputs():
+    for n, theta in itertools.product((2, 3, 4, 5, 9, 24), (FAST, SLOW, 2.1, 3.0)):
+        gaps = []
+        for m in range(1, n):
+            logits = sorted(math.cos((d - m) * theta) for d in range(n))
+            gaps.append(logits[-1] - logits[-2])
+        assert index_discrepancy(n, theta) == pytest.approx(max(gaps), abs=1e-12), (n, theta)
+        assert index_discrepancy(n, theta, at="worst") == pytest.approx(min(gaps), abs=1e-12), (n, theta)
 
 
-@pytest.mark.parametrize("theta", [0.0, SLOW, 0.05, 0.3])
-@pytest.mark.parametrize(("n", "letters"), [(2, 8), (3, 5), (4, 4), (5, 3), (5, 4), (6, 3)])
-def test_retrieval_by_all_inputs(n, letters, theta):
-    omega = 2 * math.pi / letters
-    gaps = []
-    for offsets in itertools.product(range(letters), repeat=n):
-        if offsets.count(0) != 1 or offsets[0] == 0:
-            continue  # not one pair with the letter asked for, or the query's own
-        logits = [math.cos(d * theta + a * omega) for d, a in enumerate(offsets)]
-        right = logits.pop(offsets.index(0))
-        gaps.append(right - max(logits))
-    assert retrieval_discrepancy(n, theta, omega) == pytest.approx(max(gaps), abs=1e-12)
-    assert retrieval_discrepancy(n, theta, omega, at="worst") == pytest.approx(min(gaps), abs=1e-12)
+def test_retrieval_by_all_inputs():
+    sizes = ((2, 8), (3, 5), (4, 4), (5, 3), (5, 4), (6, 3))
+    for (n, letters), theta in itertools.product(sizes, (0.0, SLOW, 0.05, 0.3)):
+        omega = 2 * math.pi / letters
+        gaps = []
+        for offsets in itertools.product(range(letters), repeat=n):
+            if offsets.count(0) != 1 or offsets[0] == 0:
+                continue  # not one pair with the letter asked for, or the query's own
+            logits = [math.cos(d * theta + a * omega) for d, a in enumerate(offsets)]
+            right = logits.pop(offsets.index(0))
+            gaps.append(right - max(logits))
+        found = [retrieval_discrepancy(n, theta, omega, at=at) for at in ("best", "worst")]
+        assert found == pytest.approx([max(gaps), min(gaps)], abs=1e-12), (n, letters, theta)
 
 
 def test_models_have_the_exact_discrepancy():
@@ -60,47 +62,43 @@ def test_models_have_the_exact_discrepancy():
     sequences = task.sample(200, seed=0)
     attention = index_transformer(task, theta=FAST, temperature=1.0).attention(sequences.tokens)[0]
     found = measured_discrepancy(attention, right=sequences.path[:, 1])
-    assert float(found.values.max()) == pytest.approx(index_discrepancy(16, FAST), abs=1e-6)
-    assert float(found.values.min()) == pytest.approx(index_discrepancy(16, FAST, at="worst"), abs=1e-6)
+    # Angles are float32 products with positions up to 16.
+    angles = rounding(8 * 16)
+    assert float(found.values.max()) == pytest.approx(index_discrepancy(16, FAST), abs=angles)
+    assert float(found.values.min()) == pytest.approx(index_discrepancy(16, FAST, at="worst"), abs=angles)
     assert found.margins is not None
-    assert torch.allclose(found.margins, found.values)
+    torch.testing.assert_close(found.margins, found.values, atol=1e-12, rtol=0)
     assert bool((found.margins > 0).all())
 
     task = RetrievalTask(target=4, letters=3, digits=1)
-    sequences = task.sample(4000, seed=0)
+    sequences = task.sample(1500, seed=0)
     attention = retrieval_transformer(task, theta=0.05, temperature=0.5).attention(sequences.tokens)[0]
     found = measured_discrepancy(attention, right=sequences.path[:, 1])
     for value, at in ((found.values.max(), "best"), (found.values.min(), "worst")):
         expected = retrieval_discrepancy(5, 0.05, letter_angle(task), at=at)
-        assert float(value) == pytest.approx(2 * expected, abs=1e-6)
+        assert float(value) == pytest.approx(2 * expected, abs=angles)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("theta", [FAST, SLOW, 2 * math.pi / 3, math.pi * (math.sqrt(5) - 1), 1.0])
-def test_bound_of_index_holds_at_the_worst_input(theta):
-    for n in range(2, 600):
-        for at in ("best", "worst"):
-            assert index_discrepancy(n, theta, at=at) <= index_bound(n, theta, at=at) + 1e-14
-        expected = min(1 - math.cos(theta), 2 * math.pi**2 / n**2)
-        assert index_bound(n, theta) == pytest.approx(expected)
-
-
-def test_bound_of_index_does_not_hold_at_the_best_input():
+def test_bound_of_index_holds_at_the_worst_input_only():
+    for theta in (FAST, SLOW, 2 * math.pi / 3, math.pi * (math.sqrt(5) - 1), 1.0):
+        for n in (*range(2, 100), *range(100, 600, 7)):
+            for at in ("best", "worst"):
+                assert index_discrepancy(n, theta, at=at) <= index_bound(n, theta, at=at) + SLACK
+            expected = min(1 - math.cos(theta), 2 * math.pi**2 / n**2)
+            assert index_bound(n, theta) == pytest.approx(expected, rel=1e-9)
     # As the theorem is stated, for the largest difference over inputs, it fails at some lengths.
-    broken = [n for n in range(2, 101) if index_discrepancy(n, FAST) > index_bound(n, FAST) + 1e-14]
+    broken = [n for n in range(2, 101) if index_discrepancy(n, FAST) > index_bound(n, FAST) + SLACK]
     assert broken == [*range(8, 14), *range(29, 58)]
     assert index_discrepancy(4, 2 * math.pi / 3) == pytest.approx(1.5)
     assert index_bound(4, 2 * math.pi / 3) < 1.24
 
 
-@pytest.mark.slow
 def test_bound_of_retrieval():
-    assert all(
-        retrieval_discrepancy(n + 1, theta, EIGHT, at="worst") <= retrieval_bound(n, theta, EIGHT) + 1e-14
-        for theta in (0.0, 1e-4, SLOW, 0.01)
-        for n in range(2, 1000)
-        if n * theta <= EIGHT
-    )
+    for theta in (0.0, 1e-4, SLOW, 0.01):
+        for n in (*range(2, 60), *range(60, 1000, 13)):
+            if n * theta <= EIGHT:
+                worst = retrieval_discrepancy(n + 1, theta, EIGHT, at="worst")
+                assert worst <= retrieval_bound(n, theta, EIGHT) + SLACK, (theta, n)
     assert retrieval_discrepancy(17, SLOW, EIGHT, at="worst") > retrieval_bound(17, SLOW, EIGHT)  # n is off by one
     assert retrieval_discrepancy(17, SLOW, EIGHT) > 1.99  # and at the best input it says nothing
     assert retrieval_discrepancy(10_000, 0.0, EIGHT, at="worst") == pytest.approx(1 - math.cos(EIGHT))
@@ -143,47 +141,47 @@ def mass_of_right_key(model, task, extra, place):
     return float(pattern[extra + place])
 
 
-@pytest.mark.parametrize("place", [0, 5, 11])
-def test_predicted_length_of_index_is_where_the_model_fails(place):
+def test_predicted_length_of_index_is_where_the_model_fails():
     task = IndexTask(target=12, symbols=2)
     temperature = 2e-4
-    m = task.target - place
-    predicted = predicted_failure_length(
-        torch.polar(torch.ones(1), torch.tensor([-m * FAST])),
-        torch.polar(torch.ones(1, 1), torch.tensor([[-m * FAST]])),
-        torch.tensor([FAST], dtype=torch.float64),
-        distance=m,
-        scale=1 / temperature,
-    )
-    assert predicted is not None
     model = index_transformer(task, theta=FAST, temperature=temperature)
-    assert mass_of_right_key(model, task, predicted - 14, place) > 0.5
-    assert mass_of_right_key(model, task, predicted - 13, place) <= 0.5
+    for place in (0, 5, 11):
+        m = task.target - place
+        predicted = predicted_failure_length(
+            torch.polar(torch.ones(1), torch.tensor([-m * FAST])),
+            torch.polar(torch.ones(1, 1), torch.tensor([[-m * FAST]])),
+            torch.tensor([FAST], dtype=torch.float64),
+            distance=m,
+            scale=1 / temperature,
+        )
+        assert predicted is not None
+        # One token more takes the mass from 0.61 to 0.38.
+        assert mass_of_right_key(model, task, predicted - 14, place) > 0.55
+        assert mass_of_right_key(model, task, predicted - 13, place) <= 0.45
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [2e-4, 1e-3, 0.05])
-def test_predicted_lengths_of_heads_are_where_index_fails(temperature):
+def test_predicted_lengths_of_heads_are_where_index_fails():
     task = NumberTask(symbols=5, hops=1)
     sequences = task.sample(40, seed=4)
-    model = index_transformer(task, theta=FAST, temperature=temperature)
-    found = head_failure_lengths(model.attention(sequences.tokens)[0], sequences.path[:, 1], longest=500)
-    for n in (17, 30, 60, 200, 500):
-        longer = task.sample(40, seed=4, extra=n - 17)
-        pattern = model.attention(longer.tokens)[0].pattern(slice(-1, None))[:, 0, 0]
-        mass = pattern.gather(1, longer.path[:, 1:2])[:, 0]
-        assert torch.equal(mass > 0.5, found.lengths[0] > n)
-        assert float(found.surviving(n)) == pytest.approx(float((mass > 0.5).double().mean()))
+    for temperature in (2e-4, 1e-3, 0.05):
+        model = index_transformer(task, theta=FAST, temperature=temperature)
+        found = head_failure_lengths(model.attention(sequences.tokens)[0], sequences.path[:, 1], longest=500)
+        for n in (17, 30, 60, 200, 500):
+            longer = task.sample(40, seed=4, extra=n - 17)
+            pattern = model.attention(longer.tokens)[0].pattern(slice(-1, None))[:, 0, 0]
+            mass = pattern.gather(1, longer.path[:, 1:2])[:, 0]
+            assert float((mass - 0.5).abs().min()) > 0.01  # none is a matter of rounding
+            assert torch.equal(mass > 0.5, found.lengths[0] > n)
+            assert float(found.surviving(n)) == pytest.approx(float((mass > 0.5).double().mean()))
 
 
-@pytest.mark.slow
 def test_predicted_lengths_of_retrieval_come_near():
     task = LetterTask(hops=1)
     sequences = task.sample(200, seed=4, extra=40)
     model = retrieval_transformer(task, theta=SLOW, temperature=0.05)
     like = slice(0, 40)
     found = head_failure_lengths(model.attention(sequences.tokens)[0], sequences.path[:, 1], like=like, longest=400)
-    for n in (60, 100, 150, 200, 300):
+    for n in (60, 150, 300):
         longer = task.sample(200, seed=4, extra=n - 17)
         pattern = model.attention(longer.tokens)[0].pattern(slice(-1, None))[:, 0, 0]
         kept = (pattern.gather(1, longer.path[:, 1:2])[:, 0] > 0.5).double().mean()
@@ -193,35 +191,30 @@ def test_predicted_lengths_of_retrieval_come_near():
 def test_predicted_length_without_positions_is_a_matter_of_numbers():
     # A head that does not rotate, its right key ahead of all others by log 10: ten others take half of the mass.
     predicted = predicted_failure_length(
-        torch.tensor([math.log(10) + 1e-9 + 0j]), torch.zeros(3, 1) + 0j, torch.zeros(1), distance=2
+        torch.tensor([math.log(10) + 1e-6 + 0j], dtype=torch.complex128),
+        torch.zeros(3, 1) + 0j,
+        torch.zeros(1),
+        distance=2,
     )
     assert predicted == 12
     assert predicted_failure_length(torch.tensor([9 + 0j]), torch.zeros(1, 1) + 0j, torch.zeros(1), distance=2) is None
     assert predicted_failure_length(torch.tensor([0j]), torch.ones(1, 1) + 0j, torch.zeros(1), distance=7) == 8
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_wrong_numbers(subtests):
+    one = torch.ones(1), torch.ones(1, 1), torch.ones(1)
+    for make, message in (
         (lambda: index_discrepancy(1, 1.0), "n is 1"),
         (lambda: index_discrepancy(5, 0.0), "theta is 0.0: give a positive angle"),
         (lambda: index_bound(5, math.nan), "theta is nan"),
         (lambda: retrieval_discrepancy(5, 0.1, 1.0), "omega is 1.0"),
         (lambda: retrieval_discrepancy(5, 0.1, 0.0), "omega is 0.0"),
         (lambda: predicted_failure_length(torch.ones(2), torch.ones(2), torch.ones(2), distance=1), "right \\(2,\\)"),
-        (
-            lambda: predicted_failure_length(torch.ones(1), torch.ones(1, 1), torch.ones(1), distance=1, share=1.0),
-            "share is 1.0",
-        ),
-        (
-            lambda: predicted_failure_length(torch.ones(1), torch.ones(1, 1), torch.ones(1), distance=9, longest=9),
-            "distance is 9",
-        ),
-    ],
-)
-def test_wrong_numbers(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
+        (lambda: predicted_failure_length(*one, distance=1, share=1.0), "share is 1.0"),
+        (lambda: predicted_failure_length(*one, distance=9, longest=9), "distance is 9"),
+    ):
+        with subtests.test(message=message), pytest.raises(ConfigError, match=message):
+            make()
 
 
 def test_lengths_are_not_predicted_for_other_attention():

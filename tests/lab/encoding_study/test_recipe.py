@@ -26,11 +26,8 @@ def test_the_shipped_recipe_is_the_default():
     assert 9e6 < size < 12e6
 
 
-def test_files_and_values_are_the_same(tmp_path):
+def test_models_differ_in_encoding_and_seed_alone(tmp_path):
     assert read_recipe(write_recipe(tmp_path / "r.toml")) == RECIPE
-
-
-def test_models_differ_in_encoding_and_seed_alone():
     one, other = RECIPE.model_for("rope", 0), RECIPE.model_for("pope", 1)
     assert (one.encoding, one.seed, other.encoding, other.seed) == ("rope", 0, "pope", 1)
     assert one.positions == other.positions == RECIPE.training.context
@@ -50,9 +47,8 @@ def test_some_models():
         parse_only(RECIPE, ("nope:0",))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_wrong_recipes_are_told(subtests, tmp_path):
+    for wrong, message in (
         ({"encoding": ["rope"]}, "did you mean 'encodings'"),
         ({"encodings": ["ropes"]}, "did you mean 'rope'"),
         ({"encodings": []}, "at least one"),
@@ -72,15 +68,11 @@ def test_some_models():
         ({"after": {"methods": ["yarns"]}}, "did you mean 'yarn'"),
         ({"after": {"kinds": ["letters"]}}, "no kind"),
         ({"after": {"times": 0}}, "times is 0"),
-    ],
-)
-def test_wrong_recipes_are_told(wrong, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        build_recipe(EncodingRecipe, {**VALUES, **wrong})
-    assert "\n" not in str(error.value)
-
-
-def test_unreadable_recipes_are_told(tmp_path):
+    ):
+        with subtests.test(wrong=wrong):
+            with pytest.raises(ConfigError, match=message) as error:
+                build_recipe(EncodingRecipe, {**VALUES, **wrong})
+            assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_recipe(tmp_path / "missing.toml")
     (tmp_path / "r.toml").write_text("a = ")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers.lab import RECIPE
+from helpers.tolerance import rounding, worst
 from wherewhat.lab.encoding_study.corpus import read_corpus
 from wherewhat.lab.encoding_study.recipe import ENCODINGS
 from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold
@@ -55,7 +56,6 @@ def layers_of(subject, ids):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_out):
     subject = LabSubject(make(encoding), trained_length=CONTEXT)
@@ -75,7 +75,7 @@ def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_
         name = "r" if subset == "abc" else f"r_{subset}"
         close(name, ([fit.r_subset[subset] for fit in row] for row in fits))
     close("r_behaviour", ([fit.r_behaviour for fit in row] for row in fits))
-    assert float(found["noise_floor"]) == pytest.approx(fits[0][0].noise_floor)
+    assert float(found["noise_floor"]) == pytest.approx(fits[0][0].noise_floor, rel=1e-5)
     swaps = [[layer_swaps(layer, queries) for layer in layers] for layers in each]
     for name in ("s_pos", "s_sym"):
         close(name, ([getattr(one, name).mean(1) for one in row] for row in swaps))
@@ -95,8 +95,7 @@ def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_
         torch.testing.assert_close(found["plane_share"].sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "pope"])
+@pytest.mark.parametrize("encoding", ["alibi", "pope"])
 def test_losses_ranks_and_induction(encoding, held_out):
     subject = LabSubject(make(encoding), trained_length=CONTEXT)
     found = score(subject, held_out, WATCH)
@@ -124,21 +123,24 @@ def test_folded_layers_keep_their_logits_and_outputs(encoding, held_out):
     folded = fold(layers)
     scores = by_head(folded.attn_scores()[0], len(layers), texts)
     for index, layer in enumerate(layers):
-        torch.testing.assert_close(scores[index], layer.attn_scores())
-        torch.testing.assert_close(unfold(fold([layer]).output, texts), layer.output)
+        expected = layer.attn_scores()
+        hidden = expected.isinf()
+        assert torch.equal(scores[index].isinf(), hidden)
+        # Products of 16 or 32 dimensions in float32, in batches of other sizes.
+        assert worst(scores[index].masked_fill(hidden, 0), expected.masked_fill(hidden, 0)) < rounding(64)
+        assert torch.equal(unfold(fold([layer]).output, texts), layer.output)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_step_zero_is_the_random_control(encoding, held_out, tmp_path):
-    model = LabModel(RECIPE.model_for(encoding, 3))
-    recorder = encoding_recorder(held_out, WATCH, path=tmp_path / "records.safetensors")
-    recorder(0, model)
-    fresh = LabModel(RECIPE.model_for(encoding, 3))
-    control = score(LabSubject(fresh, trained_length=CONTEXT), held_out, WATCH)
-    for name, value in control.items():
-        assert torch.equal(recorder.records[name][0], value)
-    assert float(control["loss"].mean()) == pytest.approx(math.log(256), abs=0.1)
-    before = recorder.seconds
-    recorder(0, model)
-    assert recorder.seconds == before
+def test_step_zero_is_the_random_control(held_out, tmp_path):
+    for encoding in ("nope", "pope"):
+        model = LabModel(RECIPE.model_for(encoding, 3))
+        recorder = encoding_recorder(held_out, WATCH, path=tmp_path / f"{encoding}.safetensors")
+        recorder(0, model)
+        fresh = LabModel(RECIPE.model_for(encoding, 3))
+        control = score(LabSubject(fresh, trained_length=CONTEXT), held_out, WATCH)
+        for name, value in control.items():
+            assert torch.equal(recorder.records[name][0], value)
+        assert float(control["loss"].mean()) == pytest.approx(math.log(256), abs=0.1)
+        before = recorder.seconds
+        recorder(0, model)
+        assert recorder.seconds == before

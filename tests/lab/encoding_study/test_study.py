@@ -8,24 +8,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from helpers.lab import RECIPE, write_recipe
+from helpers.lab import RECIPE, killed, write_recipe
 from wherewhat.errors import StoreError, TextError
+from wherewhat.lab.encoding_study import study
 from wherewhat.lab.encoding_study.__main__ import main
+from wherewhat.lab.encoding_study.scores import score
 from wherewhat.lab.encoding_study.study import open_runs, run_study
 from wherewhat.lab.encoding_study.summary import summarise_run
-from wherewhat.runs.records import RECORDS_FILE, Records
 
 NOPE = replace(RECIPE, encodings=("nope",))
 SAME = ("config.json", "profiles.safetensors")
 
 
-@pytest.mark.slow
 def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
     out, lines = encoding_study
     assert len(lines) == 3
@@ -51,28 +50,23 @@ def test_a_study_leaves_records_and_curves_and_no_weights(encoding_study):
         assert len(after["position"].values) == 4 * longest
     methods = {run.encoding: sum(name.startswith("loss_by_position_") for name in run.after()) for run in runs}
     assert methods == {"rope": 3, "alibi": 2, "learned": 1}
-
-
-@pytest.mark.slow
-def test_what_is_finished_is_left_alone(encoding_study):
-    out, _ = encoding_study
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file()}
     run_study(RECIPE, out=out, only=("rope:0",))
-    assert before == {file: file.stat().st_mtime_ns for file in before}
+    assert before == {file: file.stat().st_mtime_ns for file in before}  # what is finished is left alone
 
 
-@pytest.mark.slow
 def test_positions_do_nothing_without_an_encoding(tmp_path):
-    (run,) = run_study(NOPE, out=tmp_path)
+    (run,) = run_study(NOPE, out=tmp_path, keep=True)
     jitter = run.after()["loss_by_rate_position_jitter"].values
     assert float(jitter[..., 3].abs().max()) < 1e-6
-
-
-@pytest.mark.slow
-def test_models_are_kept_if_asked_for(tmp_path):
-    (run,) = run_study(NOPE, out=tmp_path, keep=True)
-    assert (run.path / "model.safetensors").exists()
+    assert (run.path / "model.safetensors").exists()  # as it was asked for
     assert not (run.path / "state.safetensors").exists()
+    # Studies are not mixed.
+    run_study(replace(NOPE, training=replace(NOPE.training, learning_rate=1e-4)), out=tmp_path)
+    with pytest.raises(StoreError, match="differ in training"):
+        open_runs(tmp_path)
+    with pytest.raises(StoreError, match="no finished run"):
+        open_runs(tmp_path / "nothing")
 
 
 @pytest.fixture
@@ -83,39 +77,42 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+def _study(given, connection):
+    """Run a study that tells its records, and waits for the end of its process at the third."""
+    torch.set_num_threads(1)
+    found = []
+
+    def told(*arguments):
+        found.append(score(*arguments))
+        connection.send(len(found))
+        if len(found) == 3:
+            signal.pause()
+        return found[-1]
+
+    study.score = told
+    main(given)
+
+
 @pytest.mark.usefixtures("one_thread")
-def test_killed_and_resumed_ends_with_the_same_bytes(tmp_path, capsys):
-    recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "pope"), steps=80)
+def test_killed_and_resumed_ends_with_the_same_bytes(tmp_path, capsys, processes):
+    recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "pope"), save_every=1)
     given = ["--recipe", str(recipe), "--only", "pope:0", "--device", "cpu", "--out"]
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "wherewhat.lab.encoding_study", *given, str(killed)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            found = list(killed.glob(f"*/{RECORDS_FILE}"))
-            if found and len(Records.read(found[0])) >= 3:
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.005)
-    assert process.returncode == -signal.SIGKILL
-    assert not list(killed.glob("*/complete.json"))
-    assert main([*given, str(killed)]) == main([*given, str(whole)]) == 0
+    ended, whole = tmp_path / "killed", tmp_path / "whole"
+    killed(processes, _study, [*given, str(ended)], after=3)
+    assert not list(ended.glob("*/complete.json"))
+    assert main([*given, str(ended)]) == main([*given, str(whole)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
-    (one,), (other,) = open_runs(killed), open_runs(whole)
+    (one,), (other,) = open_runs(ended), open_runs(whole)
     assert one.path.name == other.path.name
     assert one.details["resumed_after_step"] is not None
     for name in SAME:
         assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
 
 
-def test_without_the_command_line_errors_are_one_line_too(tmp_path, capsys):
-    assert main(["--only", "rop", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "wherewhat: there is no encoding 'rop': did you mean 'rope'?\n"
-
-
-def test_a_text_that_is_too_short_leaves_nothing_behind(tmp_path):
+def test_errors_are_one_line_and_leave_nothing_behind(tmp_path, capsys):
     text, out = tmp_path / "short.txt", tmp_path / "out"
+    assert main(["--only", "rop", "--out", str(out)]) == 2
+    assert capsys.readouterr().err == "wherewhat: there is no encoding 'rop': did you mean 'rope'?\n"
     text.write_text("too short to hold anything out " * 20)
     with pytest.raises(TextError, match="held-out bytes are fewer"):
         run_study(RECIPE, out=out, text=text)
@@ -145,12 +142,11 @@ def test_the_report(encoding_study, cli):
         for row in records
         if (row["encoding"], row["metric"], row["step"], row["layer"], row["head"]) == ("rope", "r", 20, 1, 0)
     )
-    assert wanted["value"] == pytest.approx(float(run.records()["r"][-1, 1, 0]))
+    assert wanted["value"] == float(run.records()["r"][-1, 1, 0])
     curves = pq.read_table(out / "curves.parquet").to_pylist()
     assert {row["curve"] for row in curves if row["encoding"] == "alibi"} == set(open_runs(out)[1].after())
 
 
-@pytest.mark.slow
 def test_summaries(encoding_study):
     out, _ = encoding_study
     rope, alibi, learned = (summarise_run(run) for run in open_runs(out))
@@ -161,18 +157,6 @@ def test_summaries(encoding_study):
     assert alibi.ends["rise_words"].n == RECIPE.after.perturb_documents
 
 
-@pytest.mark.slow
-def test_studies_are_not_mixed(tmp_path):
-    run_study(RECIPE, out=tmp_path, only=("rope:0",))
-    other = replace(RECIPE, training=replace(RECIPE.training, learning_rate=1e-4))
-    run_study(other, out=tmp_path, only=("rope:0",))
-    with pytest.raises(StoreError, match="differ in training"):
-        open_runs(tmp_path)
-    with pytest.raises(StoreError, match="no finished run"):
-        open_runs(tmp_path / "nothing")
-
-
-@pytest.mark.slow
 def test_the_command_runs_a_recipe(cli, tmp_path):
     recipe = write_recipe(tmp_path / "recipe.toml", encodings=("rope", "partial"), steps=4)
     text = tmp_path / "text.txt"

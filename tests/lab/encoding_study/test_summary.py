@@ -32,10 +32,7 @@ def test_half_step_is_the_first_and_knows_directions_and_gaps():
     assert math.isnan(half_step(steps, torch.zeros(5)))
     assert math.isnan(half_step(steps, torch.tensor([0.0, 1.0, 0.5, 0.3, 0.2])))  # it went, and came back
     assert math.isnan(half_step(steps, torch.tensor([math.nan, 1, 2, 3, 4])))
-
-
-def test_half_step_for_good_is_the_last_crossing():
-    steps = torch.tensor([0, 1, 3, 7, 15])
+    # For good, it is the last crossing.
     up = torch.tensor([0.0, 1.0, 0.2, 0.4, 0.6])
     assert half_step(steps, up) < 1
     # Half of 0.6 is half-way from 0.2 to 0.4, over log(1 + step).
@@ -56,11 +53,8 @@ def test_relations():
     assert relate([*x, math.nan], [*x, 1.0]).n == 5
     assert math.isnan(relate(x[:2], x[:2]).rho)
     assert math.isnan(relate(x, [1.0] * 5).rho)
-
-
-def test_many_encodings_are_permuted_at_random():
-    x = [float(v) for v in range(10)]
-    assert relate(x, x).p < 0.01
+    many = [float(v) for v in range(10)]  # permuted at random
+    assert relate(many, many).p < 0.01
 
 
 def test_texts(tmp_path):

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-import pytest
-
 from helpers.command_line import assert_one_line
+from wherewhat.lab.constructions.checks import check_randomly
+from wherewhat.lab.multihop import tables
 
-SMALL = ("--set", "layers=2", "--set", "width=16", "--set", "steps=30", "--set", "record_every=10")
-SMALL += ("--set", "sequences=4000", "--set", "save_every=10", "--device", "cpu")
+SMALL = ("--set", "layers=2", "--set", "width=16", "--set", "steps=10", "--set", "record_every=5")
+SMALL += ("--set", "sequences=1000", "--set", "save_every=5", "--device", "cpu")
 
 
-@pytest.fixture
-def trained(cli):
+def test_training_leaves_directories_that_other_commands_read(cli):
     shown = cli("multihop", "train", "number", "--seeds", "0,1", *SMALL)
     assert shown.code == 0, shown.err
-    return [Path(line) for line in shown.out.splitlines()[-2:]], shown
-
-
-@pytest.mark.slow
-def test_training_leaves_directories_that_other_commands_read(cli, trained):
-    runs, shown = trained
+    runs = [Path(line) for line in shown.out.splitlines()[-2:]]
     assert "test accuracy" in shown.out
     assert "2 seeds" in shown.out
     for run in runs:
@@ -41,22 +36,16 @@ def test_training_leaves_directories_that_other_commands_read(cli, trained):
     only = cli("multihop", "lengths", *runs, "--extra", "0", "--count", 20, "--checkpoint", "last", "--device", "cpu")
     assert "number 1 best" not in only.out
     assert_one_line(cli("multihop", "lengths", *runs, "--checkpoint", "first"), "--checkpoint is 'first'")
+    roles = cli("multihop", "roles", runs[0], "--count", 40)
+    assert roles.code in (0, 2)  # a model that solves nothing has no roles: one line then
+    assert "Traceback" not in roles.err
 
 
-@pytest.mark.slow
-def test_roles(cli, trained):
-    runs, _ = trained
-    shown = cli("multihop", "roles", runs[0], "--count", 40)
-    assert shown.code in (0, 2)  # a model that solves nothing has no roles: one line then
-    assert "Traceback" not in shown.err
-
-
-@pytest.mark.slow
 def test_recipe(cli, tmp_path):
     recipe = tmp_path / "small.toml"
     recipe.write_text(
         'tasks = ["letter"]\nseeds = [0]\nextra = [0, 3]\nextra_count = 12\n[options]\nlayers = 1\nwidth = 16\n'
-        "steps = 4\nrecord_every = 2\nsequences = 4000\n"
+        "steps = 4\nrecord_every = 2\nsequences = 1000\n"
     )
     shown = cli("multihop", "run", recipe, "--device", "cpu")
     assert shown.code == 0, shown.err
@@ -65,16 +54,13 @@ def test_recipe(cli, tmp_path):
     assert "symbolic ever" in shown.out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["index", "retrieval"])
-def test_constructions_are_right(cli, kind):
-    shown = cli("multihop", "construct", kind, "--longest", 8)
-    assert shown.code == 0, shown.err
-    assert "100,000" in shown.out
-    assert "its bound" in shown.out
-
-
-def test_a_head_that_is_not_additive(cli):
+def test_constructions_are_right(cli, monkeypatch):
+    monkeypatch.setattr(tables, "check_randomly", partial(check_randomly, count=900))  # instead of 100,000
+    for kind in ("index", "retrieval"):
+        shown = cli("multihop", "construct", kind, "--longest", 8)
+        assert shown.code == 0, shown.err
+        assert "900" in shown.out
+        assert "its bound" in shown.out
     shown = cli("multihop", "construct", "fourier", "--longest", 48)
     assert shown.code == 0, shown.err
     rows = [line.split("│")[1:-1] for line in shown.out.splitlines() if "│" in line]
@@ -83,10 +69,8 @@ def test_a_head_that_is_not_additive(cli):
     assert all(abs(found - noise) < 0.1 for (name, _), (found, noise) in r.items() if name == "random")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_input_is_one_line(cli, subtests, tmp_path):
+    for arguments, words in (
         (("train", "numbr"), ["did you mean 'number'"]),
         (("train", "number", "--set", "layer=2"), ["did you mean 'layers'"]),
         (("train", "number", "--set", "steps=0"), ["steps is 0"]),
@@ -99,14 +83,11 @@ def test_a_head_that_is_not_additive(cli):
         (("construct", "index", "--longest", "2"), ["--longest is 2"]),
         (("construct", "index", "--longest", "1000000000"), ["--longest is 1000000000", "at most 4096"]),
         (("construct", "retrieval", "--longest", "100000"), ["--longest is 100000", "at most 4096"]),
-    ],
-)
-def test_wrong_input_is_one_line(cli, arguments, words):
-    assert_one_line(cli("multihop", *arguments), *words)
-
-
-@pytest.mark.parametrize("command", [("multihop", "run"), ("encodings", "run", "--recipe")])
-def test_an_empty_recipe_is_refused(cli, tmp_path, command):
+    ):
+        with subtests.test(arguments=arguments):
+            assert_one_line(cli("multihop", *arguments), *words)
     recipe = tmp_path / "empty.toml"
     recipe.write_text("")
-    assert_one_line(cli(*command, recipe), "empty.toml is empty")
+    for command in (("multihop", "run"), ("encodings", "run", "--recipe")):
+        with subtests.test(command=command):
+            assert_one_line(cli(*command, recipe), "empty.toml is empty")

@@ -39,6 +39,7 @@ from wherewhat.runs.schema import Profile
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)
 SMALL = LabConfig(vocabulary=TASK.vocabulary, layers=2, heads=2, width=16, positions=16)
+EXACT = {"atol": 1e-9, "rtol": 1e-9}
 
 
 def make(config=SMALL, *, spread=0.4, dtype=torch.float64):
@@ -64,12 +65,9 @@ def held_out():
     return hold_out(TASK.sample(60, seed=3), scored=9, tested=30)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"heads": 1},
         {"encoding": "partial", "rotary_share": 0.5},
         {"encoding": "p-rope"},
@@ -80,8 +78,10 @@ def held_out():
     ],
     ids=str,
 )
-def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
-    model = make(replace(SMALL, **options), dtype=dtype)
+def test_batched_scores_are_those_of_each_sequence(options):
+    """In float64, where sums in any order agree to 1e-12."""
+    held_out = hold_out(TASK.sample(60, seed=3), scored=6, tested=30)
+    model = make(replace(SMALL, **options))
     found = score_model(model, held_out, path=True)
     sequences = held_out.sequences.select(torch.arange(held_out.scored))
     n = sequences.tokens.shape[1]
@@ -92,28 +92,28 @@ def test_batched_scores_are_those_of_each_sequence(options, dtype, held_out):
             one = alone(attention, row)
             swaps = layer_swaps(one, [n - 1])
             fit = fit_layer(one)
-            assert torch.allclose(found.s_pos[layer, :, row], swaps.s_pos[:, 0], atol=1e-6, rtol=0)
-            assert torch.allclose(found.s_sym[layer, :, row], swaps.s_sym[:, 0], atol=1e-6, rtol=0)
-            assert torch.allclose(found.effective[layer, :, row], swaps.effective[:, 0], rtol=1e-4)
+            torch.testing.assert_close(found.s_pos[layer, :, row], swaps.s_pos[:, 0], **EXACT)
+            torch.testing.assert_close(found.s_sym[layer, :, row], swaps.s_sym[:, 0], **EXACT)
+            torch.testing.assert_close(found.effective[layer, :, row], swaps.effective[:, 0], **EXACT)
             weights = one.pattern(slice(n - 1, n))[0, :, 0].double()
             entropy = -(weights * weights.log()).sum(-1)
-            assert torch.allclose(found.entropy[layer, :, row], entropy, atol=2e-6, rtol=0)
-            assert torch.allclose(found.r[layer, :, row], fit.r, atol=1e-6, rtol=0)
+            torch.testing.assert_close(found.entropy[layer, :, row], entropy, **EXACT)
+            torch.testing.assert_close(found.r[layer, :, row], fit.r, **EXACT)
             sse, tss = sse + fit.sse, tss + fit.tss
             if one.rotation is not None:
                 use.append(frequency_use(one, [n - 1]))
             leaves = sequences.path[row, : int(sequences.hops[row])].tolist()
             path += [(layer_swaps(one, [query]).s_pos, layer_swaps(one, [query]).s_sym) for query in leaves]
-        assert torch.allclose(found.r_pooled[layer], (1 - sse / tss).sqrt(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(found.r_pooled[layer], (1 - sse / tss).sqrt(), **EXACT)
         for mine, which in ((found.s_pos_path, 0), (found.s_sym_path, 1)):
-            assert torch.allclose(mine[layer], torch.cat([p[which] for p in path], 1).mean(1), atol=1e-6, rtol=0)
+            torch.testing.assert_close(mine[layer], torch.cat([p[which] for p in path], 1).mean(1), **EXACT)
         if use:
             mean = torch.stack(use).mean(0)
-            assert torch.allclose(found.use[layer], mean, rtol=1e-5)
+            torch.testing.assert_close(found.use[layer], mean, **EXACT)
             expected = mean_frequency(mean, attention.rotation.inv_freq)
-            assert torch.allclose(found.mean_frequency[layer], expected, rtol=1e-5)
+            torch.testing.assert_close(found.mean_frequency[layer], expected, **EXACT)
             expected = mean_frequency_softmax(mean, attention.rotation.inv_freq)
-            assert torch.allclose(found.mean_frequency_softmax[layer], expected, rtol=1e-5)
+            torch.testing.assert_close(found.mean_frequency_softmax[layer], expected, **EXACT)
         else:
             assert found.use.shape[-1] == 0
             assert bool(found.mean_frequency.isnan().all())
@@ -140,13 +140,13 @@ def test_accuracy_counts_right_answers(held_out):
 
 
 def test_threads_change_nothing(held_out):
-    sequences = TASK.sample(900, seed=5)
+    sequences = TASK.sample(600, seed=5)
     model, before = make(dtype=torch.float32), torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(score_model(model, hold_out(sequences, scored=600, tested=900), path=True))
+            found.append(score_model(model, hold_out(sequences, scored=400, tested=600), path=True))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -157,11 +157,11 @@ def test_threads_change_nothing(held_out):
     assert torch.equal(one.accuracy.loss, two.accuracy.loss)
 
 
-@pytest.mark.parametrize(("count", "n"), [(0, 17), (1, 17), (500, 17), (7, 100_000), (481, 17)])
-def test_parts_cover_all_rows_once(count, n):
-    parts = split_rows(count, n, torch.device("cpu"))
-    assert [row for part in parts for row in range(count)[part]] == list(range(count))
-    assert all(part.stop - part.start <= max(1, 2**12 // n) for part in parts)
+def test_parts_cover_all_rows_once():
+    for count, n in ((0, 17), (1, 17), (500, 17), (7, 100_000), (481, 17)):
+        parts = split_rows(count, n, torch.device("cpu"))
+        assert [row for part in parts for row in range(count)[part]] == list(range(count))
+        assert all(part.stop - part.start <= max(1, 2**12 // n) for part in parts)
 
 
 def test_constructions_are_pure():
@@ -237,10 +237,9 @@ def test_recorder_keeps_and_resumes(tmp_path, held_out):
         multihop_recorder(held_out, path=path, identity="a")
 
 
-@pytest.mark.slow
 def test_training_with_records_killed_and_resumed(tmp_path, held_out):
     config = replace(SMALL, heads=1)
-    options = TrainConfig(steps=40, batch=8, warmup=4, sequences=1200, record_every=10, save_every=20)
+    options = TrainConfig(steps=8, batch=8, warmup=2, sequences=1200, record_every=2, save_every=4)
 
     class Killed(Exception):
         pass
@@ -260,10 +259,10 @@ def test_training_with_records_killed_and_resumed(tmp_path, held_out):
     parts.mkdir()
     run(whole)
     with pytest.raises(Killed):
-        run(parts, kill_at=30)
+        run(parts, kill_at=6)
     run(parts)
     assert (whole / "dynamics.safetensors").read_bytes() == (parts / "dynamics.safetensors").read_bytes()
-    assert Records.read(whole / "dynamics.safetensors").steps.tolist() == [0, 10, 20, 30, 40]
+    assert Records.read(whole / "dynamics.safetensors").steps.tolist() == [0, 2, 4, 6, 8]
 
 
 def test_records_of_a_whole_training_are_small(tmp_path):
@@ -384,10 +383,10 @@ def test_alignment_over_runs():
     lag = found.lag_interval("positional", 1)
     assert lag == summary.interval([75.0, 150.0])
     assert found.pure_interval("positional") == summary.interval([2.0, 2.0, 0.0])
-    pure = torch.tensor([0.0, 2.0, 3.0, 3.0, 3.0])
-    overall = torch.tensor([sum(row) / 2 for row in RISING])
+    pure = torch.tensor([0.0, 2.0, 3.0, 3.0, 3.0], dtype=torch.float64)
+    overall = torch.tensor([sum(row) / 2 for row in RISING], dtype=torch.float64)  # recorded in float32
     expected = float(torch.corrcoef(torch.stack([pure, overall]))[0, 1])
-    assert found.correlation[0] == pytest.approx(expected, abs=1e-6)
+    assert found.correlation[0] == pytest.approx(expected, abs=5e-6)
     assert math.isnan(found.correlation[2])
     assert found.correlation_interval().n == 2
     assert align(runs[2:]).lag_interval("symbolic") is None
@@ -398,7 +397,9 @@ def test_alignment_over_runs():
 def test_wilson_is_the_other_one():
     for hits, count in ((0, 12), (3, 7), (12, 12), (1, 1)):
         expected = summary.wilson([1.0] * hits + [0.0] * (count - hits))
-        assert share_intervals(torch.tensor(hits), torch.tensor(count)).tolist() == [expected.low, expected.high]
+        assert share_intervals(torch.tensor(hits), torch.tensor(count)).tolist() == pytest.approx(
+            [expected.low, expected.high], abs=1e-12
+        )
     assert bool(share_intervals(torch.tensor(0), torch.tensor(0)).isnan().all())
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.tolerance import rounding
 from wherewhat.errors import ConfigError
 from wherewhat.lab.constructions.transformers import index_transformer
 from wherewhat.lab.multihop import figures
@@ -54,18 +55,13 @@ def test_a_constructed_index_head_makes_the_hop(index_model):
     query, answer = found["path"].tolist()
     assert query == sequences.tokens.shape[1] - 1
     attention = index_model.attention(sequences.tokens)[0].pattern()
-    assert torch.equal(found["pattern"][0], attention[0])
+    torch.testing.assert_close(found["pattern"][0], attention[0], atol=1e-9, rtol=0)
     reached = attention[torch.arange(40), 0, -1, sequences.path[:, 1]]
-    torch.testing.assert_close(found["on_next"][0, 0, 0], reached.mean().float())
+    torch.testing.assert_close(found["on_next"][0, 0, 0].double(), reached.mean(), atol=1e-6, rtol=0)
     assert found["pattern"][0, 0, query].argmax() == answer
-
-
-def test_a_model_that_solves_nothing_has_no_flow(index_model):
-    sequences = TASK.sample(8, seed=5)
-    wrong = replace(sequences, answers=(sequences.answers + 1) % TASK.answers)
-    assert {name: values.tolist() for name, values in information_flow(index_model, TASK, wrong).items()} == {
-        "solved": [0.0]
-    }
+    wrong = replace(sequences, answers=(sequences.answers + 1) % TASK.answers)  # it solves nothing
+    flow = information_flow(index_model, TASK, wrong)
+    assert {name: values.tolist() for name, values in flow.items()} == {"solved": [0.0]}
 
 
 def test_a_constructed_index_head_has_bundled_keys_and_fanned_out_queries(index_model):
@@ -80,19 +76,19 @@ def test_a_constructed_index_head_has_bundled_keys_and_fanned_out_queries(index_
     torch.testing.assert_close(torch.cos(angles - key), torch.cos(labels * THETA), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("extra", [0, 5])
-def test_positions_of_answers(run, extra):
-    model, task = run.model(), run.setup.task
-    sequences = task.sample(200, seed=3, extra=extra)
-    found = answer_places(model, task, sequences)
-    given = model(sequences.tokens).argmax(-1)
-    hits, counts = [0] * task.slots, [0] * task.slots
-    for row, tokens in enumerate(sequences.tokens.tolist()):
-        answer, visited = task.solve(tokens)
-        counts[visited[-1] - extra] += 1
-        hits[visited[-1] - extra] += int(given[row]) == answer
-    assert (found["hits"].tolist(), found["counts"].tolist()) == (hits, counts)
-    assert int(found["hits"].sum()) == int(measure_accuracy(model, sequences).hits.sum())
+def test_positions_of_answers(run):
+    model, task = run.model().double(), run.setup.task  # largest logits of other batches are those in float64
+    for extra in (0, 5):
+        sequences = task.sample(100, seed=3, extra=extra)
+        found = answer_places(model, task, sequences)
+        given = model(sequences.tokens).argmax(-1)
+        hits, counts = [0] * task.slots, [0] * task.slots
+        for row, tokens in enumerate(sequences.tokens.tolist()):
+            answer, visited = task.solve(tokens)
+            counts[visited[-1] - extra] += 1
+            hits[visited[-1] - extra] += int(given[row]) == answer
+        assert (found["hits"].tolist(), found["counts"].tolist()) == (hits, counts)
+        assert int(found["hits"].sum()) == int(measure_accuracy(model, sequences).hits.sum())
 
 
 def test_everything_is_measured_once(run, monkeypatch):
@@ -109,20 +105,19 @@ def test_everything_is_measured_once(run, monkeypatch):
         measure_figures(run, (0, 3), count=16)
 
 
-def test_mean_frequencies_of_earlier_runs_come_from_the_use_of_planes(run, monkeypatch):
+def test_mean_frequencies_and_dot_products_before_their_scale(run, monkeypatch):
     recorded, records = frequency_ids(run), run.records()
+    use, scale = records["use"], run.model().blocks[0].scale
+    torch.testing.assert_close(unscaled_use(run) * scale, use, atol=0, rtol=1e-6)
+    weights = (use.double() / scale).softmax(-1)
+    ids = torch.arange(1, use.shape[-1] + 1).double()
+    # The use before its scale is float32: its rounding moves weights by as much, relatively, times the use.
+    moved = 8 * rounding(1) * (1 + float(use.max()) / scale)
+    torch.testing.assert_close(frequency_ids(run, unscaled_use(run)).double(), weights @ ids, atol=0, rtol=moved)
+    # Records of earlier versions have the use of planes alone.
     earlier = {name: values for name, values in records.values.items() if name != "mean_frequency_softmax"}
     monkeypatch.setattr(MultihopRun, "records", lambda _: replace(records, values=earlier))
-    torch.testing.assert_close(frequency_ids(run).float(), recorded)
-
-
-def test_dot_products_before_their_scale(run):
-    scale = run.model().blocks[0].scale
-    use = run.records()["use"]
-    torch.testing.assert_close(unscaled_use(run) * scale, use)
-    weights = (use / scale).softmax(-1).double()
-    ids = torch.arange(1, use.shape[-1] + 1).double()
-    torch.testing.assert_close(frequency_ids(run, unscaled_use(run)).double(), weights @ ids)
+    torch.testing.assert_close(frequency_ids(run).double(), recorded.double(), atol=0, rtol=moved)
 
 
 def fake_run(tmp_path, name, seed, **options):
@@ -142,13 +137,12 @@ def test_runs_are_grouped_by_task_and_seed(tmp_path):
         runs_by_task([fake_run(tmp_path, "index", 0)])
 
 
-@pytest.mark.parametrize("task", PAPER)
-def test_the_paper_is_consistent(task):
-    paper = PAPER[task]
-    assert list(paper.accuracy) == list(EXTRA)
-    assert sorted(paper.accuracy.values(), reverse=True) == list(paper.accuracy.values())
-    assert len(paper.s_pos) == len(paper.s_sym) == len(paper.frequency_ids) == 12
-    for gamma, pure in paper.pure.items():
-        codes = label(torch.tensor(paper.s_pos).double(), torch.tensor(paper.s_sym).double(), gamma)
-        for kind, layers in pure.items():
-            assert (codes == LABELS.index(kind)).nonzero()[:, 0].tolist() == list(layers)
+def test_the_paper_is_consistent():
+    for paper in PAPER.values():
+        assert list(paper.accuracy) == list(EXTRA)
+        assert sorted(paper.accuracy.values(), reverse=True) == list(paper.accuracy.values())
+        assert len(paper.s_pos) == len(paper.s_sym) == len(paper.frequency_ids) == 12
+        for gamma, pure in paper.pure.items():
+            codes = label(torch.tensor(paper.s_pos).double(), torch.tensor(paper.s_sym).double(), gamma)
+            for kind, layers in pure.items():
+                assert (codes == LABELS.index(kind)).nonzero()[:, 0].tolist() == list(layers)

@@ -9,9 +9,8 @@ from wherewhat.lab.multihop.study import MultihopRecipe
 from wherewhat.options import build_recipe
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
+def test_what_makes_no_sense_is_refused(subtests):
+    for wrong, match in (
         ({"seeds": 3}, "seeds=3"),
         ({"extra": 17}, "extra=17"),
         ({"seeds": "01"}, "seeds='01'"),
@@ -21,8 +20,6 @@ from wherewhat.options import build_recipe
         ({"options": 1}, "options=1 is not names with values"),
         ({"task_options": {"number": 3}}, "table of tables"),
         ({"task": ["number"]}, "has no 'task'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(wrong, match):
-    with pytest.raises(ConfigError, match=match):
-        build_recipe(MultihopRecipe, wrong)
+    ):
+        with subtests.test(wrong=wrong), pytest.raises(ConfigError, match=match):
+            build_recipe(MultihopRecipe, wrong)

@@ -35,7 +35,6 @@ def whole(tmp_path_factory):
     return train_and_record(SETUP, out=tmp_path_factory.mktemp("whole"), scored=6, tested=12)
 
 
-@pytest.mark.slow
 def test_interrupted_between_training_and_test(whole, tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
@@ -52,18 +51,23 @@ def test_interrupted_between_training_and_test(whole, tmp_path, monkeypatch):
     assert again.test().overall == whole.test().overall
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "lost",
-    [("model.safetensors",), ("best.safetensors",), ("profiles.safetensors",), ("parts", "profiles.safetensors")],
-)
-def test_what_was_lost_is_made_again(whole, tmp_path, lost):
-    run = train_and_record(SETUP, out=tmp_path, scored=6, tested=12)
-    for name in lost:
-        remove(run.path / name)
-    with pytest.raises(StoreError, match="missing or damaged"):
-        open_run(run.path)
-    assert contents(train_and_record(SETUP, out=tmp_path, scored=6, tested=12)) == contents(whole)
+def test_what_was_lost_is_made_again(whole, tmp_path, subtests):
+    for lost in (
+        ("model.safetensors",),
+        ("best.safetensors",),
+        ("profiles.safetensors",),
+        ("parts", "profiles.safetensors"),
+    ):
+        with subtests.test(lost=lost):
+            path = tmp_path / lost[0] / whole.path.name
+            shutil.copytree(whole.path, path)
+            for name in lost:
+                remove(path / name)
+            with pytest.raises(StoreError, match="missing or damaged"):
+                open_run(path)
+            again = train_and_record(SETUP, out=path.parent, scored=6, tested=12)
+            assert again.path == path
+            assert contents(again) == contents(whole)
 
 
 def test_longer_inputs_are_measured_once(whole, monkeypatch):
@@ -94,9 +98,13 @@ def test_the_best_checkpoint_is_the_first_with_the_largest_accuracy(tmp_path):
         model = run.model(checkpoint)
         assert all(torch.equal(value, kept[step][name]) for name, value in model.state_dict().items())
         assert run.test(checkpoint).hits.tolist() == measure_accuracy(model, testing).hits.tolist()
+    # Of equals, too.
+    accuracy = torch.tensor([[0.5, 0.0], [0.5, 1.0], [1.0, 0.5], [0.0, 1.0]])
+    constants = {"counts": Profile(torch.tensor([2, 2]), ("hop",))}
+    records = Records(torch.tensor([0, 50, 100, 150]), {"accuracy": accuracy}, {"accuracy": ("hop",)}, constants)
+    assert best_step(records) == 50
 
 
-@pytest.mark.slow
 def test_interrupted_between_a_record_and_its_checkpoint(tmp_path, monkeypatch):
     setup = Setup.of("number", {**OPTIONS, "threads": 1, "save_every": 2})
     whole = train_and_record(setup, out=tmp_path / "whole", scored=6, tested=12)
@@ -116,13 +124,6 @@ def test_interrupted_between_a_record_and_its_checkpoint(tmp_path, monkeypatch):
     assert contents(again) == contents(whole)
 
 
-def test_best_step_is_the_first_of_equals():
-    accuracy = torch.tensor([[0.5, 0.0], [0.5, 1.0], [1.0, 0.5], [0.0, 1.0]])
-    constants = {"counts": Profile(torch.tensor([2, 2]), ("hop",))}
-    records = Records(torch.tensor([0, 50, 100, 150]), {"accuracy": accuracy}, {"accuracy": ("hop",)}, constants)
-    assert best_step(records) == 50
-
-
 def test_runs_of_earlier_versions_have_the_last_checkpoint_only(whole, tmp_path):
     shutil.copytree(whole.path, tmp_path / whole.path.name)
     run = open_run(tmp_path / whole.path.name)
@@ -132,12 +133,9 @@ def test_runs_of_earlier_versions_have_the_last_checkpoint_only(whole, tmp_path)
     for call in (run.model, run.test):
         with pytest.raises(StoreError, match="holds the last checkpoint only"):
             call("best")
-
-
-def test_other_runs_are_refused(tmp_path):
-    run = RunDirectory.open(tmp_path, name="other", config={"measurement": "axes"})
+    other = RunDirectory.open(tmp_path, name="other", config={"measurement": "axes"})
     with pytest.raises(StoreError, match="not a run directory"):
-        open_run(run.path)
+        open_run(other.path)
 
 
 def test_comparison_of_measurements_leaves_trainings_out(whole):

@@ -27,17 +27,23 @@ def region(n, *, window=None, skip=0, min_distance=0, padding=(0, 0)):
     return inside if window is None else inside & (i - j < window)
 
 
-def dense_fit(w, pairs, subset):
-    """Correlation and fitted values of one ``(n, n)`` matrix on its pairs, by a dense solve."""
-    n = w.shape[0]
+def dense_fits(w, pairs, subset):
+    """Correlations ``(heads,)`` and fitted values ``(heads, pairs)`` of ``(heads, n, n)``, by one dense solve."""
+    n = w.shape[-1]
     i, j = pairs.nonzero(as_tuple=True)
-    values = w[i, j]
+    values = w[:, i, j].double().T
     design = torch.zeros(len(values), 3 * n, dtype=torch.float64)
     row = torch.arange(len(values))
     for axis, column in (("a", i - j), ("b", n + i), ("c", 2 * n + j)):
         if axis in subset:
             design[row, column] = 1
     design = design[:, design.any(0)]  # offsets that no pair has
-    fitted = design @ torch.linalg.lstsq(design, values[:, None], driver="gelsd").solution[:, 0]
-    sse, tss = (values - fitted).square().sum(), (values - values.mean()).square().sum()
-    return float((1 - sse / tss).clamp_min(0).sqrt()), fitted
+    fitted = design @ torch.linalg.lstsq(design, values, driver="gelsd").solution
+    sse, tss = (values - fitted).square().sum(0), (values - values.mean(0)).square().sum(0)
+    return (1 - sse / tss).clamp_min(0).sqrt(), fitted.T
+
+
+def dense_fit(w, pairs, subset):
+    """Correlation and fitted values of one ``(n, n)`` matrix on its pairs."""
+    r, fitted = dense_fits(w[None], pairs, subset)
+    return float(r), fitted[0]

@@ -24,16 +24,20 @@ def draw(groups, n, d, dtype):
     return (q + 2 * q[:, :1]).to(dtype), (k + 2 * k[:, :1]).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("groups", "n", "d"), [(4, 1000, 128), (3, 4096, 64), (1, 130, 16), (2, 20_000, 32)])
-def test_kernels_equal_float64(groups, n, d, dtype):
-    from wherewhat.measures.axes.margins_cuda import triangle_margins
-
-    q, k = draw(groups, n, d, dtype)
-    found = triangle_margins(q, k)
-    exact = _centred_margins(q.double()[None], k.double(), n)
+def assert_sums_close(found, exact):
+    """Sums through Fourier transforms in float32 are within log2(n) roundings, 2e-6, of the largest; ten times that."""
     for ours, theirs in zip(found, exact, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_equal_float64(dtype, subtests):
+    from wherewhat.measures.axes.margins_cuda import triangle_margins
+
+    for groups, n, d in ((4, 1000, 128), (3, 4096, 64), (1, 130, 16), (2, 20_000, 32)):
+        with subtests.test(n=n, d=d):
+            q, k = draw(groups, n, d, dtype)
+            assert_sums_close(triangle_margins(q, k), _centred_margins(q.double()[None], k.double(), n))
 
 
 def test_rounds_of_key_heads_equal_float64(monkeypatch):
@@ -43,8 +47,7 @@ def test_rounds_of_key_heads_equal_float64(monkeypatch):
     q, k = (torch.randn(*shape, 5000, 32, device="cuda", generator=generator) for shape in ((5, 2), (5,)))
     monkeypatch.setattr(margins_cuda, "_SPECTRA", 2 * 3 * 16 * 2 * 5120 * 8)  # two of the five key heads at a time
     exact = _centred_margins(q.double(), k.double(), 5000)
-    for ours, theirs in zip(margins_cuda.triangle_margins(q.flatten(0, 1), k), exact, strict=True):
-        assert float((ours - theirs).norm() / theirs.norm()) < 2e-5
+    assert_sums_close(margins_cuda.triangle_margins(q.flatten(0, 1), k), exact)
 
 
 def test_layers_are_read_where_they_are():
@@ -60,21 +63,22 @@ def test_layers_are_read_where_they_are():
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("n", [4, 130, 5000])
-def test_scores_and_curves_equal_those_of_the_operators(n):
+def test_scores_and_curves_equal_those_of_the_operators(subtests):
     """Of random logits, of constant ones, and of a query term alone."""
-    generator = torch.Generator().manual_seed(n)
-    q, k = (torch.randn(3, n, 8, generator=generator, dtype=torch.float64) for _ in range(2))
-    q[1] = 0
-    margins, by_query, by_key = bilinear_margins(q, k, n, dtype=torch.float64)
-    offset = margins.band.pack(torch.randn(3, n, generator=generator).double(), by_query, by_key)
-    offset[1:], offset[2, n : 2 * n] = 0, torch.arange(n)
-    margins.sums[2], margins.squares[2] = 0, 0
-    expected = _solved(margins, offset)
-    band = Band(n, n, torch.device("cuda"))
-    found = _solved(Margins(band, margins.sums.cuda(), margins.squares.cuda()), offset.cuda())
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+    for n in (4, 130, 5000):
+        generator = torch.Generator().manual_seed(n)
+        q, k = (torch.randn(3, n, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+        q[1] = 0
+        margins, by_query, by_key = bilinear_margins(q, k, n, dtype=torch.float64)
+        offset = margins.band.pack(torch.randn(3, n, generator=generator).double(), by_query, by_key)
+        offset[1:], offset[2, n : 2 * n] = 0, torch.arange(n)
+        margins.sums[2], margins.squares[2] = 0, 0
+        expected = _solved(margins, offset)
+        band = Band(n, n, torch.device("cuda"))
+        found = _solved(Margins(band, margins.sums.cuda(), margins.squares.cuda()), offset.cuda())
+        for ours, theirs in zip(found, expected, strict=True):
+            with subtests.test(n=n):
+                torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,28 +86,30 @@ def test_fit_equals_float64(dtype):
     q, k = draw(4, 40_000, 128, dtype)
     ours, exact = fit_axes(q, k, scale=0.1), fit_axes(q.double(), k.double(), scale=0.1)
     for subset, r in exact.r_subset.items():
-        torch.testing.assert_close(ours.r_subset[subset], r, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours.r_subset[subset], r, rtol=0, atol=1e-5)  # its sums are within 2e-6
 
 
-@pytest.mark.parametrize("n", [48, 1200, 5000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_a_recorded_fit_equals_the_first(n, dtype):
+def test_a_recorded_fit_equals_the_first(dtype, subtests):
     """From the second call on kernels are replayed; results of earlier calls stay, in any mode."""
-    graphs._entries.clear()
-    generator = torch.Generator("cuda").manual_seed(n)
-    given = [[torch.randn(h, n, 32, device="cuda", generator=generator).to(dtype) for h in (4, 2)] for _ in range(4)]
-    found = []
-    for number, (q, k) in enumerate(given):
-        with torch.inference_mode(number % 2 == 0):
-            found.append(fit_axes(q, k, scale=0.2))
-    assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
-    for (q, k), fit in zip(given, found, strict=True):
-        exact = fit_axes(q.double().cpu(), k.double().cpu(), scale=0.2)
-        for name in ("r", "r_behaviour", "adjusted_r2", "a", "b", "c"):
-            torch.testing.assert_close(
-                getattr(fit, name).cpu(), getattr(exact, name), atol=tolerance, rtol=tolerance, msg=name
-            )
+    for n in (48, 1200, 5000):
+        graphs._entries.clear()
+        generator = torch.Generator("cuda").manual_seed(n)
+        given = [
+            [torch.randn(h, n, 32, device="cuda", generator=generator).to(dtype) for h in (4, 2)] for _ in range(4)
+        ]
+        found = []
+        for number, (q, k) in enumerate(given):
+            with torch.inference_mode(number % 2 == 0):
+                found.append(fit_axes(q, k, scale=0.2))
+        assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
+        for (q, k), fit in zip(given, found, strict=True):
+            exact = fit_axes(q.double().cpu(), k.double().cpu(), scale=0.2)
+            for name in ("r", "r_behaviour", "adjusted_r2", "a", "b", "c"):
+                ours, theirs = getattr(fit, name).cpu(), getattr(exact, name)
+                with subtests.test(n=n, name=name):
+                    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 def test_a_recorded_fit_refuses_what_is_not_finite():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from helpers.capture import proved, tiny, tokens
-from measures.axes.dense import dense_fit
+from helpers.tolerance import rounding
+from measures.axes.dense import dense_fits
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import MeasureError
@@ -57,28 +58,24 @@ def layers(name, check) -> None:
     assert seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODINGS.values(), ids=ENCODINGS.keys())
 def test_fit_equals_the_dense_one(name):
     def check(attention):
         fit = fit_layer(attention)
         scores = attention.attn_scores()[0].double()
         visible = attention.visible()[0, 0].expand(attention.n, attention.m)
-        for head in range(attention.heads):
-            for subset in ("abc", "ac", "b"):
-                r, _ = dense_fit(scores[head], visible, subset)
-                assert float(fit.r_subset[subset][head]) == pytest.approx(r, abs=1e-4)
+        for subset in ("abc", "ac", "b"):
+            r, _ = dense_fits(scores, visible, subset)
+            torch.testing.assert_close(fit.r_subset[subset], r, rtol=0, atol=1e-4, msg=subset)
 
     layers(name, check)
 
 
-@pytest.mark.parametrize(("name", "form"), [("bloom", "key_bias"), ("mpt", "key_bias"), ("llama", None)])
-def test_biases_are_read_in_the_cheapest_form(name, form):
-    layers(name, lambda attention: assert_keys(bias_options(attention), form))
-
-
-def assert_keys(options, form):
-    assert list(options) == ([] if form is None else [form])
+def test_biases_are_read_in_the_cheapest_form():
+    for name, forms in {"bloom": ["key_bias"], "mpt": ["key_bias"], "llama": []}.items():
+        seen = []
+        layers(name, lambda attention, seen=seen: seen.append(list(bias_options(attention))))
+        assert seen == [forms] * len(seen), name
 
 
 def test_windows_are_read_off_the_mask():
@@ -88,23 +85,28 @@ def test_windows_are_read_off_the_mask():
 
 
 def test_a_mask_that_is_no_band_is_refused():
+    refused = []
+
     def check(attention):
         if bool((~attention.visible(slice(40, 41)))[..., :30].any()):
             with pytest.raises(MeasureError, match="not a causal band"):
                 fit_layer(attention)
+            refused.append(attention.layer)
 
     layers("llama4_text", check)
+    assert refused
 
 
 def test_gaussian_control_has_the_norms_of_the_original():
-    x = torch.randn(2, 30, 8) * torch.rand(2, 30, 1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 30, 8, generator=generator) * torch.rand(2, 30, 1, generator=generator)
     noise = gaussian_like(x, seed=1)
-    torch.testing.assert_close(noise.norm(dim=-1), x.norm(dim=-1))
+    # Two norms of 8 terms, and a division and a product in between.
+    torch.testing.assert_close(noise.norm(dim=-1), x.norm(dim=-1), rtol=rounding(32), atol=0)
     assert torch.equal(noise, gaussian_like(x, seed=1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bloom", "gemma3_text:window", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["bloom", "gemma3_text:window", "gemma2"])
 def test_gaussian_control_sees_the_mask_and_biases_of_the_layer(name):
     model = tiny(name)
     expected = []
@@ -116,12 +118,12 @@ def test_gaussian_control_sees_the_mask_and_biases_of_the_layer(name):
         )
         noise = dataclasses.replace(attention, rot_q=q, rot_k=k)
         visible = noise.visible()[0, 0].expand(noise.n, noise.m)
-        expected.append([dense_fit(logits, visible, "abc")[0] for logits in noise.attn_scores()[0].double()])
+        expected.append(dense_fits(noise.attn_scores()[0], visible, "abc")[0].mean())
 
     layers(name, keep)
     found = measure_text(AxesMeasurement(), Captured(model), Text(tokens(41)), AxesConfig())
-    for layer, of_heads in zip(found.layers, expected, strict=True):
-        assert layer.whole["r_gaussian"] == pytest.approx(sum(of_heads) / len(of_heads), abs=1e-4)
+    for layer, r in zip(found.layers, expected, strict=True):
+        assert layer.whole["r_gaussian"] == pytest.approx(float(r), abs=1e-4)
         assert layer.whole["r_behaviour_gaussian"] <= layer.whole["r_gaussian"] + 1e-6
 
 

@@ -1,43 +1,45 @@
-"""Identity: the tables of costs on the page about scaling are those of the stored results."""
+"""Identity: tables on the pages of claims and of scaling are those of the stored results."""
 
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
+from types import ModuleType
 
-import pytest
-
+from helpers.pages import ROOT
 from wherewhat.measures.registry import BUILT_IN, measurements
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-@pytest.fixture(scope="module")
-def summary():
-    """The script that writes the tables."""
-    spec = importlib.util.spec_from_file_location("ledger_summary", ROOT / "studies" / "ledger" / "summary.py")
+def summary_of(study: str) -> ModuleType:
+    """The script that writes the tables of a study."""
+    spec = importlib.util.spec_from_file_location(f"{study}_summary", ROOT / "studies" / study / "summary.py")
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
 
 
-def test_the_page_has_the_stored_costs(summary):
-    page = summary.PAGE.read_text("utf-8")
-    assert summary.filled(page, summary.results()) == page, "run python studies/ledger/summary.py --write"
+def test_the_page_of_claims_has_the_stored_verdicts():
+    summary = summary_of("claims")
+    page = (ROOT / "docs" / "claims.md").read_text("utf-8")
+    table = page.split("<!-- results -->\n")[1].split("\n<!-- end of results -->")[0]
+    assert table.strip().splitlines() == list(summary.table(summary.results()))
+    assert sum(file.stat().st_size for file in summary.FOLDER.iterdir() if file.is_file()) < 10e6
 
 
-def test_costs_of_every_measurement_are_stored_and_large_ones_explained(summary):
-    found = summary.results()
+def test_the_page_of_scaling_has_the_stored_costs():
+    summary = summary_of("ledger")
+    page, found = summary.PAGE.read_text("utf-8"), summary.results()
+    assert summary.filled(page, found) == page, "run python studies/ledger/summary.py --write"
     (smollm2,) = (one for one in found if one["model"] == "SmolLM2-135M-Instruct" and one["tokens"] == 512)
     names = [name for name, one in measurements().items() if type(one).__module__.startswith("wherewhat.")]
     assert len(names) == len(BUILT_IN)
     assert sorted(smollm2["measurements"]) == sorted(names)
-    reasons = summary.PAGE.read_text("utf-8").split("**Above 60 passes.**")[1].split("\n\n")[0]
+    reasons = page.split("**Above 60 passes.**")[1].split("\n\n")[0]
     large = {name for one in found for name, row in one["measurements"].items() if row["passes"] > 60}
     assert [name for name in large if f"`{name}`" not in reasons] == []
 
 
-def test_computed_cells_are_marked(summary):
+def test_computed_costs_are_marked():
+    summary = summary_of("ledger")
     row = {"seconds": 8.0, "documents": 4, "peak_mib": 100.0}
     one = {"tokens": 512, "parameters": 1000, "hidden": 1, "layers": 1, "measurements": {"axes": row, "prompts": row}}
     assert summary.cell([one], "axes", 512) == "2.0 s, 100 MiB"
