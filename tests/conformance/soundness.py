@@ -38,12 +38,14 @@ def faults(name: str) -> list[str]:
         output = tiny.model(input_ids=ids, use_cache=False, output_attentions=True)
         own, other = (plain(input_ids=x, use_cache=False).logits for x in (ids, changed))
     found = [] if own.isfinite().all() else ["logits are not finite"]
-    # Relative to the largest logit: rounding is below 1e-5, and a token that is seen changes more than 1e-2.
+    # Relative to the largest logit: rounding is below 1e-5, and a token that is seen changes more than 1e-2. ProphetNet,
+    # which is not causal, lets later tokens in by 4e-5.
     change = (own - other).abs() / own.abs().max()
+    earlier = float(change[:, :-1].max())
     if change[:, -1].max() < 1e-2:
         found.append("the last token does not change its own logits")
-    if (change[:, :-1].max() > 1e-4) != (name in not_causal()):
-        found.append(f"a later token changes earlier logits by {change[:, :-1].max():.1e}")
+    if earlier < 1e-5 if name in not_causal() else earlier > 1e-4:
+        found.append(f"a later token changes earlier logits by {earlier:.1e}")
     tensors = [a for a in (getattr(output, "attentions", None) or ()) if a is not None and a.ndim == 4]
     weights = [a for a in tensors if a.min() >= 0 and a.sum(-1).max() < 1 + 1e-4]
     if bool(weights) == (name in _WITHOUT_WEIGHTS):
