@@ -29,25 +29,26 @@ def page() -> ModuleType:
 
 
 def test_a_measurement(page):
-    model = build("llama").model
+    model, inputs = build("llama").model, build("llama").inputs()
+    tokens = inputs["input_ids"].shape[1]
     found = registry.find_measurement("locality")
     assert isinstance(found, page.Locality)
     layers = []
     with torch.no_grad(), wherewhat.capture(model, lambda layer: layers.append(found.measure(layer, found.config(3)))):
-        model(**build("llama").inputs())
+        model(**inputs)
     for scores in layers:
         mass = scores.heads["local_mass"]
-        assert ((mass > 0) & (mass <= 1 + rounding(64))).all()
+        assert ((mass > 0) & (mass <= 1 + rounding(tokens))).all()
         assert 0 < scores.whole["local_mass_uniform"] < 1
     assert [scores.layer for scores in layers] == list(range(len(layers)))
 
 
 def test_a_length_method(page):
-    # In each of two layers sums over 64 keys, 64 channels and 128 of the MLP, in another order.
-    atol = rounding(512) * float(page.original.abs().max())
+    # The longest sum has 128 terms, in the MLP.
+    atol = rounding(128) * float(page.original.abs().max())
     torch.testing.assert_close(page.same, page.original, atol=atol, rtol=0)
     torch.testing.assert_close(page.other[:, :16], page.original[:, :16], atol=atol, rtol=0)
-    assert (page.other - page.original).abs().max() > 20 * atol
+    assert (page.other - page.original).abs().max() > 1e-3
 
 
 def test_a_model_family(page):
@@ -61,7 +62,7 @@ def test_a_length_method_by_loops(page):
     def compare(layer: wherewhat.LayerAttention) -> None:
         layers.append(layer.layer)
         size = layer.q.norm(dim=-1).max() * layer.k.norm(dim=-1).max() * layer.scale  # of the sum's terms together
-        atol = rounding(64) * float(size)
+        atol = rounding(layer.q.shape[-1]) * float(size)
         torch.testing.assert_close(method.scores(layer, slice(0, 9)), by_loops(layer, 9), atol=atol, rtol=0)
 
     def by_loops(layer: wherewhat.LayerAttention, n: int) -> torch.Tensor:

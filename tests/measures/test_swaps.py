@@ -209,6 +209,19 @@ def test_scores_equal_all_swaps(encoding):
         torch.testing.assert_close(found.exclusion[:, column], ratio, rtol=1e-7, atol=0)
 
 
+def test_swaps_of_equal_keys_count_once():
+    """Keys that share the largest weight, or the smallest: their swap has two pivots of the same weight."""
+    q, k = draw(N)
+    k[:, 20] = k[:, 11] = k[:, 5]
+    for sign in (1, -1):
+        q[:] = 3 * sign * k.repeat_interleave(2, 0)[:, 5:6]
+        expected = Everything.of(q, k, N - 1, scale=0.4)
+        for tau in (1e-3, 0.1, 1.0):
+            found = swap_scores(q, k, queries=[N - 1], tau=tau, scale=0.4)
+            for ours, theirs in zip((found.s_pos, found.s_sym), expected.scores(tau)[:2], strict=True):
+                assert bool(((ours[:, 0] - theirs).abs() <= found.bound[:, 0] + 1e-9).all())
+
+
 def test_constant_logits_are_both_positional_and_symbolic():
     """Rounding must not violate the exclusion bound."""
     generator = torch.Generator().manual_seed(0)

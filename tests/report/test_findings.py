@@ -18,6 +18,7 @@ from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary
 
 D, TOKENS, VOCABULARY = 16, 48, 64
+WEIGHTS = ("trained", "random")
 
 
 def constructed(*kinds: str) -> LlamaForCausalLM:
@@ -159,6 +160,32 @@ def test_other_measurements():
         found = RULES[rule](other_runs(measurement, values, control=control))
         assert (found and found.text) == sentence
         assert found is None or found.link == f"measured-{measurement}"
+
+
+def test_shares_that_training_changed():
+    """Paired by document: the interval of the difference excludes 0, and the means differ by a factor of 1.5."""
+    for own, untrained, sentence in (
+        ([0.30, 0.31, 0.32], [0.10, 0.11, 0.10], "Training tripled what only the key explains: 31 ± 2 % of"),
+        ([0.10, 0.11, 0.10], [0.30, 0.31, 0.32], "Training lowered what only the key explains: 10 ± 1 % of"),
+        ([0.14, 0.15, 0.14], [0.10, 0.11, 0.10], None),  # a factor of 1.4
+        ([0.50, 0.05, 0.30], [0.10, 0.11, 0.10], None),  # the interval includes 0, below the mean
+        ([0.10, 0.11, 0.10], [0.50, 0.05, 0.30], None),  # above the mean
+        ([0.30], [0.10], None),
+    ):
+        named = {
+            weights: dict(zip("abc", values, strict=False))
+            for weights, values in zip(WEIGHTS, (own, untrained), strict=True)
+        }
+        runs = [
+            (
+                Request("axes").with_weights(weights),
+                SimpleNamespace(document_means=lambda metric, x=values: x, range_of=lambda metric: (0.0, 1.0)),
+            )
+            for weights, values in named.items()
+        ]
+        found = RULES["key"](Runs(runs))
+        assert (found is None) == (sentence is None), found
+        assert found is None or found.text.startswith(sentence)
 
 
 def test_cost_of_additive_logits():
