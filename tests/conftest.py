@@ -28,6 +28,7 @@ _PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.lab
 _PRELOADED += ["wherewhat.lab.multihop.commands", "helpers.command_line"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language", "helpers.fork_server"]
 
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that leaves room for other CPUs."""
     help = "divide the tolerances of comparisons by this number: what passes has room for the rounding of other CPUs"

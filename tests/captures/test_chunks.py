@@ -225,8 +225,10 @@ def test_scores_of_the_embedded_model_in_four_chunks(kept):
     two = ModelSubject(loaded, one.proof, chunk=128)
     precise = ModelSubject(replace(loaded, model=copy.deepcopy(loaded.model).double()))
     plain, found, exact = (measure_text(axes, subject, Text(ids), axes.config()) for subject in (one, two, precise))
+    total = torch.stack([layer.heads["tss"] for layer in exact.layers])
     for metric in exact.layers[0].heads:
-        ours, theirs, true = (torch.stack([x.heads[metric] for x in text.layers]) for text in (found, plain, exact))
-        if metric in ("sse", "tss"):  # sums of squares, relative to themselves
-            ours, theirs, true = ours / true, theirs / true, torch.ones_like(true)
+        values = [torch.stack([layer.heads[metric] for layer in text.layers]) for text in (found, plain, exact)]
+        if metric in ("sse", "tss"):  # what is left of a head's sum of squares is as precise as that sum
+            values = [x / total for x in values]
+        ours, theirs, true = values
         assert_as_accurate(ours, theirs.float(), true)
