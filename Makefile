@@ -36,7 +36,7 @@ test-all: test  ## also every model type, trained models, documentation, fuzzing
 test-cpus: $(READY)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
 	env $(PLAIN) $(PYTEST) --tighten 2 $(NUMERICAL)
 	env $(AVX2) $(SLEEPING) $(PYTEST) --tighten 2 $(NUMERICAL)
-	env $(THREADS) $(SLEEPING) $(PYTEST) --tighten 2 $(NUMERICAL)
+	env $(THREADS) $(SLEEPING) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
 
 real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
 	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)
