@@ -298,7 +298,7 @@ def test_planes_without_energy_follow_the_law_of_the_others():
         x, y = planted(LOCAL, dead=dead)
         found = identify_rotation(x, y, torch.arange(N))
         # A law of the other frequencies: a wrong one is off by more than 1e-2.
-        torch.testing.assert_close(found.rotation.inv_freq, LOCAL, rtol=1e-4, atol=0)
+        torch.testing.assert_close(found.rotation.inv_freq, LOCAL, rtol=1e-5, atol=0)
 
 
 def test_an_outlier_decides_no_more_than_another_plane():
