@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.measurement import UNBOUNDED
-from wherewhat.measures.statistics import Interval, interval, student
+from wherewhat.measures.statistics import Interval, in_words, interval, student
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
@@ -117,8 +117,9 @@ def script_json(data: Any) -> str:
 
 
 def interval_json(value: Interval) -> dict[str, Any]:
-    """Return a mean with its 95 % interval and number of documents."""
-    return {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
+    """Return a mean with its 95 % interval, in numbers and in words, and its number of documents."""
+    numbers = {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
+    return {**numbers, "words": in_words(value) if math.isfinite(value.mean) else "undefined"}
 
 
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
