@@ -239,17 +239,19 @@ class _Wanted:
 
 WANTED = (
     _Wanted(
-        "Where + what: r",
-        "axes",
-        (("r", "r"),),
-        "Correlation of every head's logits with the sum of a distance term, a query term and a key term; compare it "
-        "with the random control, because a high r alone does not show that anything was learned.",
-    ),
-    _Wanted(
-        "r of behaviour",
+        "Where + what: r of behaviour",
         "axes",
         (("r_behaviour", "r of behaviour"),),
-        "The same without the query term, which softmax cancels: how additive the attention pattern itself is.",
+        "Correlation of every head's logits with the sum of a distance term and a key term, without what the query "
+        "alone adds, which softmax cancels: how additive the attention pattern is. Compare it with the random control: "
+        "a high r alone does not show that anything was learned.",
+    ),
+    _Wanted(
+        "Additive share of the logits",
+        "axes",
+        (("r2", "share of variance (r²)"), ("r", "r")),
+        "Share of the logits' variance that a distance, a query and a key term explain, r², and its root, the "
+        "correlation r.",
     ),
     _Wanted(
         "Only the key explains",
@@ -303,7 +305,7 @@ def headline(runs: Runs) -> list[Number]:
                         if name in of_control
                     ),
                 ],
-                reading=wanted.reading,
+                reading=" ".join(filter(None, [wanted.reading, _price(runs) if "r2" in dict(wanted.metrics) else ""])),
                 kinds=[
                     Value(", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), found[name].kinds[kind])
                     for name, title in metrics
@@ -316,6 +318,20 @@ def headline(runs: Runs) -> list[Number]:
             )
         )
     return numbers
+
+
+def _price(runs: Runs) -> str:
+    """Return what exactly additive logits cost, in a sentence; empty if it was not measured."""
+    run = runs.find("residual") or runs.other("residual")
+    if run is None:
+        return ""
+    before, after = (run.values(name) for name in ("loss", "loss_strength_0"))
+    if not before or len(before) != len(after):
+        return ""
+    means = [sum(values) / len(values) for values in (before, after)]
+    where = "one document" if len(before) == 1 else f"{len(before)} documents"
+    verb = "rises" if means[1] >= means[0] else "falls"
+    return f"With exactly additive logits the loss {verb} from {means[0]:.2f} to {means[1]:.2f} nats (on {where})."
 
 
 def _floors(summaries: list[MetricSummary]) -> list[Value]:

@@ -22,6 +22,7 @@ from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.progress import counted
+from wherewhat.report.captions import captions
 from wherewhat.report.claims.claim import number_words, verdict_words
 from wherewhat.report.data import (
     Number,
@@ -289,6 +290,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "embedded": request.text is None and request.texts is None,
         },
         "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
+        "captions": captions(runs),
         "numbers": [_number(number) for number in headline(runs)],
         "sizes": sizes(runs),
         "terms": terms(runs),

@@ -188,8 +188,8 @@ class _Planner:
         better = better_selector(rows, own) if own is not None else None
         if better is not None:
             sentence += (
-                f" The selector {better['selector']} finds {with_interval(better['part'], percent=True)} at this share, and "
-                f"the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
+                f" The selector {better['selector']} finds {with_interval(better['part'], percent=True)} at this "
+                f"share, and the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
             )
         return Plan(
             model=self.loaded.name,
