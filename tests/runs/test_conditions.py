@@ -6,7 +6,7 @@ from helpers.runs import finished
 
 pytest.importorskip("polars")
 
-from wherewhat.runs.comparison import compare  # noqa: E402 - only where polars is
+from wherewhat.runs.comparison import compare
 
 
 def test_runs_that_differ_in_what_a_number_depends_on_are_not_averaged(tmp_path):

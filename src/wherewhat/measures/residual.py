@@ -17,7 +17,6 @@ from wherewhat.measures.measurement import (
     DocumentScores,
     LayerScores,
     Metric,
-    ReportRun,
     Subject,
     Text,
     TextMeasurement,
@@ -65,7 +64,6 @@ class ResidualMeasurement(TextMeasurement):
     summary = "Loss with the non-additive part of the logits scaled down."
     config = ResidualConfig
     controls = ()
-    report = ReportRun(6.0, documents=1, tokens=256, options={"strengths": (0.0, 1.0), "layers": False, "axes": False})
     metrics = (
         loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
         *(

@@ -25,7 +25,7 @@ def random_control(config: Any, *, seed: int, attn_implementation: str | None = 
 
     Args:
         config: transformers config.
-        seed: Seed of the control model; the generator starts from :func:`control_seed` of it.
+        seed: Seed of the initialisation.
         attn_implementation: Passed to transformers.
         options: Further options of `AutoModelForCausalLM.from_config`.
     """
@@ -33,23 +33,10 @@ def random_control(config: Any, *, seed: int, attn_implementation: str | None = 
 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Only the CPU's generator: torch.manual_seed would also reseed every accelerator.
-        torch.default_generator.manual_seed(control_seed(seed))
+        torch.default_generator.manual_seed(seed)
         return AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=attn_implementation, **options
         )
-
-
-DRAW = 2
-"""Version of the way from a seed to random weights: part of a random model's identity."""
-
-
-def control_seed(seed: int) -> int:
-    """Return the seed of the generator of a random control model.
-
-    It is a hash: a model that was initialised with the same small number, as most are in examples, has other weights.
-    """
-    digest = hashlib.sha256(f"wherewhat control {seed}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def random_model(config: Any, *, seed: int, placement: dict[str, Any], **options: Any) -> Any:

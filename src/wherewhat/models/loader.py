@@ -17,7 +17,7 @@ from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import make_folder
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
-from wherewhat.models.controls import DRAW, random_model, shuffle_query_key
+from wherewhat.models.controls import random_model, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
@@ -132,9 +132,7 @@ def load(
     model.eval()
     model.requires_grad_(False)
     prefix = text_prefix(tokenizer) if source.gguf is None else (() if files.bos is None else (files.bos,))
-    identified: dict[str, Any] = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
-    if weights == "random":
-        identified["draw"] = DRAW
+    identified = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

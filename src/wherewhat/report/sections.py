@@ -401,7 +401,9 @@ def _plan(plan: Plan) -> dict[str, Any]:
             "title": f"{metrics[metric][0]}, {row['selector']}, {where}",
             "unit": metrics[metric][1],
             "reading": metrics[metric][2],
-            "value": interval_json(Interval(row[metric]["mean"], row[metric]["low"], row[metric]["high"], 3)),
+            "value": interval_json(
+                Interval(row[metric]["mean"], row[metric]["low"], row[metric]["high"], row[metric].get("n", 3))
+            ),
             "control": None,
             "control_title": "",
             "controls": {},

@@ -56,14 +56,6 @@ class AxesMeasurement(LayerMeasurement):
     recorded: ClassVar[Mapping[str, Any]] = {"curves": False}
     metrics = (
         Metric(
-            "r_behaviour",
-            "r of behaviour",
-            "r without the query term, which cancels in softmax: how additive the attention pattern is.",
-            control="r_behaviour_gaussian",
-            control_title="Gaussian q, k",
-            range=SHARE,
-        ),
-        Metric(
             "r",
             "r",
             "Correlation of logits with a[i-j] + b[i] + c[j], mean over heads; the control is the r of pure noise.",
@@ -71,14 +63,6 @@ class AxesMeasurement(LayerMeasurement):
             control_title="noise floor",
             range=SHARE,
         ),
-        Metric(
-            "r2",
-            "additive share (r²)",
-            "Share of the logits' variance that the three terms explain, r², mean over heads.",
-            range=SHARE,
-        ),
-        Metric("r_median", "r of the median head", "Median of r over heads.", range=SHARE),
-        Metric("heads_high_r", f"heads with r > {HIGH_R}", f"Share of heads with r above {HIGH_R}.", range=SHARE),
         Metric(
             "pooled_r",
             "pooled r",
@@ -89,9 +73,11 @@ class AxesMeasurement(LayerMeasurement):
             range=SHARE,
         ),
         Metric(
-            "pooled_r_within",
-            "pooled r within heads",
-            "r over all heads' logits at once, each around the mean of its head; heads with large logits dominate.",
+            "r_behaviour",
+            "r of behaviour",
+            "r without the query term, which cancels in softmax: how additive the attention pattern is.",
+            control="r_behaviour_gaussian",
+            control_title="Gaussian q, k",
             range=SHARE,
         ),
         Metric(
@@ -109,6 +95,20 @@ class AxesMeasurement(LayerMeasurement):
         Metric("unique_c", "unique: key", "Share of variance that only the key term explains.", range=SHARE),
         Metric("q_rank", "rank of q", "Effective rank of the queries; near 1, additivity is trivial."),
         Metric("k_rank", "rank of k", "Effective rank of the keys; near 1, additivity is trivial."),
+        Metric(
+            "r2",
+            "additive share (r²)",
+            "Share of the logits' variance that the three terms explain, r², mean over heads.",
+            range=SHARE,
+        ),
+        Metric("r_median", "r of the median head", "Median of r over heads.", range=SHARE),
+        Metric("heads_high_r", f"heads with r > {HIGH_R}", f"Share of heads with r above {HIGH_R}.", range=SHARE),
+        Metric(
+            "pooled_r_within",
+            "pooled r within heads",
+            "r over all heads' logits at once, each around the mean of its head; heads with large logits dominate.",
+            range=SHARE,
+        ),
     )
     limits = (
         "A high r alone does not show that anything was learned: in a random deep model all tokens become similar, and "
