@@ -297,7 +297,7 @@ def headline(runs: Runs) -> list[Number]:
                 title=wanted.title,
                 values=[Value(title, own[name].overall) for name, title in metrics],
                 controls=[
-                    *_floors([own[name] for name, _ in metrics]),
+                    *_floors([(own[name], title if len(metrics) > 1 else "") for name, title in metrics]),
                     *(
                         Value(f"{control}, {title}" if len(metrics) > 1 else control, of_control[name].overall)
                         for control, of_control in beside
@@ -334,9 +334,12 @@ def _price(runs: Runs) -> str:
     return f"With exactly additive logits the loss {verb} from {means[0]:.2f} to {means[1]:.2f} nats (on {where})."
 
 
-def _floors(summaries: list[MetricSummary]) -> list[Value]:
+def _floors(summaries: list[tuple[MetricSummary, str]]) -> list[Value]:
+    """Return the control metric of each value, with the value's name where there are several."""
     return [
-        Value(summary.metric.control_title, Interval(summary.control, None, None, summary.overall.n))
-        for summary in summaries
-        if summary.control is not None
+        Value(
+            ", ".join(filter(None, [one.metric.control_title, title])), Interval(one.control, None, None, one.overall.n)
+        )
+        for one, title in summaries
+        if one.control is not None
     ]

@@ -288,7 +288,7 @@ def _against_untrained(runs: Runs, metric: str) -> tuple[Interval, Interval, Int
 def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
     """Return the number of heads with each label, that of the untrained model, and the number of heads."""
     found = runs.weights("heads")
-    if runs.own not in found:
+    if runs.own not in found or len(found[runs.own].documents) < LEAST_DOCUMENTS:
         return {}, None, 0
     counts = _count(found[runs.own])
     untrained = _count(found[_UNTRAINED]) if _UNTRAINED in found and runs.own != _UNTRAINED else None
