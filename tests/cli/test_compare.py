@@ -21,7 +21,7 @@ def test_tables_and_files(store, tmp_path, capsys):
     assert run_cli(["compare", str(store), *options]) == 0
     shown = capsys.readouterr().out
     assert "2 runs" in shown
-    assert "0.25 (0 to" in shown  # Student's ± 0.64, and r is not below 0
+    assert "0.2 (0.0 to" in shown  # Student's ± 0.64, and r is not below 0
     assert "increase per factor of ten of step" in shown
     from_csv, from_parquet = pl.read_csv(files["csv"]), pl.read_parquet(files["parquet"])
     assert from_csv["mean"].to_list() == pytest.approx([0.25, 0.45], rel=1e-9)

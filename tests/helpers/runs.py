@@ -30,11 +30,11 @@ def compute(key: str) -> PartResult:
     return PartResult(scores=rows, profiles=profiles)
 
 
-def provenance(extra: Mapping[str, Any] | None = None) -> Provenance:
+def provenance(extra: Mapping[str, Any] | None = None, *, text: str = "x" * 64) -> Provenance:
     return Provenance(
         model_hash="m",
         tokenizer_hash="t",
-        text_hash="x" * 64,
+        text_hash=text,
         dtype="float32",
         device="cpu",
         seed=0,
@@ -78,16 +78,18 @@ def finished(
     metric: str = "r",
     measurement: str = "axes",
     extra: Mapping[str, Any] | None = None,
+    text: str = "x" * 64,
+    config: Mapping[str, Any] | None = None,
 ) -> RunDirectory:
     """A run with two heads around each document's value; None is all documents together."""
-    config = {"measurement": measurement, "model": model, "weights": weights, "seed": seed, "dtype": "float32"}
-    config |= {"tokens": 64, "extra": dict(extra or {}), "metric": metric}
-    run = RunDirectory.open(store, name=f"{measurement}-{model}-{weights}", config=config)
+    settings = {"measurement": measurement, "model": model, "weights": weights, "seed": seed, "dtype": "float32"}
+    settings |= {"tokens": 64, "extra": dict(extra or {}), "metric": metric, **(config or {})}
+    run = RunDirectory.open(store, name=f"{measurement}-{model}-{weights}", config=settings)
     with run.lock():
         for document, value in values.items():
             source = ScoreSource(measurement=measurement, model=model, weights=weights, seed=seed, document=document)
             rows = source.heads(metric, [value - 0.25, value + 0.25], layer=0)
             rows += [source.score("rank", None, layer=0)]
             run.save(document or "\n", PartResult(scores=rows, profiles={}), seconds=0.1)
-        run.finish([document or "\n" for document in values], provenance=provenance(extra))
+        run.finish([document or "\n" for document in values], provenance=provenance(extra, text=text))
     return run

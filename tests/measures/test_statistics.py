@@ -9,7 +9,16 @@ import pytest
 import torch
 from scipy.stats import t, ttest_ind
 
-from wherewhat.measures.statistics import Interval, change_bounds, interval, share_bounds, student, welch, wilson
+from wherewhat.measures.statistics import (
+    Interval,
+    change_bounds,
+    in_words,
+    interval,
+    share_bounds,
+    student,
+    welch,
+    wilson,
+)
 from wherewhat.measures.tensors import over_documents
 
 
@@ -95,3 +104,31 @@ def test_welch_is_that_of_scipy_with_whole_degrees_of_freedom():
         assert found.n == min(sizes)
     assert welch([1.0], [3.0, 4.0]).low is None
     assert welch([1.0, 1.0], [3.0, 3.0]) == Interval(2.0, 2.0, 2.0, 2)
+
+
+def test_means_are_rounded_to_their_uncertainty():
+    """One digit of the half width, or two below 36; of two documents always one; four digits of the mean at most."""
+    for mean, half, n, words in (
+        (0.8741, 0.0041, 4, "0.874 ± 0.004"),
+        (0.2844, 0.0214, 4, "0.284 ± 0.021"),
+        (0.51, 0.35, 4, "0.51 ± 0.35"),
+        (0.51, 0.35, 2, "0.5 ± 0.3"),
+        (0.852269, 0.000036, 2, "0.8523 ± <0.0001"),
+        (0.0004, 0.0001, 5, "0.00040 ± 0.00010"),
+        (1234.5, 3.2, 4, "1234 ± 3"),
+        (-0.0001, 0.2, 3, "0.00 ± 0.20"),
+        (0.5, 0.0, 3, "0.500 ± 0"),
+    ):
+        assert in_words(Interval(mean, mean - half, mean + half, n)) == words
+    assert in_words(Interval(0.284, 0.264, 0.304, 4), percent=True) == "28.4 ± 2.0 %"
+    assert in_words(interval([0.9, 0.98, 0.99]).within((0.0, 1.0))) == "0.96 (0.83 to 1.00)"
+    assert in_words(interval([0.0, 0.1, 0.2]).within((0.0, 1.0)), percent=True) == "10 % (0 to 35 %)"
+    assert in_words(interval([0.51234])) == "0.512"
+
+
+def test_several_quantities_hold_together():
+    """Of eight intervals of level 1 - 0.05 / 8, all hold the mean in at least 95 % of draws."""
+    draws = torch.randn(2000, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    error = draws.std(-1) / 2
+    together = (draws.mean(-1).abs() <= student(4, tests=8) * error).all(-1)
+    assert 0.94 < float(together.double().mean()) < 0.98  # the standard error is 0.005

@@ -54,7 +54,7 @@ def test_it_opens_offline_with_numbers_map_and_charts(opened, made, shots):
         assert card.startswith(number["title"])
         assert "On 2 documents of 28 tokens" in card
         for value in number["values"]:
-            assert f"{three_digits(value['mean'])} {value['name']}" in card
+            assert f"{value['words']} {value['name']}" in card
     assert opened.locator("#length-cost svg.main-svg").count() == 0  # charts wait until the reader comes near
     drawn(opened, *CHARTS)
     assert opened.evaluate("document.getElementById('map').data[0].z.flat().length") == 8

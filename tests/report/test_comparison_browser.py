@@ -72,7 +72,7 @@ def test_other_measurements_have_their_place(browser, shots, made, tmp_path):
             "title": "<b>score",
             "unit": "",
             "reading": "a score",
-            "value": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 4},
+            "value": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 4, "words": "0.50 ± 0.10"},
             "control": 0.1,
             "control_title": "chance",
             "controls": {"random": {"mean": 0.2, "low": 0.1, "high": 0.3, "n": 4}},
@@ -97,7 +97,7 @@ def test_other_measurements_have_their_place(browser, shots, made, tmp_path):
         text = page.text_content("#others")
         assert "2 other finished runs of this measurement in the same folder are not shown." in text
         assert "The random control is one untrained model." in text
-        assert "0.500 (0.400 to 0.600)" in text
+        assert "0.50 ± 0.10" in text
         assert "one random control" in text
         assert page.locator("#others pre").first.text_content() == "wherewhat residual '<b>tiny'"
         photograph(page, "#others", shots / "others.png")

@@ -17,9 +17,8 @@ import torch
 import wherewhat
 from helpers.models import save_model
 from wherewhat.cli.report import _line
-from wherewhat.cli.tables import _interval
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.report.data import Value
 from wherewhat.report.figures import FIGURES, figure, loss_by_rate
 from wherewhat.report.result import Result
@@ -118,10 +117,10 @@ def test_no_number_is_shown_with_an_impossible_interval(results):
         least, most = summary.metric.range
         for about in (summary.overall, *summary.layers.values()):
             assert about.low is None or least <= about.low <= about.mean <= about.high <= most
-    assert _interval(Interval(0.9, 0.8, 1.0, 3)) == "0.90 ± 0.10"
-    assert _interval(Interval(0.95, 0.8, 1.0, 3)) == "0.95 (0.80 to 1.00)"
-    assert _interval(Interval(0.001, 0.0, 0.004, 3)) == "0.001 (0.000 to 0.004)"
-    assert _line(Value("share", Interval(0.95, 0.8, 1.0, 3))) == "0.950 (0.800 to 1.000)  share"
+    assert in_words(Interval(0.9, 0.8, 1.0, 3)) == "0.90 ± 0.10"
+    assert in_words(Interval(0.95, 0.8, 1.0, 3)) == "0.95 (0.80 to 1.00)"
+    assert in_words(Interval(0.001, 0.0, 0.004, 3)) == "0.0010 (0.0000 to 0.0040)"
+    assert _line(Value("share", Interval(0.95, 0.8, 1.0, 3))) == "0.95 (0.80 to 1.00)  share"
 
 
 def test_what_is_not_there_is_said(results):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +168,8 @@ def test_views_share_a_scale_and_text_in_downloads_is_text(opened, made):
     for line in csv.DictReader(io.StringIO(text, newline="")):
         for which in ("query", "key"):
             token = tokens[int(line[which])]
-            assert line[f"{which} token"] == (f"'{token}" if token[:1] in tuple("=+-@\t\r\n") else token)
+            assert json.loads(line[f"{which} token (JSON)"]) == token
+            assert line[f"{which} token (JSON)"].startswith('"')  # no formula of a spreadsheet
     assert (opened.text_content("#scale-low"), opened.text_content("#scale-high")) == ("0", "1 (attention)")
     spans = set()
     for view in ("logits", "fit", "residual", "where", "what"):
@@ -304,8 +306,8 @@ def test_terms_lead_to_their_definitions(opened, made):
         assert opened.text_content(f"#term-{term['id']} + dd") == term["reading"]
     opened.select_option("#head", "1")
     opened.click("#numbers a.term >> nth=0")
-    until(opened, "Math.abs(document.getElementById('term-r').getBoundingClientRect().top) < innerHeight")
-    until(opened, "location.hash.startsWith('#term-r?head=')")
+    until(opened, "Math.abs(document.getElementById('term-r_behaviour').getBoundingClientRect().top) < innerHeight")
+    until(opened, "location.hash.startsWith('#term-r_behaviour?head=')")
     assert opened.input_value("#head") == "1"
 
 
@@ -398,8 +400,8 @@ def test_side_by_side_with_learning(browser, beside, multihop_study, shots, tmp_
         assert len(set(spans)) == 1
         page.select_option("#model", "2")
         assert "is a gpt2 model" in page.text_content("#about")
-        assert page.text_content("#distance-note") == "Not measured for this model."
-        assert page.locator("#band-scores").is_hidden()
+        assert page.locator("#distance-part").is_hidden()  # the heading too
+        assert page.locator("#bands-part").is_hidden()
         page.select_option("#model", "0")
         assert page.locator("#band-scores").is_visible()
         drawn(page, *CHARTS)

@@ -128,7 +128,7 @@ def test_it_prints_as_a_table_with_controls(result):
     lines = repr(result).splitlines()
     assert lines[0] == "axes: tiny, 2 × 30 tokens"
     assert "random control" in lines[1]
-    assert re.match(r"r +0\.\d+ \(", lines[2])
+    assert re.match(r"r +0\.\d+ (\(|±)", lines[2])
     assert "noise floor" in lines[2]
     assert lines[-1] == "in memory"
     assert "random control" in result._repr_html_()

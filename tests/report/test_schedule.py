@@ -56,7 +56,7 @@ def test_lengths_are_beyond_the_trained_one_or_left_out_with_a_reason():
         assert (request.tokens, request.beyond, left_out) == (tokens, True, []), changes
         assert methods is None or list(request.options["methods"]) == methods, changes
     for changes, reason in (
-        ({}, "extend: texts of 1024 tokens are too short to show what happens beyond 8192; measure longer ones"),
+        ({}, "extend: the page's texts are too short to show what happens beyond the trained length of 8192 tokens"),
         ({"trained": None}, "extend: the model does not state its trained length"),
         ({"trained": 256, "hard_limit": True}, "extend: the model accepts no more than 256 tokens"),
     ):

@@ -79,7 +79,7 @@ def stored(made, page, measurement):
 
 def test_differences_are_paired_by_document(tuned, made):
     data = tuned[0].data
-    first, second = rows_of(data, "Where + what: r", "r").values()
+    first, second = rows_of(data, "Additive share of the logits", "r").values()
     runs = [stored(made, page, "axes") for page in data["models"]]
     means = [run.document_means("r") for run in runs]
     expected = interval([means[1][name] - means[0][name] for name in means[0]])
@@ -89,7 +89,7 @@ def test_differences_are_paired_by_document(tuned, made):
     assert second["difference"]["mean"] == pytest.approx(second["value"]["mean"] - first["value"]["mean"], abs=1e-3)
     assert first["difference"] is None
     shown = next(
-        value for value in data["models"][1]["numbers"][0]["controls"] if value["name"] == "one random control"
+        value for value in data["models"][1]["numbers"][1]["controls"] if value["name"] == "one random control, r"
     )
     assert second["control"]["mean"] == shown["mean"]
 

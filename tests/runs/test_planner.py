@@ -87,10 +87,10 @@ def test_a_clearly_better_selector_is_named():
 @pytest.mark.slow
 def test_a_plan_names_the_better_selector(model, tmp_path, monkeypatch):
     other = _row("mass", 1.0, 0.01)
-    other["rise"] |= {"high": 0.02}
+    other["rise"] |= {"low": 0.0, "high": 0.02}
     monkeypatch.setattr(planner, "better_selector", lambda *_: other)
     plan = make_plan(model, budget=0.5, texts=TEXTS[:3], out=tmp_path, documents=1, compare=(), **SMALL)
-    advice = "mass finds 100% ± 5% at this share, and the loss rises by 0.010 ± 0.010: use --selector mass."
+    advice = "mass finds 100 ± 5 % at this share, and the loss rises by 0.010 ± 0.010: use --selector mass."
     assert plan.provenance["sentence"].endswith(f"The selector {advice}")
 
 

@@ -103,10 +103,7 @@ def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> 
 
 
 def _number(number: dict[str, Any]) -> str:
-    between = "" if number["low"] is None else f" ({_round(number['low'])} to {_round(number['high'])})"
-    control = "" if number["control"] is None else f"; {_round(number['control'])} {number['control_title']}"
-    return f"{_round(number['mean'])}{between} {number['title']}{control}"
+    from wherewhat.report.claims.claim import number_words
 
-
-def _round(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}".replace("-0.000", "0.000")
+    control = "" if number["control"] is None else f"; {number['control']:.3g} {number['control_title']}"
+    return f"{number_words(number)} {number['title']}{control}"

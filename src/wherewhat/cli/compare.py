@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from wherewhat.cli.options import file_to_write
 from wherewhat.cli.tables import Table, print_line
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.progress import counted
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ By = Annotated[
     typer.Option(
         metavar="FACTS",
         help="Facts to group by, such as model,weights: run, measurement, model, size, checkpoint, step, weights, "
-        "encoding, seed, dtype, tokens, text.",
+        "encoding, seed, dtype, tokens, documents, text, options.",
     ),
 ]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", help="A metric to compare; repeat for more.")]
@@ -111,7 +111,11 @@ def _groups_table(found: RunComparison) -> Table:
 
     columns: _Columns = {"mean": lambda row: _with_interval(row, "mean"), "n": _count}
     title = f"{found.runs} runs: mean ± 95 % over the units that n counts"
-    return _table(within_ranges(found.groups), title, before="mean", columns=columns)
+    table = _table(within_ranges(found.groups), title, before="mean", columns=columns)
+    if found.apart:
+        line = f"runs differ in {' and '.join(found.apart)} and are not averaged; choose some with --where"
+        table.caption = f"{line}\n{table.caption}" if table.caption else line
+    return table
 
 
 def _trends_table(found: RunComparison) -> Table:
@@ -131,7 +135,7 @@ def _table(rows: pl.DataFrame, title: str, *, before: str, columns: _Columns) ->
     table = Table(title=title)
     keys = rows.columns[: rows.columns.index(before)]
     for name in keys:
-        table.add_column(name, justify="right" if name in ("step", "size", "seed", "tokens") else "left")
+        table.add_column(name, justify="right" if name in ("step", "size", "seed", "tokens", "documents") else "left")
     for name in columns:
         table.add_column(name, justify="right")
     for row in rows.head(_ROWS).iter_rows(named=True):
@@ -157,9 +161,6 @@ def _fact(value: Any, name: str) -> str:
 
 
 def _with_interval(row: dict[str, Any], name: str) -> str:
-    """Return a mean ± half its interval, or with its bounds if the mean is not the middle."""
+    """Return a mean with its interval."""
     mean, low, high = row[name], row["low"], row["high"]
-    if high is None or high != high:
-        return f"{mean:.4g}"
-    reach = Interval(mean, low, high, row["n"]).reach
-    return f"{mean:.4g} ({low:.4g} to {high:.4g})" if reach is None else f"{mean:.4g} ± {reach:.2g}"
+    return in_words(Interval(mean, low, high, row["n"]))

@@ -97,7 +97,7 @@ def _table(plan: Any) -> Table:
         table.add_column(title)
 
     for row in sorted(plan.provenance["curve"], key=lambda row: (row["share"], row["selector"])):
-        part = "" if row["part"] is None else with_interval(row["part"], ".0%")
+        part = "" if row["part"] is None else with_interval(row["part"], percent=True)
         numbers = with_interval(row["rise"]), with_interval(row["found"]), part
         table.add_row(row["selector"], f"{row['share']:.0%}", *numbers)
     return table
@@ -115,7 +115,8 @@ def _areas(plan: Any) -> Table:
     for title in ("selector", *names.values()):
         table.add_column(title)
     for row in areas["rows"]:
-        forms = {name: ".4f" if name.endswith("rise") else ".0%" for name in names}
-        shown = ("" if row[name] is None else with_interval(row[name], form) for name, form in forms.items())
+        shown = (
+            "" if row[name] is None else with_interval(row[name], percent=not name.endswith("rise")) for name in names
+        )
         table.add_row(row["selector"], *shown)
     return table

@@ -13,6 +13,7 @@ from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import CONTROL_NOTE, Table, print_line
+from wherewhat.measures.statistics import in_words
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -111,11 +112,7 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
 
 
 def _line(value: Value) -> str:
-    mean, low, high, reach = value.value.mean, value.value.low, value.value.high, value.value.reach
-    if low is None or high is None:
-        return f"{mean:.3f}  {value.name}"
-    between = f"({low:.3f} to {high:.3f})" if reach is None else f"± {reach:.3f}"
-    return f"{mean:.3f} {between}  {value.name}"
+    return f"{in_words(value.value)}  {value.name}"
 
 
 def export(

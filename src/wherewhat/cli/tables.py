@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 
 from wherewhat.errors import printable, printable_lines
+from wherewhat.measures.statistics import in_words
 from wherewhat.progress import counted
 
 if TYPE_CHECKING:
     from wherewhat.captures.summary import ProofTable
     from wherewhat.measures.measurement import ComparisonTable, Measurement
-    from wherewhat.measures.statistics import Interval
     from wherewhat.runs.results import MetricSummary
 
 
@@ -81,7 +80,7 @@ def headline(
     for summary in runs[0][1]:
         metric = summary.metric
         # A number that is undefined for a model, such as a correlation over equal values, is left blank.
-        cells = [_interval(named[metric.name].overall) if metric.name in named else "" for named in by_name]
+        cells = [in_words(named[metric.name].overall) if metric.name in named else "" for named in by_name]
         control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
         table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
     return table
@@ -98,7 +97,7 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     for summary in shown:
         table.add_column(summary.metric.title, justify="right")
     for layer in sorted({i for summary in shown for i in summary.layers}):
-        table.add_row(str(layer), *(_interval(s.layers[layer]) if layer in s.layers else "" for s in shown))
+        table.add_row(str(layer), *(in_words(s.layers[layer]) if layer in s.layers else "" for s in shown))
     return table
 
 
@@ -116,7 +115,7 @@ def by_kind(
     by_name = [{summary.metric.name: summary.kinds for summary in summaries} for _, summaries in runs]
     for kind, layers in kinds.items():
         found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
-        cells = ("\n".join("" if value is None else _interval(value) for value in column) for column in found)
+        cells = ("\n".join("" if value is None else in_words(value) for value in column) for column in found)
         table.add_row(f"{counted(len(layers), 'layer')}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
         table.add_section()
     return table
@@ -132,7 +131,7 @@ def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, widt
         table.add_column(title, justify="right")
     for row in found.rows:
         cells = [row.metrics[title] for title in shown]
-        table.add_row(row.name, *(_interval(overall[x]) if x in overall else "" for x in cells))
+        table.add_row(row.name, *(in_words(overall[x]) if x in overall else "" for x in cells))
     verdicts = Table(title="in words", caption=" ".join(found.notes))
     verdicts.add_column(found.what)
     verdicts.add_column("verdict")
@@ -149,18 +148,6 @@ def proof_table(proof: ProofTable) -> Table:
     for row in proof.rows:
         table.add_row(*map(escape, row))
     return table
-
-
-def _interval(value: Interval) -> str:
-    """Return mean ± half the interval, with as many decimals as its two leading digits need."""
-    if value.low is None or value.high is None:
-        return _number(value.mean)
-    reach = value.reach
-    if reach is None:
-        decimals = max(2, min(6, -math.floor(math.log10((value.high - value.low) / 2))))
-        return f"{value.mean:.{decimals}f} ({value.low:.{decimals}f} to {value.high:.{decimals}f})"
-    decimals = 3 if reach == 0 else max(0, min(6, 1 - math.floor(math.log10(reach))))
-    return f"{value.mean:.{decimals}f} ± {reach:.{decimals}f}"
 
 
 def _number(value: float) -> str:

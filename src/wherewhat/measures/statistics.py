@@ -35,13 +35,62 @@ class Interval:
         return replace(self, low=min(max(self.low, least), self.mean), high=max(min(self.high, most), self.mean))
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Return the mean and 95 % Student interval of independent values."""
+_DIGITS = 4
+"""Most significant digits of a mean in words."""
+
+
+def in_words(value: Interval, *, percent: bool = False) -> str:
+    """Return a mean with its interval, rounded to its uncertainty: ``0.874 ± 0.004``, or ``0.87 (0.80 to 1.00)``.
+
+    All means that a person reads are rounded here. The half width has one digit, or two if they are below 36 and there
+    are more than two documents; the mean ends with the same digit and has at most four. A mean without an interval has
+    three digits. Bounds are given if the mean is not their middle.
+
+    Args:
+        value: The mean and its interval.
+        percent: Write it in percent.
+    """
+    scale, unit = (100.0, " %") if percent else (1.0, "")
+    mean = scale * value.mean
+    if value.low is None or value.high is None or not math.isfinite(value.high - value.low):
+        return f"{_fixed(mean, 2 - _order(mean))}{unit}"
+    half = scale * (value.high - value.low) / 2
+    if half <= 0:
+        return f"{_fixed(mean, 2 - _order(mean))} ± 0{unit}"
+    two = value.n > 2 and half < 3.55 * 10.0 ** _order(half)
+    decimals = min(int(two) - _order(half), _DIGITS - 1 - _order(max(abs(mean), half)))
+    if value.reach is None:
+        low, high = (_fixed(scale * bound, decimals) for bound in (value.low, value.high))
+        return f"{_fixed(mean, decimals)}{unit} ({low} to {high}{unit})"
+    least = 10.0 ** -max(0, decimals)
+    reach = f"<{_fixed(least, decimals)}" if half < least / 2 else _fixed(half, decimals)
+    return f"{_fixed(mean, decimals)} ± {reach}{unit}"
+
+
+def _order(value: float) -> int:
+    """Return the power of ten of the first digit of a number; 0 for zero and for numbers that are not finite."""
+    return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+
+
+def _fixed(value: float, decimals: int) -> str:
+    """Return a number with some decimals, none if negative, and no sign where it rounds to zero."""
+    text = f"{value:.{max(0, decimals)}f}"
+    return text.lstrip("-") if not float(text) else text
+
+
+def interval(values: Sequence[float], *, tests: int = 1) -> Interval:
+    """Return the mean and 95 % Student interval of independent values.
+
+    Args:
+        values: The values.
+        tests: Number of quantities of which the clearest is reported; each interval then has a level of 1 - 0.05 /
+            tests, so that all of them hold together with 95 % (Bonferroni).
+    """
     n = len(values)
     mean = sum(values) / n
     if n < 2:
         return Interval(mean, None, None, n)
-    return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n)
+    return around(mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n), n, tests=tests)
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -63,9 +112,9 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
     return Interval(change, change - reach, change + reach, n)
 
 
-def around(mean: float, error: float, n: int) -> Interval:
+def around(mean: float, error: float, n: int, *, tests: int = 1) -> Interval:
     """Return the 95 % Student interval around a mean with a standard error over ``n`` documents."""
-    reach = student(n) * error
+    reach = student(n, tests=tests) * error
     return Interval(mean, mean - reach, mean + reach, n)
 
 
@@ -100,12 +149,12 @@ def change_error(gained: int, lost: int, n: int) -> float:
 
 
 @functools.cache
-def student(n: int) -> float:
-    """Return the 97.5 % quantile of Student's distribution for the mean of ``n >= 2`` values."""
-    low, high = 0.0, math.pi / 2
+def student(n: int, *, tests: int = 1) -> float:
+    """Return the 97.5 % quantile of Student's distribution for the mean of ``n >= 2`` values; see :func:`interval`."""
+    low, high, level = 0.0, math.pi / 2, 1 - 0.05 / tests
     for _ in range(60):
         angle = (low + high) / 2
-        low, high = (angle, high) if _within(angle, n - 1) < 0.95 else (low, angle)
+        low, high = (angle, high) if _within(angle, n - 1) < level else (low, angle)
     return math.sqrt(n - 1) * math.tan(low)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.measurement import UNBOUNDED
-from wherewhat.measures.statistics import Interval, interval, student
+from wherewhat.measures.statistics import Interval, in_words, interval, student
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
@@ -117,8 +117,9 @@ def script_json(data: Any) -> str:
 
 
 def interval_json(value: Interval) -> dict[str, Any]:
-    """Return a mean with its 95 % interval and number of documents."""
-    return {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
+    """Return a mean with its 95 % interval, in numbers and in words, and its number of documents."""
+    numbers = {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
+    return {**numbers, "words": in_words(value) if math.isfinite(value.mean) else "undefined"}
 
 
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
@@ -238,17 +239,19 @@ class _Wanted:
 
 WANTED = (
     _Wanted(
-        "Where + what: r",
-        "axes",
-        (("r", "r"),),
-        "Correlation of every head's logits with the sum of a distance term, a query term and a key term; compare it "
-        "with the random control, because a high r alone does not show that anything was learned.",
-    ),
-    _Wanted(
-        "r of behaviour",
+        "Where + what: r of behaviour",
         "axes",
         (("r_behaviour", "r of behaviour"),),
-        "The same without the query term, which softmax cancels: how additive the attention pattern itself is.",
+        "Correlation of every head's logits with the sum of a distance term and a key term, without what the query "
+        "alone adds, which softmax cancels: how additive the attention pattern is. Compare it with the random control: "
+        "a high r alone does not show that anything was learned.",
+    ),
+    _Wanted(
+        "Additive share of the logits",
+        "axes",
+        (("r2", "share of variance (r²)"), ("r", "r")),
+        "Share of the logits' variance that a distance, a query and a key term explain, r², and its root, the "
+        "correlation r.",
     ),
     _Wanted(
         "Only the key explains",
@@ -294,7 +297,7 @@ def headline(runs: Runs) -> list[Number]:
                 title=wanted.title,
                 values=[Value(title, own[name].overall) for name, title in metrics],
                 controls=[
-                    *_floors([own[name] for name, _ in metrics]),
+                    *_floors([(own[name], title if len(metrics) > 1 else "") for name, title in metrics]),
                     *(
                         Value(f"{control}, {title}" if len(metrics) > 1 else control, of_control[name].overall)
                         for control, of_control in beside
@@ -302,7 +305,7 @@ def headline(runs: Runs) -> list[Number]:
                         if name in of_control
                     ),
                 ],
-                reading=wanted.reading,
+                reading=" ".join(filter(None, [wanted.reading, _price(runs) if "r2" in dict(wanted.metrics) else ""])),
                 kinds=[
                     Value(", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), found[name].kinds[kind])
                     for name, title in metrics
@@ -317,9 +320,26 @@ def headline(runs: Runs) -> list[Number]:
     return numbers
 
 
-def _floors(summaries: list[MetricSummary]) -> list[Value]:
+def _price(runs: Runs) -> str:
+    """Return what exactly additive logits cost, in a sentence; empty if it was not measured."""
+    run = runs.find("residual") or runs.other("residual")
+    if run is None:
+        return ""
+    before, after = (run.values(name) for name in ("loss", "loss_strength_0"))
+    if not before or len(before) != len(after):
+        return ""
+    means = [sum(values) / len(values) for values in (before, after)]
+    where = "one document" if len(before) == 1 else f"{len(before)} documents"
+    verb = "rises" if means[1] >= means[0] else "falls"
+    return f"With exactly additive logits the loss {verb} from {means[0]:.2f} to {means[1]:.2f} nats (on {where})."
+
+
+def _floors(summaries: list[tuple[MetricSummary, str]]) -> list[Value]:
+    """Return the control metric of each value, with the value's name where there are several."""
     return [
-        Value(summary.metric.control_title, Interval(summary.control, None, None, summary.overall.n))
-        for summary in summaries
-        if summary.control is not None
+        Value(
+            ", ".join(filter(None, [one.metric.control_title, title])), Interval(one.control, None, None, one.overall.n)
+        )
+        for one, title in summaries
+        if one.control is not None
     ]

@@ -1,8 +1,9 @@
 """Findings: sentences that the numbers of a report support, each with interval, control and a link to its evidence.
 
-:data:`RULES` holds one function per sentence. A function returns None where the numbers do not support its sentence:
-where an interval includes no effect, where there is no control to compare with, or where a single document has no
-interval.
+:data:`RULES` holds one function per sentence. A function returns None where the numbers do not support its sentence,
+see :func:`supports`: where an interval includes no effect or is of fewer than three documents, where the effect is too
+small to matter, or where there is no control to compare with. A sentence about the clearest of several quantities rests
+on an interval that is wider accordingly.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wherewhat.measures.perturb.measurement import KINDS, percent
-from wherewhat.measures.statistics import Interval, interval, share_bounds
+from wherewhat.measures.statistics import Interval, in_words, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
     contrast,
@@ -32,13 +33,16 @@ MOST = 6
 
 _UNTRAINED = "random"
 
-_CLEAR_RATIO, _CLEAR_CHANGE = 1.5, 0.05
-"""Smallest ratio of shares, and change of r, that are more than the difference between two untrained models."""
+LEAST_DOCUMENTS = 3
+"""Fewest documents that a sentence rests on: the spread of two is not known well enough."""
+
+_CLEAR_RATIO, _CLEAR_SHARE, _CLEAR_CHANGE = 1.5, 0.05, 0.05
+"""Smallest ratio and difference of shares, and change of r, that are more than between two untrained models."""
 
 _HIGH = 0.7
 """Smallest r that is called high."""
 
-_LEAST_COST = 0.01
+_LEAST_COST = 0.02
 """Smallest cost in nats per token that is worth a sentence."""
 
 
@@ -77,7 +81,7 @@ def _of_training(metric: str, what: str) -> Rule:
 
     def rule(runs: Runs) -> Finding | None:
         found = _against_untrained(runs, metric)
-        if found is None or not _excludes(found[2], 0.0):
+        if found is None or not supports(found[2], 0.0, _CLEAR_SHARE):
             return None
         own, untrained, change = found
         # The interval is over documents: one untrained model differs from another by more than that.
@@ -85,8 +89,8 @@ def _of_training(metric: str, what: str) -> Rule:
             return None
         verb = _verb(own.mean, untrained.mean)
         text = (
-            f"Training {verb} what only {what} explains: {_percent(own)} of the logits' variance, against "
-            f"{_percent(untrained)} in one untrained model ({_documents(own)})."
+            f"Training {verb} what only {what} explains: {in_words(own, percent=True)} of the logits' variance, "
+            f"against {in_words(untrained, percent=True)} in one untrained model ({_documents(own)})."
         )
         return Finding(text, f"heads?metric={metric}", _strength(change, 0.0))
 
@@ -94,17 +98,21 @@ def _of_training(metric: str, what: str) -> Rule:
 
 
 def _additivity(runs: Runs) -> Finding | None:
-    """Compare r with that of the untrained model: it is no sign of learning where they do not differ."""
+    """Compare r with that of the untrained model: it is no sign of learning where they hardly differ."""
     found = _against_untrained(runs, "r")
-    if found is None or found[2].low is None:
+    if found is None:
         return None
     own, untrained, change = found
-    sizes = f"{_plus_minus(own)} here, {_plus_minus(untrained)} in one untrained model ({_documents(own)})"
-    if not _excludes(change, 0.0) or abs(change.mean) < _CLEAR_CHANGE:
-        high = "A high r" if own.mean >= _HIGH else "r"
-        return Finding(f"{high} is no sign of training in this model: {sizes}.", "heads?metric=r", 0.0)
-    verb = "more" if change.mean > 0 else "less"
-    return Finding(f"Training made logits {verb} additive: r is {sizes}.", "heads?metric=r", _strength(change, 0.0))
+    sizes = f"{in_words(own)} here, {in_words(untrained)} in one untrained model ({_documents(own)})"
+    if supports(change, 0.0, _CLEAR_CHANGE):
+        verb = "more" if change.mean > 0 else "less"
+        return Finding(f"Training made logits {verb} additive: r is {sizes}.", "heads?metric=r", _strength(change, 0.0))
+    if change.n < LEAST_DOCUMENTS or change.low is None or change.high is None:
+        return None
+    if max(-change.low, change.high) > _CLEAR_CHANGE:  # too uncertain for "no"
+        return None
+    high = "A high r" if own.mean >= _HIGH else "r"
+    return Finding(f"{high} is no sign of training in this model: {sizes}.", "heads?metric=r", 0.0)
 
 
 def _pure_heads(runs: Runs) -> Finding | None:
@@ -155,36 +163,40 @@ def _sink(runs: Runs) -> Finding | None:
     if run is None:
         return None
     own, even = (document_mean(run, name) for name in ("sink_mass", "sink_mass_uniform"))
-    if not even.n or not _excludes(own, 2 * even.mean) or own.mean < 2 * even.mean:
+    if not even.n or own.mean < 2 * even.mean or not supports(own, 2 * even.mean):
         return None
     text = (
-        f"Heads give {_percent(own)} of their attention to the first token; uniform attention would give "
+        f"Heads give {in_words(own, percent=True)} of their attention to the first token; uniform attention would give "
         f"{100 * even.mean:.2g} % ({_documents(own)})."
     )
     return Finding(text, "heads?metric=sink_mass", _strength(own, even.mean))
 
 
 def _perturbation(runs: Runs) -> Finding | None:
-    """Return what the perturbation with the clearest effect costs at 5 %, or at the lowest rate that was measured."""
+    """Return the clearest cost of a perturbation at 5 %, or at the lowest higher rate, on targets that are untouched.
+
+    The loss of the perturbed words themselves rises too, and says nothing about how others are predicted.
+    """
     run = runs.find("perturb")
     if run is None:
         return None
-    best: tuple[float, str] | None = None
-    for kind in run.config.kinds or KINDS:
-        for rate in sorted(rate for rate in run.config.rates if rate >= 0.05):
-            values = run.values(f"rise_{kind}_at_{percent(rate)}")
-            cost = interval(values) if values else None
-            if cost is None or not _excludes(cost, 0.0) or cost.mean < _LEAST_COST:
-                continue
-            strength = _strength(cost, 0.0)
-            text = (
-                f"With {percent(rate)} % of {KINDS[kind]}, the loss rises by {_plus_minus(cost)} nats per token "
-                f"({_documents(cost)})."
-            )
-            if best is None or strength > best[0]:
-                best = (strength, text)
-            break
-    return None if best is None else Finding(best[1], "perturbation", best[0])
+    rates = sorted(rate for rate in run.config.rates if rate >= 0.05)
+    kinds = run.config.kinds or tuple(KINDS)
+    costs = {}
+    for kind in kinds if rates else ():
+        values = run.values(f"rise_{kind}_at_{percent(rates[0])}_untouched")
+        if values:
+            costs[kind] = interval(values, tests=len(kinds))
+    clear = {kind: cost for kind, cost in costs.items() if cost.mean > 0 and supports(cost, 0.0, _LEAST_COST)}
+    if not clear:
+        return None
+    kind = max(clear, key=lambda kind: _strength(clear[kind], 0.0))
+    among = f", the clearest of {len(costs)} perturbations" if len(costs) > 1 else ""
+    text = (
+        f"With {percent(rates[0])} % of {KINDS[kind]}{among}, the loss of the other tokens rises by "
+        f"{in_words(clear[kind])} nats ({_documents(clear[kind])})."
+    )
+    return Finding(text, "perturbation", _strength(clear[kind], 0.0))
 
 
 def _length(runs: Runs) -> Finding | None:
@@ -194,14 +206,15 @@ def _length(runs: Runs) -> Finding | None:
         return None
     request, run = found
     methods = [name for name in request.options["methods"] if name != "none"]
-    rises = {name: model_mean(run, f"loss_beyond_{name}", less="loss_beyond_none") for name in methods}
-    helping = {name: about for name, about in rises.items() if _excludes(about, 0.0) and about.mean < 0}
+    changes = {name: run.values(f"loss_beyond_{name}", less="loss_beyond_none") for name in methods}
+    rises = {name: interval(values, tests=len(methods)) for name, values in changes.items() if values}
+    helping = {name: about for name, about in rises.items() if about.mean < 0 and supports(about, 0.0, _LEAST_COST)}
     if not helping:
         return None
     best = min(helping, key=lambda name: helping[name].mean)
     text = (
-        f"Beyond the trained length, {best} lowers the loss by {_plus_minus(negative(helping[best]))} nats per token "
-        f"({_documents(helping[best])})."
+        f"Beyond the trained length, {best} lowers the loss most of {len(rises)} methods, by "
+        f"{in_words(negative(helping[best]))} nats per token ({_documents(helping[best])})."
     )
     return Finding(text, "length", _strength(helping[best], 0.0))
 
@@ -211,9 +224,9 @@ def _answers(measurement: str, right: str, unit: str) -> Rule:
 
     def rule(runs: Runs) -> Finding | None:
         about, chance = declared_mean(runs.other(measurement), "accuracy")
-        if about is None or chance is None or about.mean <= chance or not _excludes(about, chance):
+        if about is None or chance is None or about.mean <= chance or not supports(about, chance):
             return None
-        text = f"The model {right} {_percent(about)} of {about.n} {unit}; chance is {100 * chance:.0f} %."
+        text = f"The model {right} {in_words(about, percent=True)} of {about.n} {unit}; chance is {100 * chance:.0f} %."
         return Finding(text, f"measured-{measurement}", _strength(about, chance))
 
     return rule
@@ -224,11 +237,13 @@ def _position(runs: Runs) -> Finding | None:
     both = (runs.other("split", weights) for weights in (runs.own, _UNTRAINED))
     own, untrained = (declared_mean(run, "k_position")[0] for run in both)
     change = contrast(own, untrained)
-    if own is None or untrained is None or change is None or runs.own == _UNTRAINED or not _excludes(change, 0.0):
+    if own is None or untrained is None or change is None or runs.own == _UNTRAINED:
+        return None
+    if not supports(change, 0.0, _CLEAR_SHARE):
         return None
     text = (
-        f"Position accounts for {_percent(own)} of the keys' variance, against {_percent(untrained)} in one untrained "
-        f"model ({_documents(own)})."
+        f"Position accounts for {in_words(own, percent=True)} of the keys' variance, against "
+        f"{in_words(untrained, percent=True)} in one untrained model ({_documents(own)})."
     )
     return Finding(text, "measured-split", _strength(change, 0.0))
 
@@ -237,9 +252,9 @@ def _residual(runs: Runs) -> Finding | None:
     """Return the cost of exactly additive logits."""
     run = runs.other("residual")
     cost = None if run is None else model_mean(run, "loss_strength_0", less="loss")
-    if cost is None or not _excludes(cost, 0.0) or cost.mean < _LEAST_COST:
+    if cost is None or cost.mean < 0 or not supports(cost, 0.0, _LEAST_COST):
         return None
-    text = f"Exactly additive logits in all heads cost {_plus_minus(cost)} nats per token ({_documents(cost)})."
+    text = f"Exactly additive logits in all heads cost {in_words(cost)} nats per token ({_documents(cost)})."
     return Finding(text, "measured-residual", _strength(cost, 0.0))
 
 
@@ -273,7 +288,7 @@ def _against_untrained(runs: Runs, metric: str) -> tuple[Interval, Interval, Int
 def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
     """Return the number of heads with each label, that of the untrained model, and the number of heads."""
     found = runs.weights("heads")
-    if runs.own not in found:
+    if runs.own not in found or len(found[runs.own].documents) < LEAST_DOCUMENTS:
         return {}, None, 0
     counts = _count(found[runs.own])
     untrained = _count(found[_UNTRAINED]) if _UNTRAINED in found and runs.own != _UNTRAINED else None
@@ -297,11 +312,15 @@ def _surprise(count: int, other: int, total: int) -> float:
     return (count - other) / total / max((high - low) / 2, 1e-9)
 
 
-def _excludes(about: Interval, value: float) -> bool:
-    """Return whether an interval with a width excludes a value; equal documents are no evidence."""
-    if about.low is None or about.high is None or about.low == about.high:
+def supports(about: Interval, value: float, least: float = 0.0) -> bool:
+    """Return whether a mean is evidence for a difference to a value: the support that every sentence needs.
+
+    Its interval is of at least :data:`LEAST_DOCUMENTS`, has a width (equal documents are no evidence) and excludes the
+    value, and the difference is at least ``least``.
+    """
+    if about.low is None or about.high is None or about.low == about.high or about.n < LEAST_DOCUMENTS:
         return False
-    return not about.low <= value <= about.high
+    return not about.low <= value <= about.high and abs(about.mean - value) >= least
 
 
 def _strength(about: Interval, value: float) -> float:
@@ -325,24 +344,6 @@ _VERBS = (
     (0.57, 1.0, "lowered"),
 )
 """Ratios and the verbs for them."""
-
-
-def _plus_minus(about: Interval) -> str:
-    if about.low is None or about.high is None:
-        return f"{about.mean:.2g}"
-    half = (about.high - about.low) / 2
-    decimals = max(0, min(4, 1 - math.floor(math.log10(half)))) if half > 0 else 2
-    if about.reach is None:
-        return f"{about.mean:.{decimals}f} ({about.low:.{decimals}f} to {about.high:.{decimals}f})"
-    return f"{about.mean:.{decimals}f} ± {half:.{decimals}f}"
-
-
-def _percent(about: Interval) -> str:
-    if about.low is None or about.high is None:
-        return f"{100 * about.mean:.0f} %"
-    if about.reach is None:
-        return f"{100 * about.mean:.0f} % ({100 * about.low:.0f} to {100 * about.high:.0f} %)"
-    return f"{100 * about.mean:.0f} ± {100 * about.reach:.0f} %"
 
 
 def _documents(about: Interval) -> str:

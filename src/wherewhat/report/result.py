@@ -17,7 +17,7 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
 from wherewhat.measures.measurement import Control
 from wherewhat.measures.registry import find_measurement
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.options import checked
 from wherewhat.progress import Progress, TerminalProgress
 from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save_table
@@ -196,7 +196,7 @@ class Result:
         header = [*self._header, *(f"{kind} ({len(layers)})" for kind, layers in run.kinds.items())]
         rows = ""
         for summary in run.summaries:
-            kinds = [_words(summary.kinds[kind]) if kind in summary.kinds else "" for kind in run.kinds]
+            kinds = [in_words(summary.kinds[kind]) if kind in summary.kinds else "" for kind in run.kinds]
             first, *cells = map(html.escape, [*_cells(summary, self._beside), *kinds])
             rows += (
                 f'<tr title="{html.escape(summary.metric.reading)}"><td style="text-align:left">{first}</td>'
@@ -351,12 +351,6 @@ def _cells(summary: MetricSummary, beside: Mapping[str, Mapping[str, Interval]])
     """Return title, value and controls of a metric."""
     metric = summary.metric
     own = "" if summary.control is None else f"{summary.control:.4g} {metric.control_title}"
-    others = [_words(named[metric.name]) if metric.name in named else "" for named in beside.values()]
+    others = [in_words(named[metric.name]) if metric.name in named else "" for named in beside.values()]
     title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
-    return [title, _words(summary.overall), *others, own]
-
-
-def _words(value: Interval) -> str:
-    if value.low is None or value.high is None:
-        return f"{value.mean:.4g}"
-    return f"{value.mean:.4g} ({value.low:.4g} to {value.high:.4g})"
+    return [title, in_words(summary.overall), *others, own]

@@ -19,10 +19,11 @@ from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, QuestionMeasurement
 from wherewhat.measures.perturb.measurement import KINDS, percent
-from wherewhat.measures.statistics import interval
+from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.progress import counted
-from wherewhat.report.claims.claim import verdict_words
+from wherewhat.report.captions import captions
+from wherewhat.report.claims.claim import number_words, verdict_words
 from wherewhat.report.data import (
     Number,
     Value,
@@ -289,6 +290,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "embedded": request.text is None and request.texts is None,
         },
         "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
+        "captions": captions(runs),
         "numbers": [_number(number) for number in headline(runs)],
         "sizes": sizes(runs),
         "terms": terms(runs),
@@ -365,7 +367,10 @@ def _claims(found: Mapping[str, Any]) -> dict[str, Any]:
         {
             **{name: claim[name] for name in texts},
             "verdict": verdict_words(claim),
-            "numbers": [{**number, **{name: rounded(number[name]) for name in values}} for number in claim["numbers"]],
+            "numbers": [
+                {**number, **{name: rounded(number[name]) for name in values}, "words": number_words(number)}
+                for number in claim["numbers"]
+            ],
             "parts": [{name: part[name] for name in ("statement", "outcome")} for part in claim["parts"]],
         }
         for claim in found["claims"]
@@ -396,7 +401,9 @@ def _plan(plan: Plan) -> dict[str, Any]:
             "title": f"{metrics[metric][0]}, {row['selector']}, {where}",
             "unit": metrics[metric][1],
             "reading": metrics[metric][2],
-            "value": row[metric],
+            "value": interval_json(
+                Interval(row[metric]["mean"], row[metric]["low"], row[metric]["high"], row[metric].get("n", 3))
+            ),
             "control": None,
             "control_title": "",
             "controls": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import check_whole_number, user_path
 from wherewhat.errors import ConfigError, StoreError
+from wherewhat.hashes import canonical_json
 from wherewhat.imports import require
 from wherewhat.measures import statistics
 from wherewhat.measures.measurement import UNBOUNDED
@@ -27,6 +29,8 @@ SHOWN = 3
 """Metrics of each measurement that are compared by default: the first ones it declares."""
 _ALONG = ("step", "size")
 """Facts that a trend can be along."""
+_CONDITIONS = ("tokens", "documents", "dtype", "options")
+"""Facts that a number depends on beside its model: runs that differ in one are not averaged."""
 
 
 def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -148,7 +152,8 @@ class RunComparison:
     Attributes:
         groups: One row per metric and group, see :func:`group_means`.
         trends: One row per metric and group, see :func:`trends`; empty if there are none.
-        by: Facts that runs are grouped by.
+        by: Facts that runs are grouped by, those of ``apart`` included.
+        apart: Facts that were not asked for and in which runs differ, so that they have rows of their own.
         runs: Number of runs.
         stores: Addresses of the stores.
         unreadable: Why a finished run could not be read, by name.
@@ -157,6 +162,7 @@ class RunComparison:
     groups: pl.DataFrame
     trends: pl.DataFrame
     by: tuple[str, ...]
+    apart: tuple[str, ...]
     runs: int
     stores: tuple[str, ...]
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -170,6 +176,9 @@ def compare(
     where: Mapping[str, str] | None = None,
 ) -> RunComparison:
     """Compare all finished runs of one or more stores.
+
+    Runs of one measurement that differ in tokens, documents, dtype or options, or one model's in text, have separate
+    rows, also where ``by`` does not ask for it: a noise floor depends on the length, so their mean would mean nothing.
 
     Args:
         stores: Folders of run directories, or addresses that fsspec opens.
@@ -204,15 +213,49 @@ def compare(
         by = ("model", "weights", "step") if listed["step"].drop_nulls().n_unique() > 1 else ("model", "weights")
     # Copies of the columns that intervals are over, which may also be grouped by.
     values = values.with_columns(model_=pl.col("model"), run_=pl.col("run"))
+    values = _short_options(values)
+    apart = tuple(name for name in _conditions(values) if name not in by and "run" not in by)
+    by = (*by, *apart)
     along = next((name for name in _ALONG if name in by), None)
     return RunComparison(
         groups=group_means(values, by),
         trends=pl.DataFrame() if along is None else trends(values, along, by),
         by=tuple(by),
+        apart=apart,
         runs=listed["run"].n_unique(),
         stores=tuple(addresses),
         unreadable=unreadable,
     )
+
+
+def _conditions(values: pl.LazyFrame) -> list[str]:
+    """Return the conditions in which runs of one measurement differ; the text only where those of one model do.
+
+    Generated prompts depend on the tokenizer, so the texts of two models may differ where nothing else does.
+    """
+    import polars as pl
+
+    counts = [pl.col(name).n_unique().alias(name) for name in _CONDITIONS]
+    found = values.group_by("measurement").agg(counts).collect()
+    differing = [name for name in _CONDITIONS if (found[name] > 1).any()]
+    texts = values.group_by("measurement", "model").agg(pl.col("text").n_unique()).collect()
+    return [*differing, "text"] if "documents" not in differing and (texts["text"] > 1).any() else differing
+
+
+def _short_options(values: pl.LazyFrame) -> pl.LazyFrame:
+    """Return values whose options name only what differs between the runs of a measurement."""
+    import polars as pl
+
+    listed = values.select("measurement", "options").unique().collect()
+    short: dict[str | None, str | None] = {None: None}
+    for name in listed["measurement"].unique():
+        texts = listed.filter(pl.col("measurement") == name)["options"].drop_nulls().to_list()
+        options = {text: json.loads(text) for text in texts}
+        names = sorted({key for settings in options.values() for key in settings})
+        differing = [key for key in names if len({canonical_json(x.get(key)) for x in options.values()}) > 1]
+        for text, settings in options.items():
+            short[text] = ", ".join(f"{key}={canonical_json(settings.get(key))}" for key in differing)
+    return values.with_columns(pl.col("options").replace_strict(short, return_dtype=pl.String))
 
 
 def known_metrics(measurement: str) -> Sequence[Metric]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
-from wherewhat.hashes import parse_object
+from wherewhat.hashes import canonical_json, parse_object
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.storage import Folder, Place, open_place
 
@@ -37,7 +37,9 @@ FACTS: dict[str, str] = {
     "seed": "int",
     "dtype": "str",
     "tokens": "int",
+    "documents": "int",
     "text": "str",
+    "options": "str",
 }
 """Facts that runs can be grouped by, and the type of each."""
 
@@ -66,7 +68,9 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
         "seed": _integer(config.get("seed")),
         "dtype": _text(config.get("dtype")),
         "tokens": _integer(config.get("tokens")),
+        "documents": len(documents) if isinstance(documents := config.get("documents"), list) else None,
         "text": text[:12] if isinstance(text, str) else None,
+        "options": canonical_json(options) if isinstance(options := config.get("options"), Mapping) else None,
     }
 
 

@@ -43,6 +43,7 @@ from wherewhat.measures.selectors import (
     rank_scores,
     unit_scores,
 )
+from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
@@ -187,8 +188,8 @@ class _Planner:
         better = better_selector(rows, own) if own is not None else None
         if better is not None:
             sentence += (
-                f" The selector {better['selector']} finds {with_interval(better['part'], '.0%')} at this share, and "
-                f"the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
+                f" The selector {better['selector']} finds {with_interval(better['part'], percent=True)} at this "
+                f"share, and the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
             )
         return Plan(
             model=self.loaded.name,
@@ -435,11 +436,11 @@ def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
     return {layer: torch.stack([one[layer].double() for one in scores]).mean(0) for layer in scores[0]}
 
 
-def with_interval(row: Mapping[str, float | None], form: str = ".3f") -> str:
-    """Return a mean of a plan's costs, ± half of its interval where it has one."""
-    mean, high = row["mean"], row["high"]
+def with_interval(row: Mapping[str, float | None], *, percent: bool = False) -> str:
+    """Return a mean of a plan's costs in words, with its interval where it has one."""
+    mean = row["mean"]
     assert mean is not None
-    return f"{mean:{form}}" if high is None else f"{mean:{form}} ± {high - mean:{form}}"
+    return in_words(Interval(mean, row["low"], row["high"], 3), percent=percent)
 
 
 def better_selector(rows: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -470,7 +471,9 @@ def describe_plan(
     if own is None or base is None:
         return f"{choice}; what this costs was not measured and is unknown."
     whole = base["found"]["mean"]
-    part = "" if own["part"] is None else f", {with_interval(own['part'], '.0%')} of the {whole:.3f} without limits"
+    part = (
+        "" if own["part"] is None else f", {with_interval(own['part'], percent=True)} of the {whole:.3f} without limits"
+    )
     sure = (
         "one document has no interval, so measure more with --documents"
         if documents == 1

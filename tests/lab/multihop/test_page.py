@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_records_beside_the_paper(sections, found):
     (run,) = found["letter"]
     shown = columns(sections["Frequency use and mean frequency ID of all layers"], 1)
     ids = frequency_ids(run.run)[-1].double().mean(-1).tolist()
-    assert numbers(shown["softmax weights"]) == [pytest.approx([x], abs=PRINTED) for x in ids]
+    assert numbers(shown["softmax weights"]) == [pytest.approx([x], rel=5e-3) for x in ids]  # three digits
     assert shown["paper, softmax weights"] == ("18", "32")
     assert shown["paper, linear weights"] == ("", "")
 

@@ -30,7 +30,7 @@ from wherewhat.lab.multihop.figures import (
 from wherewhat.lab.multihop.learning import PURE, find_learning, interval_of_known
 from wherewhat.lab.multihop.tables import heads_text
 from wherewhat.lab.study import write_study_page
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import rounded
 from wherewhat.report.figures import SCALE, band, line_style, plain
@@ -465,9 +465,7 @@ def _over_seeds(values: Tensor) -> list[Interval | None]:
 
 def _text(value: Interval | float | str | None) -> str:
     if isinstance(value, Interval):
-        digits = 0 if abs(value.mean) >= 100 else 1 if abs(value.mean) >= 10 else 3
-        reach = "" if value.reach is None else f" ± {value.reach:,.{digits}f}"
-        return f"{value.mean:,.{digits}f}{reach}"
+        return in_words(value)
     return value if isinstance(value, str) else "–" if value is None else f"{value:,.4g}"
 
 

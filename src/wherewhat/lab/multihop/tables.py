@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from wherewhat.lab.multihop.study import MultihopRun
 from wherewhat.lab.study import filled_table
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.progress import Progress
@@ -300,8 +299,4 @@ def heads_text(pure: Sequence[tuple[int, int]]) -> str:
 
 
 def _interval(value: Interval | None) -> str:
-    if value is None:
-        return "none"
-    if value.high is None or math.isnan(value.mean):
-        return f"{value.mean:.3g}"
-    return f"{value.mean:.3g} ± {value.high - value.mean:.2g}"
+    return "none" if value is None else in_words(value)

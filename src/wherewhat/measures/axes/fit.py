@@ -14,7 +14,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
-from wherewhat.measures.axes.measurement import AxesConfig, Method
+from wherewhat.measures.axes.measurement import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores
@@ -418,7 +418,8 @@ def _sample(n: int, device: torch.device) -> Tensor:
 def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
     """Fit every head of a layer; return correlations, shares, ranks and curves."""
     fit = fit_layer(attention, skip=config.skip, min_distance=config.min_distance, method=config.method)
-    heads: dict[str, Tensor] = {"r": fit.r, "r_behaviour": fit.r_behaviour, "adjusted_r2": fit.adjusted_r2}
+    heads: dict[str, Tensor] = {"r": fit.r, "r2": fit.r.square(), "r_behaviour": fit.r_behaviour}
+    heads["adjusted_r2"] = fit.adjusted_r2
     heads |= {f"r_{subset}": fit.r_subset[subset] for subset in SUBSETS if subset != "abc"}
     heads |= {f"unique_{axis}": fit.unique[axis] for axis in "abc"}
     heads |= {"sse": fit.sse, "tss": fit.tss, "logit_mean": fit.mean}
@@ -448,17 +449,33 @@ def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
 
 
 def pooled_scores(layers: Sequence[LayerScores]) -> Mapping[str, float]:
-    """Return the correlation over all logits of all heads at once, around one common mean.
+    """Return r over the logits of all heads at once, its baseline, and summaries that do not pool.
 
-    Differences between heads' means count as explained, so it is larger than the mean over heads.
+    Around one common mean, differences between the means of heads count as explained, though softmax does not see them:
+    the baseline is the r of one constant per head. Within heads, logits are around their own head's mean. Pooled
+    numbers follow the heads with the largest logits; the median and the share of heads above 0.9 weigh heads equally.
     """
-    sse = torch.cat([layer.heads["sse"] for layer in layers])
-    tss = torch.cat([layer.heads["tss"] for layer in layers])
-    mean = torch.cat([layer.heads["logit_mean"] for layer in layers])
+    names = ("r", "sse", "tss", "logit_mean")
+    r, sse, tss, mean = (torch.cat([layer.heads[name] for layer in layers]) for name in names)
     pairs = torch.cat([torch.full_like(layer.heads["sse"], layer.whole["pairs"]) for layer in layers])
     grand = (mean * pairs).sum() / pairs.sum()
-    total = (tss + pairs * (mean - grand).square()).sum()
-    return {"pooled_r": float((1 - sse.sum() / total).clamp_min(0).sqrt())} if float(total) > 0 else {}
+    between = (pairs * (mean - grand).square()).sum()
+    within = tss.sum()
+    scores: dict[str, float] = {}
+    if float(within + between) > 0:
+        scores["pooled_r"] = _root(1 - sse.sum() / (within + between))
+        scores["pooled_r_means"] = _root(between / (within + between))
+    if float(within) > 0:
+        scores["pooled_r_within"] = _root(1 - sse.sum() / within)
+    defined = r[r.isfinite()]
+    if len(defined):
+        scores["r_median"] = float(defined.median())
+        scores["heads_high_r"] = float((defined > HIGH_R).double().mean())
+    return scores
+
+
+def _root(share: Tensor) -> float:
+    return float(share.clamp(0, 1).sqrt())
 
 
 def shared_scores(documents: Sequence[DocumentScores]) -> DocumentScores:

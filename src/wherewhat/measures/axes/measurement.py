@@ -25,6 +25,10 @@ Method = Literal["auto", "linear", "blocked"]
 """How the fit is computed: in linear time, in blocks of queries, or whichever is faster."""
 
 
+HIGH_R = 0.9
+"""r above which a head counts as nearly additive."""
+
+
 @dataclass(frozen=True)
 class AxesConfig:
     """Options of the axes measurement."""
@@ -44,7 +48,7 @@ class AxesMeasurement(LayerMeasurement):
 
     name = "axes"
     group = "Decomposition"
-    revision = 2
+    revision = 3
     summary = "Fit every head's logits by a distance, a query and a key term."
     config = AxesConfig
     controls = ("random", "shuffled")
@@ -62,7 +66,10 @@ class AxesMeasurement(LayerMeasurement):
         Metric(
             "pooled_r",
             "pooled r",
-            "r over all heads' logits at once, as papers report it; differences between heads increase it.",
+            "r over all heads' logits at once, as papers report it. The control is one constant per head, which "
+            "softmax does not see.",
+            control="pooled_r_means",
+            control_title="head means alone",
             range=SHARE,
         ),
         Metric(
@@ -88,11 +95,26 @@ class AxesMeasurement(LayerMeasurement):
         Metric("unique_c", "unique: key", "Share of variance that only the key term explains.", range=SHARE),
         Metric("q_rank", "rank of q", "Effective rank of the queries; near 1, additivity is trivial."),
         Metric("k_rank", "rank of k", "Effective rank of the keys; near 1, additivity is trivial."),
+        Metric(
+            "r2",
+            "additive share (r²)",
+            "Share of the logits' variance that the three terms explain, r², mean over heads.",
+            range=SHARE,
+        ),
+        Metric("r_median", "r of the median head", "Median of r over heads.", range=SHARE),
+        Metric("heads_high_r", f"heads with r > {HIGH_R}", f"Share of heads with r above {HIGH_R}.", range=SHARE),
+        Metric(
+            "pooled_r_within",
+            "pooled r within heads",
+            "r over all heads' logits at once, each around the mean of its head; heads with large logits dominate.",
+            range=SHARE,
+        ),
     )
     limits = (
         "A high r alone does not show that anything was learned: in a random deep model all tokens become similar, and "
-        "similar tokens are additive. Compare it with the control models, the ranks and r of behaviour. r is the "
-        "additive share of the logits' variance, not the importance of the remainder for the model."
+        "similar tokens are additive. Compare it with the control models, the ranks and r of behaviour. r is a "
+        "correlation: the additive share of the logits' variance is r². Neither says how much the rest matters to the "
+        "model, which wherewhat residual measures."
     )
 
     def measure(self, layer: LayerAttention, config: AxesConfig) -> LayerScores:

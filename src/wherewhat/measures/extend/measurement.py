@@ -372,8 +372,8 @@ class ExtendMeasurement(TextMeasurement):
             return f"the model accepts no more than {trained} tokens"
         if most < 2 * trained:
             return (
-                f"texts of {most} tokens are too short to show what happens beyond {trained}; measure longer ones with "
-                f"wherewhat extend MODEL --tokens {2 * trained} --beyond --text FILE"
+                f"the page's texts are too short to show what happens beyond the trained length of {trained} tokens; "
+                f"measure longer ones with wherewhat extend MODEL --tokens {2 * trained} --beyond --text FILE"
             )
         methods = tuple(name for name in _REPORTED if capacity.rotates or not find_method(name).rotary)
         options: dict[str, Any] = {"methods": methods, "depths": (0,), "run": 2}

@@ -8,14 +8,14 @@ function drawQuartiles(id, names, title) {
   draw(id, traces, { xaxis: { ...axisTitle("dummy distance (tokens)"), type: "category" }, yaxis: axisTitle(title), legend: LEGEND, margin: { l: 52, r: 12, t: 40, b: 44 } });
 }
 function writeDistance() {
-  by("distance").hidden = by("drift").hidden = !data.distance;
-  by("distance-note").textContent = data.distance ? `On ${sizeOf("distance")}.` : "Not measured for this model.";
+  by("distance-part").hidden = !data.distance;
+  if (data.distance) by("distance-note").textContent = `On ${sizeOf("distance")}.`;
 }
 
 function writeBands() {
   const found = data.bands;
-  for (const id of ["band-scores", "band-losses", "band-table"]) by(id).hidden = !found;
-  if (!found) return void (by("band-note").textContent = "Not measured for this model.");
+  by("bands-part").hidden = !found;
+  if (!found) return;
   by("band-note").textContent =
     `On ${plural(found.documents, "document")} of ${found.tokens} tokens. Planes are cut into bands of equal size by speed, band 1 the fastest. ` +
     "Left: mean scores of single planes, each taken as the whole head. Right: increase of the loss when a band is masked " +
@@ -56,8 +56,8 @@ function drawBandLosses() {
 
 function writePerturbation() {
   const found = data.perturbation;
-  for (const id of ["perturb-all", "perturb-untouched", "perturb-table"]) by(id).hidden = !found;
-  if (!found) return void (by("perturb-note").textContent = "Not measured for this model.");
+  by("perturbation-part").hidden = !found;
+  if (!found) return;
   by("perturb-note").textContent =
     `On ${plural(found.documents, "document")} of ${found.tokens} tokens, one draw for each rate; the loss of the original text is ${withInterval(found.loss)} nats. ` +
     "A share of the words is shuffled, or a share of the tokens gets positions that are off by up to 8. " +
@@ -74,8 +74,8 @@ function drawPerturbation(id, which) {
 
 function writeLengths() {
   const found = data.lengths;
-  for (const id of ["length-loss", "length-cost", "length-table"]) by(id).hidden = !found;
-  if (!found) return void (by("length-note").textContent = "Not measured; the reason is listed under the method.");
+  by("length-part").hidden = !found;
+  if (!found) return;
   const { tokens, edge } = found;
   by("length-note").textContent =
     `On ${plural(found.documents, "document")} of ${tokens} tokens. ` +
@@ -94,6 +94,8 @@ function drawLengths(id, which, title) {
 }
 
 function writeCurves() {
+  by("curves").hidden = !(data.distance || data.bands || data.perturbation || data.lengths);
+  for (const name of ["scatter", "distance", "bands", "perturbation", "length"]) by(`${name}-caption`).textContent = data.captions[name] ?? "";
   writeDistance();
   writeBands();
   writePerturbation();

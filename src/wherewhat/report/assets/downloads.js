@@ -1,10 +1,11 @@
 // Every chart can be downloaded: its numbers as CSV, its picture as SVG and PNG.
 const unplain = (text) => String(text).replace(/<br>/g, ", ").replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
-// Text is quoted, and an apostrophe keeps spreadsheets from reading it as a formula.
+// Text that a spreadsheet would read as a formula is written as a JSON string, whose first character is a quote; tokens
+// always are, so that JSON.parse gives back every one of them as it is.
 function csvCell(value) {
   if (value === null || value === undefined || value === "") return "";
   if (typeof value === "number") return Number.isFinite(value) ? String(value) : "";
-  const text = /^\s*[=+\-@]|^[\t\r\n]/.test(value) ? `'${value}` : String(value);
+  const text = /^\s*[=+\-@]|^[\t\r\n]/.test(value) ? JSON.stringify(value) : String(value);
   return `"${text.replace(/"/g, '""')}"`;
 }
 const csv = (lines) => lines.map((line) => `${line.map(csvCell).join(",")}\r\n`).join("");

@@ -97,9 +97,12 @@ function writeMetric() {
   if (metric) termLink(by("reading"), metric.title, metric.id);
   by("reading").append(metric ? `: ${metric.reading}${control} Mean over ${sizeOf(metric.measurement)}.` : "No number of single heads was measured for this model.");
   const names = metric ? Object.keys(metric.values) : [];
+  const missing = metric && !names.includes(chosen.weights) ? chosen.weights : "";
   if (!names.includes(chosen.weights)) chosen.weights = data.model.weights;
+  by("weights-note").textContent = missing ? `${metric.title} was not measured with ${missing} weights: the map shows ${chosen.weights}.` : "";
   fill(by("weights"), names.map((name) => [name, name]));
   by("weights").value = chosen.weights;
+  writePanelWeights();
 }
 // Metrics in groups, one for each measurement.
 function fillMetrics() {
@@ -137,6 +140,8 @@ function listenToMap() {
   });
   by("weights").addEventListener("change", (event) => {
     chosen.weights = event.target.value;
+    by("weights-note").textContent = "";
+    writePanelWeights();
     redraw("map", "range");
     saveView();
   });

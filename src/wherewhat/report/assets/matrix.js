@@ -122,9 +122,9 @@ function pictureOfMatrix() {
   };
 }
 function numbersOfMatrix() {
-  const pieces = passage().tokens;
+  const pieces = passage().tokens.map((token) => JSON.stringify(token));
   const lines = matrixOf(chosen.view).flatMap((row, i) => row.slice(0, i + 1).map((x, j) => [i, pieces[i], j, pieces[j], x]));
-  return [["query", "query token", "key", "key token", chosen.view], ...lines];
+  return [["query", "query token (JSON)", "key", "key token (JSON)", chosen.view], ...lines];
 }
 // Mark a query and a key in the matrix and in the text; null for none.
 let marked = [null, null];

@@ -8,15 +8,16 @@ function card(number) {
   termLink(make(made, "h3"), number.title, number.metrics[0]);
   for (const value of number.values) {
     const line = make(made, "div");
-    make(line, "span", fixed(value.mean), { class: "big" });
-    make(line, "span", ` ${value.name}${interval(value)}`);
+    const [mean, ...reach] = withInterval(value).split(" ");
+    make(line, "span", mean, { class: "big" });
+    make(line, "span", ` ${[...reach, value.name].join(" ")}`);
   }
   const list = make(made, "ul", null, { class: "controls-list", "aria-label": "to compare with" });
-  for (const value of number.controls) make(list, "li", `${value.name}: ${fixed(value.mean)}${interval(value)}`);
+  for (const value of number.controls) make(list, "li", `${value.name}: ${withInterval(value)}`);
   if (number.kinds.length) {
     make(made, "div", "By kind of layer:", { class: "note" });
     const kinds = make(made, "ul", null, { class: "controls-list", "aria-label": "by kind of layer" });
-    for (const value of number.kinds) make(kinds, "li", `${value.name}: ${fixed(value.mean)}${interval(value)}`);
+    for (const value of number.kinds) make(kinds, "li", `${value.name}: ${withInterval(value)}`);
   }
   make(made, "div", `${number.reading} On ${sizeOf(number.measurement)}.`, { class: "note" });
 }

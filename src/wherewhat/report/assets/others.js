@@ -12,7 +12,7 @@ function writeOthers() {
     const kinds = beside.includes("random") ? " The random control is one untrained model." : "";
     const more = other.more ? ` ${plural(other.more, "other finished run")} of this measurement in the same folder ${other.more === 1 ? "is" : "are"} not shown.` : "";
     make(place, "p", `${other.about}${kinds}${more}`, { class: "note" });
-    const shown = (value) => (value ? `${fixed(value.mean)}${interval(value)}` : "");
+    const shown = (value) => (value ? withInterval(value) : "");
     table(make(place, "div", null, { class: "scroll", tabindex: "0", role: "region", "aria-label": `${other.name} as a table` }),
       ["metric", "value", ...beside.map((weights) => `one ${weights} control`), "control", "how to read it"],
       other.rows.map((row) => [

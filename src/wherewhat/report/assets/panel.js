@@ -79,7 +79,14 @@ function drawPlace() {
   };
   draw("place", [others, this_], { showlegend: false, xaxis: { ...axisTitle("positional"), ...UNIT }, yaxis: { ...axisTitle("symbolic"), ...UNIT } });
 }
+// The panel is always of the model itself; the map may show a control model.
+function writePanelWeights() {
+  const [metric, own] = [data.metrics[chosen.metric], data.model.weights];
+  const value = metric?.values[chosen.weights]?.[chosen.layer]?.[chosen.head];
+  by("panel-weights").textContent = chosen.weights === own ? "" : `This panel shows the ${own} model. On the map, which shows ${chosen.weights} weights, ${metric.title} of this head is ${show(value)}.`;
+}
 function writePanel() {
+  writePanelWeights();
   by("h-panel").textContent = `Layer ${data.model.layers[chosen.layer]}, head ${chosen.head}`;
   by("layer").value = chosen.layer;
   by("head").value = chosen.head;

@@ -19,8 +19,8 @@ function sizeOf(measurement) {
 const isolated = (name) => `\u2068${name}\u2069`;
 const show = (x) => (x === null || x === undefined ? "undefined" : Math.abs(x) >= 1000 ? x.toFixed(0) : String(x));
 const fixed = (x) => (x === null || x === undefined ? "undefined" : x.toFixed(3).replace(/^-(0\.0+)$/, "$1"));
-const interval = (value) => (value.low === null ? "" : ` (${fixed(value.low)} to ${fixed(value.high)})`);
-const withInterval = (value) => (value ? `${fixed(value.mean)}${interval(value)}` : "undefined");
+// A mean with its interval was rounded to its uncertainty when the page was made.
+const withInterval = (value) => (value ? (value.words ?? fixed(value.mean)) : "undefined");
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 // Packed numbers: lo + (hi - lo) q / (2^bits - 2), the greatest integer for a missing value.

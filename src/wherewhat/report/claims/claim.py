@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wherewhat.measures.measurement import UNBOUNDED
-from wherewhat.measures.statistics import Interval, interval
+from wherewhat.measures.statistics import Interval, in_words, interval
 from wherewhat.models.source import Weights
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request
@@ -327,3 +327,10 @@ def verdict_words(claim: Mapping[str, Any]) -> str:
     """Return the stored verdict on a claim in words, with the condition or the reason."""
     verdict, condition = claim["verdict"], claim["condition"]
     return f"{verdict} {condition}" if verdict == "holds if" else f"{verdict}: {condition}" if condition else verdict
+
+
+def number_words(number: Mapping[str, Any]) -> str:
+    """Return a stored number of a claim with its interval in words."""
+    if number["mean"] is None:
+        return "undefined"
+    return in_words(Interval(number["mean"], number["low"], number["high"], number["n"]))
