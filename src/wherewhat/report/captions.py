@@ -47,14 +47,14 @@ def _distance(runs: Runs) -> str | None:
     change = document_difference(run, "key_rank_correlation", run, "key_rank_correlation_scrambled")
     if change is None or not own.n or not control.n:
         return None
-    numbers = f"{in_words(own)} against {in_words(control)} ({_documents(own)})"
+    numbers = f"rank correlation {in_words(own)}, with random phases {in_words(control)} ({_documents(own)})"
     if not supports(change, 0.0, _CLEAR):
-        return f"The order of keys is kept about as well as with random phases, or too few documents decide: {numbers}."
+        return f"How well the order of keys is kept: {numbers}."
     if change.mean > 0:
-        return f"The order of keys is kept better than with random phases: rank correlation {numbers}."
+        return f"The order of keys is kept better than with random phases: {numbers}."
     return (
-        f"The order of keys is kept less well than with random phases: rank correlation {numbers}. The phases of this "
-        "model move the order of its keys."
+        f"The order of keys is kept less well than with random phases: {numbers}. The phases of this model move the "
+        "order of its keys."
     )
 
 
@@ -73,6 +73,8 @@ def _bands(runs: Runs) -> str | None:
     if not costs:
         return None
     documents = _documents(next(iter(costs.values())))
+    if len(run.documents) < LEAST_DOCUMENTS:
+        return _undecided(run)
     if not clear:
         return f"No band costs clearly more than as many random planes when it is masked ({documents})."
     band = max(clear, key=lambda band: clear[band].mean)
@@ -91,7 +93,9 @@ def _by_rule(rule: str, measurement: str, otherwise: str) -> Caption:
         if run is None:
             return None
         finding = RULES[rule](runs)
-        return finding.text if finding is not None else f"{otherwise} ({_counted(run)})."
+        if finding is not None:
+            return finding.text
+        return _undecided(run) if len(run.documents) < LEAST_DOCUMENTS else f"{otherwise} ({_counted(run)})."
 
     return caption
 
@@ -113,6 +117,11 @@ CAPTIONS: Mapping[str, Caption] = {
 def _documents(about: Interval) -> str:
     few = ", too few for a comparison" if about.n < LEAST_DOCUMENTS else ""
     return f"{about.n} documents{few}" if about.n > 1 else f"one document{few}"
+
+
+def _undecided(run: StoredRun) -> str:
+    counted = "One document is" if len(run.documents) == 1 else "Two documents are"
+    return f"{counted} too few to say which differences are more than chance."
 
 
 def _counted(run: StoredRun) -> str:
