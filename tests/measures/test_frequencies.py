@@ -612,6 +612,27 @@ def test_measured_on_every_family(name):
     assert ("s_pos_rest" in found.layers[0].heads) == (name in ("gptj", "gpt_neox", "deepseek_v3"))
 
 
+def test_scores_without_the_sink_are_those_of_the_other_keys():
+    subject, ids = Subject("llama"), tokens(31)
+    found = measure_frequencies(subject, ids, FrequenciesConfig(bands=2, queries=2, masking=False, sink_tokens=3))
+    expected: dict[str, list[torch.Tensor]] = {"s_pos": [], "s_sym": []}
+
+    def look(attention):
+        whole = layer_swaps(attention, [15, 30], skip=3)
+        torch.testing.assert_close(found.layers[attention.layer].heads["s_pos_no_sink"], whole.s_pos.mean(1))
+        single = [plane_swaps(attention, query, skip=3) for query in (15, 30)]
+        for values, both in zip(expected.values(), zip(*single, strict=True), strict=True):
+            values.append(torch.stack(both).mean(0))
+
+    subject.run(ids, look)
+    for name, values in expected.items():
+        for layer, of_planes in zip(found.layers, values, strict=True):
+            torch.testing.assert_close(layer.curves[f"plane_{name}_no_sink"].values, of_planes.float())
+    band = frequency_bands(found.layers[0].curves["inv_freq"].values, 2)[0]
+    fast = torch.cat([x[:, band].flatten() for x in expected["s_pos"]]).mean()
+    assert found.whole["s_pos_no_sink_band_1"] == pytest.approx(float(fast), abs=1e-6)
+
+
 def test_only_the_chosen_heads_are_masked_and_scored():
     subject, ids = Subject("llama"), tokens(31)
     config = FrequenciesConfig(bands=2, queries=1, heads=("0.1", "0.3"))

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from helpers.capture import TinySubject, tokens
+from helpers.heads import LABELS_OF, ConstructedSubject
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.heads.measurement import HeadsConfig
 from wherewhat.measures.heads.scores import combine_documents, measure_heads
-from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import correlation
 
@@ -29,7 +30,9 @@ def test_every_statistic_stands_beside_the_scores(family):
         assert bool((layer.heads["exclusion"] >= 1 - 1e-9).all())
         low, value, high = (layer.heads[f"s_pos{end}"] for end in ("_low", "", "_high"))
         assert bool(((low <= value + 1e-9) & (value <= high + 1e-9)).all())
-        assert sum(layer.whole[f"heads_{name}"] for name in LABELS) == pytest.approx(1)
+        assert sum(layer.whole[f"heads_{name}"] for name in SCORE_LABELS) == pytest.approx(1)
+        without = sum(layer.whole[f"heads_{name}_no_sink"] for name in SCORE_LABELS)
+        assert layer.whole["heads_sink"] + without == pytest.approx(1)
         assert layer.curves["s_pos_by_tau"].values.shape == (layer.heads["s_pos"].shape[0], 2)
     assert ("corr_pos_frequency" in found.whole) == rotated
     assert "corr_pos_sym" in found.whole
@@ -46,6 +49,55 @@ def test_scores_are_those_of_the_layer():
         torch.testing.assert_close(layer.heads["s_pos"], s_pos, rtol=0, atol=2e-6)
 
 
+def test_constructed_heads_are_counted_in_both_versions():
+    """A sink is a class of its own; with all keys, as in the papers, it counts as symbolic."""
+    config = HeadsConfig(queries=8, taus=(), blocks=())
+    documents = [measure_heads(ConstructedSubject(), torch.arange(seed, seed + 96)[None], config) for seed in range(3)]
+    found = [layer for document in documents for layer in document.layers]
+    (together,) = combine_documents(documents, config).layers
+    for heads, ending in [*((layer.heads, "") for layer in found), (together.heads, "_together")]:
+        both = (heads[f"{name}{ending}"].long().tolist() for name in ("label", "label_no_sink"))
+        names = [(LABELS[one], LABELS[other]) for one, other in zip(*both, strict=True)]
+        assert dict(zip(LABELS_OF, names, strict=True)) == LABELS_OF
+    shares = {name: round(len(LABELS_OF) * value) for name, value in found[0].whole.items() if name.startswith("heads")}
+    expected = {"positional": 1, "symbolic": 4, "uniform": 1, "mixed": 1}
+    assert {name: shares[f"heads_{name}"] for name in SCORE_LABELS} == expected
+    expected = {"positional": 2, "symbolic": 1, "uniform": 1, "mixed": 1}
+    assert {name: shares[f"heads_{name}_no_sink"] for name in SCORE_LABELS} == expected
+    assert shares["heads_sink"] == 2
+
+
+def test_sink_of_one_document_is_no_sink_of_all():
+    """The interval over documents must be above uniform attention."""
+    config = HeadsConfig(queries=4, taus=(), blocks=())
+    documents = [measure_heads(ConstructedSubject(), torch.arange(seed, seed + 96)[None], config) for seed in range(3)]
+    names = list(LABELS_OF)
+    for document in documents[1:]:
+        document.layers[0].heads["sink_mass"][names.index("sink")] = document.layers[0].whole["sink_mass_uniform"]
+    codes = combine_documents(documents, config).layers[0].heads["label_no_sink_together"]
+    assert LABELS[int(codes[names.index("sink")])] == "uniform"  # a third of its attention, but of one document
+    assert LABELS[int(codes[names.index("sink, else previous")])] == "sink"
+
+
+def test_queries_without_two_keys_after_the_sink_count_for_all_keys_alone():
+    found = measure_heads(TinySubject("llama"), tokens(4), HeadsConfig(positions=(2,), taus=(), blocks=()))
+    for layer in found.layers:
+        assert bool(layer.heads["s_pos"].isfinite().all())
+        assert bool(layer.heads["s_pos_no_sink"].isnan().all())
+        assert set(layer.heads["label_no_sink"].tolist()) <= {-1.0, float(LABELS.index("sink"))}
+
+
+def test_keys_that_are_never_swapped_are_left_out_of_both_versions():
+    options = {"queries": 4, "blocks": (), "taus": ()}
+    skipped, plain = (
+        measure_heads(TinySubject("llama"), tokens(40), HeadsConfig(skip=skip, **options)) for skip in (1, 0)
+    )
+    for one, other in zip(skipped.layers, plain.layers, strict=True):
+        for name in ("s_pos", "s_sym"):
+            torch.testing.assert_close(one.heads[name], other.heads[f"{name}_no_sink"])
+            torch.testing.assert_close(one.heads[f"{name}_no_sink"], other.heads[f"{name}_no_sink"])
+
+
 def test_layers_that_mix_keys_are_run_again_and_say_so():
     subject = TinySubject("zaya")
     ids = tokens(9)
@@ -53,6 +105,7 @@ def test_layers_that_mix_keys_are_run_again_and_say_so():
     for layer in found.layers:
         assert layer.whole["rerun"] == 1
         assert bool(layer.heads["s_pos"].isfinite().all())
+        assert bool(layer.heads["s_pos_no_sink"].isfinite().all())
         assert "s_pos_logits" not in layer.heads
     left_out = measure_heads(subject, ids, HeadsConfig(queries=1, rerun=False))
     assert all("s_pos" not in layer.heads and "entropy" in layer.heads for layer in left_out.layers)
@@ -79,6 +132,7 @@ def test_correlation_leaves_out_what_is_unknown():
 
 def test_bad_options_and_bad_input(subtests):
     wrong = [{"tau": 0.0}, {"tau": -1.0}, {"block": 0}, {"gamma": 0.5}, {"queries": -1}, {"skip": -1}, {"taus": (0.0,)}]
+    wrong.append({"sink_threshold": 0.0})
     for options in wrong:
         with subtests.test(options=options), pytest.raises(ConfigError):
             HeadsConfig(**options)

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.capture import proved, swapped_logits, tiny, tokens
+from helpers.heads import LABELS_OF, constructed_heads
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures import graphs
+from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.heads.patterns import pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX
-from wherewhat.measures.swaps import LABELS, deviations, logits, scores
+from wherewhat.measures.swaps import LABELS, deviations, layer, logits, scores
 from wherewhat.measures.swaps.deviations import logit_deviations
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores, swap_scores
 from wherewhat.measures.swaps.logits import QueryLogits, choose_queries, query_logits
-from wherewhat.measures.swaps.scores import Pivots, label, score_swaps
+from wherewhat.measures.swaps.scores import Pivots, label, score_swaps, sink_heads
 
 DOUBLE = (
     "gptj",  # interleaved
@@ -52,10 +55,12 @@ def test_scores_equal_swaps_made_for_real(family):
             def swap(i, j, layer=layer, block=block):
                 return again.swapped(layer, i, j, block=block)
 
-            expected = reference_scores(before, swap, queries, tau=1e-2, block=block)
-            found = layer_swaps(before, queries, tau=1e-2, block=block)
+            expected = reference_scores(before, swap, queries, tau=1e-2, block=block, sink_tokens=2)
+            found = layer_swaps(before, queries, tau=1e-2, block=block, sink_tokens=2)
             for ours, theirs in zip((found.s_pos, found.s_sym), expected[:2], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=close)
+            for ours, theirs in zip((found.s_pos_no_sink, found.s_sym_no_sink), expected[3:], strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=close, equal_nan=True)
             torch.testing.assert_close(found.effective, expected[2], rtol=effective, atol=0)
             assert float(found.exclusion.min()) >= 1 - 1e-9
 
@@ -64,9 +69,15 @@ def test_scores_equal_swaps_at_the_papers_temperature():
     model = tiny("llama", dtype=torch.float64)
     with blocks(model, tokens(12), prove(model)) as again:
         before = again.run(0, again.hidden(0))
-        expected = reference_scores(before, lambda i, j: again.swapped(0, i, j), [11])
-        found = layer_swaps(before, [11])
-    for ours, theirs in zip((found.s_pos, found.s_sym, found.effective), expected, strict=True):
+        expected = reference_scores(before, lambda i, j: again.swapped(0, i, j), [11], sink_tokens=1)
+        found = layer_swaps(before, [11], sink_tokens=1)
+        made: list[tuple[int, int]] = []
+        later = reference_scores(before, lambda i, j: made.append((i, j)) or again.swapped(0, i, j), [11], skip=1)
+    without = found.s_pos_no_sink, found.s_sym_no_sink
+    for ours, theirs in zip((found.s_pos, found.s_sym, found.effective, *without), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert made == [(i, j) for i in range(1, 11) for j in range(i + 1, 11)]  # every swap but those of the first key
+    for ours, theirs in zip(without, later[:2], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -209,6 +220,41 @@ def test_scores_equal_all_swaps(encoding):
         torch.testing.assert_close(found.exclusion[:, column], ratio, rtol=1e-7, atol=0)
 
 
+@pytest.mark.parametrize("block", [1, 5])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_scores_without_the_sink_leave_its_keys_in_place(encoding, block):
+    """Brute force: equal to the swaps of all keys but the first ones, also where a window hides some of these."""
+    q, k = draw(N)
+    options = {"scale": 0.4, "block": block, **ENCODINGS[encoding]}
+    queries = [13, 41, N - 1]
+    first = max(4, options.get("skip", 0))
+    found = swap_scores(q, k, queries=queries, sink_tokens=4, **options)
+    plain = swap_scores(q, k, queries=queries, **options)
+    torch.testing.assert_close(found.s_pos, plain.s_pos, rtol=0, atol=0)
+    torch.testing.assert_close(plain.s_pos_no_sink, plain.s_pos, rtol=0, atol=0)  # no sink: nothing is left out
+    for column, query in enumerate(queries):
+        both = found.s_pos_no_sink[:, column], found.s_sym_no_sink[:, column]
+        if query - first < 2 * block:
+            assert all(bool(values.isnan().all()) for values in both)
+            continue
+        given = {name: value for name, value in options.items() if name != "block"} | {"skip": first}
+        expected = Everything.of(q, k, query, **given).scores(1e-4, block)[:2]
+        for ours, theirs in zip(both, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1.1e-7)  # the weight of swaps that are left out
+
+
+def test_constructed_heads_have_their_labels():
+    """A sink head counts as symbolic if its first key is swapped, and is a sink head otherwise."""
+    attention = constructed_heads()
+    found = layer_swaps(attention, choose_queries(attention.n, count=8), sink_tokens=1)
+    spread = pattern_statistics(attention, torch.arange(attention.n), PatternConfig()).spread
+    sink = sink_heads((spread.sink_mass - spread.uniform_sink_mass)[:, None])
+    all_keys = label(found.s_pos.mean(1), found.s_sym.mean(1), 0.1)
+    no_sink = label(found.s_pos_no_sink.mean(1), found.s_sym_no_sink.mean(1), 0.1, sink=sink)
+    names = [(LABELS[one], LABELS[other]) for one, other in zip(all_keys.tolist(), no_sink.tolist(), strict=True)]
+    assert dict(zip(LABELS_OF, names, strict=True)) == LABELS_OF
+
+
 def test_swaps_of_equal_keys_count_once():
     """Keys that share the largest weight, or the smallest: their swap has two pivots of the same weight."""
     q, k = draw(N)
@@ -338,7 +384,7 @@ def test_cuda_equals_the_cpu(subtests):
     """Both may leave out swaps that weigh up to 1e-7, not the same ones."""
     q, k = draw(N)
     for encoding, given in ENCODINGS.items():
-        options = {"queries": [36, 50, N - 1], "taus": (1e-2, 0.1), "blocks": (2, 5), **given}
+        options = {"queries": [36, 50, N - 1], "taus": (1e-2, 0.1), "blocks": (2, 5), "sink_tokens": 4, **given}
         expected = swap_scores(q, k, **options)
         moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         with subtests.test(encoding=encoding):
@@ -350,7 +396,7 @@ def test_recorded_scores_equal_those_of_the_cpu(subtests):
     """From the second call on kernels are replayed, also where more swaps follow and all swaps are computed."""
     for n in (40, 700, 3000):
         graphs._entries.clear()
-        options = {"queries": [n // 3, n // 2, n - 1], "taus": (1e-2,), **ENCODINGS["partial"]}
+        options = {"queries": [n // 3, n // 2, n - 1], "taus": (1e-2,), "sink_tokens": 2, **ENCODINGS["partial"]}
         for seed in range(4):
             q, k = draw(n, dtype=torch.float32, seed=seed)
             with torch.inference_mode(seed % 2 == 0):
@@ -374,6 +420,22 @@ def test_swaps_computed_without_reading_their_number_are_all_or_say_so(slots, mo
         for name in ("s_pos", "s_sym", "bound", "kept", "effective"):
             ours, theirs = (getattr(x, name)[counted] for x in (found, expected))
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("sink_tokens", [0, 2])
+def test_columns_of_a_graph_are_those_of_all_swaps(sink_tokens, monkeypatch):
+    """What a GPU records, computed on the CPU: complete with enough slots, and the same numbers."""
+    monkeypatch.setattr(scores, "_SLOTS", 400)
+    q, k = draw(N)
+    q[:3] *= 4  # no head is even at the scale of τ
+    query = replace(queries_of(q, k, [20, 45, N - 1], **ENCODINGS["rotary"]), sink=sink_tokens)
+    taus = (1e-4, 1e-3)
+    found, expected = layer._first_columns(query, taus), layer._columns(score_swaps(query, taus=taus))
+    others = layer._deviation_columns(query, 1), layer._no_sink_columns(query, expected, taus, 1)
+    assert bool((found[..., -1] == float(not Pivots.of(query, taus, 1).even.any())).all())
+    every = ~(Pivots.of(query, taus, 1).even | Pivots.of(query.without_sink(), taus, 1).even)
+    assert bool(every.any())
+    torch.testing.assert_close(found[..., :-1][every], torch.cat([expected, *others], -1)[every])
 
 
 @pytest.mark.parametrize("block", [1, 4])
@@ -435,6 +497,21 @@ def test_labels():
     names = [LABELS[code] if code >= 0 else None for code in label(s_pos, s_sym, 0.1).tolist()]
     assert names == ["positional", "symbolic", "uniform", "mixed", None]
     assert label(s_pos, s_sym, 0.04).tolist()[:2] == [0, 0]
+    sink = torch.tensor([True, True, False, False, True])
+    names = [LABELS[code] if code >= 0 else None for code in label(s_pos, s_sym, 0.1, sink=sink).tolist()]
+    assert names == ["sink", "sink", "uniform", "mixed", "sink"]
+
+
+def test_labels_keep_their_codes():
+    """Stored codes are an interface: a new label comes last."""
+    assert LABELS == ("mixed", "positional", "symbolic", "uniform", "sink")
+
+
+def test_sink_heads_need_the_mean_and_the_interval():
+    excess = torch.tensor([[0.5, 0.6, 0.4], [0.3, 0.31, 0.3], [0.29, 0.3, 0.29], [0.0, 0.02, 0.95], [-0.1, 0.9, 0.2]])
+    assert sink_heads(excess).tolist() == [True, True, False, False, False]  # the last two differ over documents
+    assert sink_heads(excess[:, :1]).tolist() == [True, True, False, False, False]  # a single document: its mean
+    assert sink_heads(excess, 0.1).tolist() == [True, True, True, False, False]
 
 
 def test_bad_input_is_one_clear_line(subtests):

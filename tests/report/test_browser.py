@@ -121,6 +121,28 @@ def test_another_metric_or_other_weights_change_the_map(opened, made):
         assert notes[0].startswith(f"<b>trained</b>: {three_digits(own[0])} to {three_digits(own[-1])}, median ")
 
 
+def test_labels_of_both_versions(opened, made):
+    """Without the sink first; the labels of the papers, over all keys, on request, and in the address."""
+    (model,) = made.report.data["models"]
+    chips = "[...document.querySelectorAll('#chips button')].map((chip) => chip.textContent)"
+    codes = model["swaps"]["codes"]
+
+    def counts(swaps):
+        found = [codes[int(code)] for layer in swaps["label"] for code in layer]
+        return [f"{name} {found.count(name)}" for name in swaps["labels"]]
+
+    assert opened.evaluate(chips) == counts(model["swaps"])
+    assert "over the keys after the first token." in opened.text_content("#label")
+    opened.select_option("#keys", "all")
+    assert opened.evaluate(chips) == counts(model["swaps"]["all_keys"])
+    assert "over all keys." in opened.text_content("#label")
+    assert "a sink counts as symbolic" in opened.text_content("#plane-note")
+    until(opened, "location.hash.includes('keys=all')")
+    opened.evaluate("location.hash = '#heads?label=sink'")
+    until(opened, "document.querySelector('#keys').value === ''")
+    assert opened.get_attribute("#chips button:has-text('sink')", "aria-pressed") == "true"
+
+
 def test_hostile_text_and_hostile_links_are_not_executed(opened, browser, made):
     """A dialog or an error on the console fails the test, see ``opening``."""
     assert opened.text_content("#name") == "<b onclick=alert(3)>tiny"

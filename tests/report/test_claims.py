@@ -143,7 +143,9 @@ SHIFTS |= {"loss_rise_none": 1.2, "loss_rise_lm-infinite": 0.01, "rank_shift_los
 METHODS = ("none", "lm-infinite")
 BANDS = {"s_pos_band_1": 0.8, "s_pos_band_4": 0.5, "s_sym_band_1": 0.4, "s_sym_band_4": 0.9}
 BANDS |= {"s_pos_change_without_band_1": -0.05, "s_sym_change_without_band_4": -0.05}
+BANDS |= {f"{name[:5]}_no_sink{name[5:]}": value for name, value in BANDS.items()}
 CORRELATIONS = {"corr_pos_sym": -0.9, "corr_pos_frequency_softmax": -0.5, "corr_sym_frequency_softmax": 0.5}
+CORRELATIONS |= {f"{name}_no_sink": value for name, value in CORRELATIONS.items()}
 COSTS = {"loss": 3.0, "loss_strength_0": 5.0, "cost_without_a": 1.0, "cost_without_c": 1.0}
 UNROTATED = {"band_peak": 20.0, "band_predicted": 21.0, "loss": 3.0, "loss_unrotated_slow": 3.01}
 UNROTATED |= {"loss_unrotated_slow_random": 6.0, "loss_without_slow": 5.0}
@@ -163,9 +165,10 @@ ANSWERS = {
     **{f"accuracy_numbers_{x}": (near(y), 0.1) for x, y in (("first", 0.6), ("middle", 0.4), ("last", 0.6))},
 }
 PERTURBED = {"share_a": [0.1] * 20 + [0.5] * 20, "sensitivity_position_swap": [0.2] * 20 + [0.6] * 20}
-LABELLED = {"slash_max": [0.5] * 20 + [0.01] * 20, "slash_lag": [1.0] * 40, "label": [1.0] * 20 + [2.0] * 20}
+LABELLED = {"slash_max": [0.5] * 20 + [0.01] * 20, "slash_lag": [1.0] * 40, "label_no_sink": [1.0] * 20 + [4.0] * 20}
 RETRIEVAL = {"label": [2.0] * 4 + [1.0] * 36, "retrieval": [0.9] * 4 + [0.1] * 36}
 RETRIEVAL |= {"induction": [0.9] * 4 + [0.1] * 36, "s_pos": [0.0] * 40, "s_sym": [0.8] * 8 + [0.1] * 32}
+RETRIEVAL |= {f"{name}_no_sink": RETRIEVAL[name] for name in ("label", "s_pos", "s_sym")}
 
 
 RULES = (
@@ -223,13 +226,20 @@ RULES = (
     (
         17,
         evidence(frequencies=FakeRun(BANDS | {"s_sym_change_without_band_4": 0.1}, bands=4)),
-        "holds if single planes are meant",
+        "holds if single planes are meant, scored without the sink and heads with masked bands are meant, scored "
+        "without the sink and single planes are meant, scored over all keys",
     ),
     (18, evidence(heads=FakeRun(CORRELATIONS)), "holds"),
     (
         18,
-        evidence(heads=FakeRun(CORRELATIONS | {"corr_sym_frequency_softmax": 0.0})),
-        "holds if only the two scores are meant",
+        evidence(heads=FakeRun(CORRELATIONS | {"corr_sym_frequency_softmax_no_sink": 0.0})),
+        "holds if only the two scores without the sink are meant and only the two scores over all keys are meant "
+        "and only the frequencies are meant, with scores over all keys",
+    ),
+    (
+        18,
+        evidence(heads=FakeRun({"corr_pos_sym": -0.9, "corr_pos_sym_no_sink": 0.0})),
+        "holds if only the two scores over all keys are meant",
     ),
     (19, evidence(prompts=FakeRun(summaries=ANSWERS, sizes=(4, 16))), "holds"),
     (
@@ -257,7 +267,9 @@ RULES = (
     (22, evidence(**{"heads": FakeRun({}, LABELLED), "random tokens": FakeRun({}, LABELLED)}), "holds"),
     (
         22,
-        evidence(**{"heads": FakeRun({}, LABELLED), "random tokens": FakeRun({}, LABELLED | {"label": [0.0] * 40})}),
+        evidence(
+            **{"heads": FakeRun({}, LABELLED), "random tokens": FakeRun({}, LABELLED | {"label_no_sink": [0.0] * 40})}
+        ),
         "holds if slash-dominant heads are meant",
     ),
     (23, evidence(massive=FakeRun(MASSIVE)), "holds"),
@@ -279,7 +291,16 @@ RULES = (
     ),
     (23, evidence(massive=FakeRun({k: v for k, v in MASSIVE.items() if "facts" not in k})), "cannot be told"),
     (24, evidence(heads=FakeRun({}, RETRIEVAL)), "holds"),
-    (24, evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40})), "does not hold"),
+    (
+        24,
+        evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40, "s_sym_no_sink": [0.1] * 40})),
+        "does not hold",
+    ),
+    (
+        24,  # sinks among the symbolic heads of all keys hide the retrieval heads
+        evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40})),
+        "holds if retrieval heads are those with most attention to the next token, and scores are without the sink",
+    ),
     (11, evidence(), "not judged: about trained small models: see wherewhat multihop"),
     (8, evidence(axes=FakeRun()), "not judged: positions was not measured"),
 )
@@ -294,6 +315,15 @@ def test_rules_judge_known_numbers(subtests):
             words = verdict_words(made)
             whole = verdict in ("holds", "does not hold", "cannot be told")
             assert words == verdict if whole else words.startswith(verdict)
+
+
+def test_retrieval_heads_are_counted_in_both_versions():
+    labels = {"label": [2.0] * 10 + [1.0] * 30, "label_no_sink": [4.0] * 7 + [2.0] * 3 + [1.0] * 30}
+    found = judge(KNOWN[24], evidence(heads=FakeRun({}, RETRIEVAL | labels))).judged
+    note = "Of 40 heads, 7 are attention sinks and 3 others are pure symbolic heads; over all keys, 10 are."
+    assert list(found.notes) == [note]
+    versions = ["without the sink"] * 2 + ["over all keys"] * 2
+    assert [number.title.rsplit("scored ", 1)[1] for number in found.numbers] == versions
 
 
 def texts(count=3, tokens=24, vocabulary=32):

@@ -78,7 +78,9 @@ def test_the_page_holds_everything(data, whole, made):
     assert whole["command"].startswith("wherewhat report ")
     assert whole["learning"] == []
     assert not data["left_out"]
-    assert data["swaps"]["votes"] == [[[2, 2]] * 4] * 2  # both documents begin alike and give every head one label
+    assert (
+        data["swaps"]["votes"] == data["swaps"]["all_keys"]["votes"] == [[[2, 2]] * 4] * 2
+    )  # both documents begin alike and give every head one label
     assert HOSTILE.startswith("".join(data["texts"][0]["tokens"])[: len(HOSTILE)])
     assert len(data["texts"][0]["tokens"]) == TOKENS
     assert f"version {package_version('wherewhat')}. Software" in made.path.read_text("utf-8")
@@ -176,6 +178,22 @@ def test_metrics_are_grouped_sized_and_defined_by_their_declarations(data):
     for number in data["numbers"]:
         assert number["measurement"] in data["sizes"]
         assert set(number["metrics"]) <= set(terms)
+
+
+def test_headline_numbers_and_labels_are_in_both_versions(data):
+    """Sinks apart first, and beside them the papers' definition, over all keys."""
+    numbers = {number["title"]: number for number in data["numbers"]}
+    assert numbers["Pure heads"]["metrics"] == [
+        *("heads_sink", "heads_positional_no_sink", "heads_symbolic_no_sink", "heads_positional", "heads_symbolic")
+    ]
+    assert numbers["Positional and symbolic"]["metrics"] == ["s_pos_no_sink", "s_sym_no_sink", "s_pos", "s_sym"]
+    names = [value["name"] for value in numbers["Pure heads"]["values"]]
+    assert names == ["sink", "positional", "symbolic", "positional, all keys", "symbolic, all keys"]
+    swaps = data["swaps"]
+    assert swaps["labels"][0] == "sink"
+    assert "sink" not in swaps["all_keys"]["labels"]
+    assert swaps["s_pos"] != swaps["all_keys"]["s_pos"]
+    assert (swaps["gamma"], swaps["sink_threshold"], swaps["sink_tokens"]) == (0.1, 0.3, 1)
 
 
 def test_pattern_can_be_computed_from_the_excerpt(tmp_path):

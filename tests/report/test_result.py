@@ -305,6 +305,7 @@ def test_a_control_that_cannot_be_made_is_named(monkeypatch):
 def test_labels_are_words(model):
     found = wherewhat.measure("heads", model, tokens(24, batch=3) % 16, queries=4)
     assert set(found.heads()["label_together"]) <= {"mixed", "positional", "symbolic", "uniform"}
+    assert set(found.heads()["label_no_sink_together"]) <= {"mixed", "positional", "symbolic", "uniform", "sink"}
     tidy = found.heads(tidy=True)
     codes = tidy[(tidy.metric == "label") & (tidy.layer == 0) & (tidy["head"] == 0)].value.tolist()
     names = ("mixed", "positional", "symbolic", "uniform")

@@ -73,6 +73,7 @@ def swaps(
     tau: float = TAU,
     block: int = 1,
     skip: int = 0,
+    sink_tokens: int = 1,
 ) -> Swaps:
     """Return positional and symbolic scores of every head, from all swaps of two keys.
 
@@ -82,12 +83,15 @@ def swaps(
         tau: Temperature of the swap weights.
         block: Tokens per swapped block.
         skip: Number of first keys that are never swapped.
+        sink_tokens: Number of first keys that are the attention sink, which the second version leaves in place.
 
     Returns:
-        Scores ``s_pos`` and ``s_sym`` ``(heads, queries)``.
+        Scores ``s_pos`` and ``s_sym`` of all keys, and ``s_pos_no_sink`` and ``s_sym_no_sink`` of those after the sink,
+        ``(heads, queries)`` each.
     """
     _check_keys(layer)
-    return layer_swaps(layer, _positions(layer, queries), tau=tau, block=block, skip=skip)
+    chosen = _positions(layer, queries)
+    return layer_swaps(layer, chosen, tau=tau, block=block, skip=skip, sink_tokens=sink_tokens)
 
 
 @checked(layer=_layer)

@@ -29,12 +29,16 @@ def captions(runs: Runs) -> dict[str, str]:
 def _scatter(runs: Runs) -> str | None:
     """Give the correlation of the two scores over heads, beside that of the untrained model."""
     both = runs.weights("heads")
-    if runs.own not in both or not both[runs.own].values("corr_pos_sym"):
+    metric = "corr_pos_sym_no_sink"
+    if runs.own not in both or not both[runs.own].values(metric):
         return None
-    own = model_mean(both[runs.own], "corr_pos_sym")
-    text = f"Over heads, the positional and the symbolic score correlate by {in_words(own)} ({_documents(own)})"
-    if "random" in both and runs.own != "random" and both["random"].values("corr_pos_sym"):
-        text += f"; in one untrained model by {in_words(model_mean(both['random'], 'corr_pos_sym'))}"
+    own, all_keys = (model_mean(both[runs.own], name) for name in (metric, "corr_pos_sym"))
+    text = (
+        f"Over heads, the positional and the symbolic score correlate by {in_words(own)} over the keys after the sink "
+        f"and by {in_words(all_keys)} over all keys ({_documents(own)})"
+    )
+    if "random" in both and runs.own != "random" and both["random"].values(metric):
+        text += f"; in one untrained model by {in_words(model_mean(both['random'], metric))} after the sink"
     return f"{text}."
 
 

@@ -156,10 +156,17 @@ def terms(runs: Runs) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def head_labels(run: StoredRun) -> dict[tuple[int, int], int]:
-    """Return the code of each head's label, over all documents together where there are several; none if undefined."""
-    values = run.head_values
-    codes = values.get("label_together") or values.get("label") or {}
+def head_labels(run: StoredRun, *, all_keys: bool = False) -> dict[tuple[int, int], int]:
+    """Return the code of each head's label, over all documents together where there are several; none if undefined.
+
+    Args:
+        run: A run of ``heads``.
+        all_keys: Labels of the papers, from the scores of all keys. By default sinks are a class of their own, and
+            other heads are labelled by their scores over the keys after the sink: these scores predict retrieval and
+            induction better, see the documentation of ``heads``.
+    """
+    values, name = run.head_values, "label" if all_keys else "label_no_sink"
+    codes = values.get(f"{name}_together") or values.get(name) or {}
     return {place: int(listed[0]) for place, listed in codes.items() if listed and listed[0] >= 0}
 
 
@@ -262,16 +269,30 @@ WANTED = (
     _Wanted(
         "Positional and symbolic",
         "heads",
-        (("s_pos", "positional"), ("s_sym", "symbolic")),
+        (
+            ("s_pos_no_sink", "positional"),
+            ("s_sym_no_sink", "symbolic"),
+            ("s_pos", "positional, all keys"),
+            ("s_sym", "symbolic, all keys"),
+        ),
         "When two tokens are swapped, a positional head keeps attending to the positions (1) and a symbolic one "
-        "follows the tokens (1); uniform attention scores 1 on both.",
+        "follows the tokens (1); uniform attention scores 1 on both. The first two scores leave the first token, the "
+        "attention sink, in place; with all keys, as in the papers, a sink counts as symbolic.",
     ),
     _Wanted(
         "Pure heads",
         "heads",
-        (("heads_positional", "positional"), ("heads_symbolic", "symbolic")),
-        "Share of heads with one of the two scores high and the other low: heads that depend on position only, or on "
-        "content only.",
+        (
+            ("heads_sink", "sink"),
+            ("heads_positional_no_sink", "positional"),
+            ("heads_symbolic_no_sink", "symbolic"),
+            ("heads_positional", "positional, all keys"),
+            ("heads_symbolic", "symbolic, all keys"),
+        ),
+        "Share of heads that give much of their attention to the first token (sinks), and of the others with one score "
+        "high and the other low: heads that depend on position only, or on content only. With all keys, as in the "
+        "papers, sinks are no exception. Means over documents, each labelled alone; findings count heads by their "
+        "scores over all documents.",
     ),
 )
 """The headline numbers: title, measurement, and metrics with their names."""

@@ -232,17 +232,18 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
 
 
 def swap_plane(run: StoredRun) -> Figure:
-    """Draw every head by its positional and its symbolic score, coloured by layer."""
+    """Draw every head by its positional and its symbolic score over the keys after the sink, coloured by layer."""
     from plotly.graph_objects import Figure
 
     means = run.head_means
-    together = "_together" if "s_pos_together" in means else ""
-    if f"s_pos{together}" not in means or f"s_sym{together}" not in means:
+    together = "_together" if "s_pos_no_sink_together" in means else ""
+    s_pos, s_sym = (means.get(f"{name}_no_sink{together}") for name in ("s_pos", "s_sym"))
+    if s_pos is None or s_sym is None:
         raise ConfigError(f"{run.measurement.name} has no positional and symbolic scores: give a run of heads")
     points = [
         (x, y, layer, head)
-        for layer, values in means[f"s_pos{together}"].items()
-        for head, (x, y) in enumerate(zip(values, means[f"s_sym{together}"][layer], strict=True))
+        for layer, values in s_pos.items()
+        for head, (x, y) in enumerate(zip(values, s_sym[layer], strict=True))
         if x is not None and y is not None
     ]
     figure = Figure(
@@ -263,7 +264,10 @@ def swap_plane(run: StoredRun) -> Figure:
         }
     )
     return styled(
-        figure, title=f"Positional and symbolic scores: {run.title}", x="positional score", y="symbolic score"
+        figure,
+        title=f"Positional and symbolic scores without the sink: {run.title}",
+        x="positional score",
+        y="symbolic score",
     )
 
 

@@ -116,13 +116,16 @@ def _additivity(runs: Runs) -> Finding | None:
 
 
 def _pure_heads(runs: Runs) -> Finding | None:
-    """Count the heads that follow positions alone or contents alone, if the untrained model has fewer of them."""
+    """Count sinks, and the other heads that follow positions alone or contents alone, if training made them.
+
+    The counts of the papers, over all keys and with sinks among the heads, stand beside them where they differ.
+    """
     counts, untrained, total = _labels(runs)
     parts, controls, labels, strength = [], [], [], 0.0
     for name, what in (("positional", "positions"), ("symbolic", "contents")):
-        count, other = counts.get(name, 0), None if untrained is None else untrained.get(name, 0)
-        if not count or (other is not None and not _more(count, other, total)):
+        if not _learned(runs, name):
             continue
+        count, other = counts[name], None if untrained is None else untrained[name]
         parts.append(f"{count} {what} alone")
         labels.append(name)
         controls.append("" if other is None else str(other))
@@ -130,7 +133,13 @@ def _pure_heads(runs: Runs) -> Finding | None:
     if not parts:
         return None
     beside = f"one untrained model: {' and '.join(controls)}; " if all(controls) else ""
-    text = f"Of {total} heads, {_follow(parts)} ({beside}{_count_documents(runs)})."
+    all_keys = _count(runs.weights("heads")[runs.own], all_keys=True)
+    if any(all_keys[name] != counts[name] for name in labels):
+        beside = f"over all keys, with sinks: {' and '.join(str(all_keys[name]) for name in labels)}; {beside}"
+    sinks = counts["sink"] if _learned(runs, "sink") else 0
+    verb = "is an attention sink" if sinks == 1 else "are attention sinks"
+    apart = f"{sinks} {verb}; of the others, " if sinks else ""
+    text = f"Of {total} heads, {apart}{_follow(parts)} ({beside}{_count_documents(runs)})."
     return Finding(text, f"heads?label={','.join(labels)}", strength)
 
 
@@ -144,11 +153,10 @@ def _follow(parts: Sequence[str]) -> str:
 
 def _uniform_heads(runs: Runs) -> Finding | None:
     """Count the heads whose attention is uniform, if the untrained model has fewer of them, or there is none."""
-    counts, untrained, total = _labels(runs)
-    count = counts.get("uniform", 0)
-    other = None if untrained is None else untrained.get("uniform", 0)
-    if not count or (other is not None and not _more(count, other, total)):
+    if not _learned(runs, "uniform"):
         return None
+    counts, untrained, total = _labels(runs)
+    count, other = counts["uniform"], None if untrained is None else untrained["uniform"]
     verb = "attends" if count == 1 else "attend"
     beside = "" if other is None else f"one untrained model: {other}; "
     text = (
@@ -295,10 +303,26 @@ def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
     return counts, untrained, sum(counts.values())
 
 
-def _count(run: StoredRun) -> dict[str, int]:
+def _count(run: StoredRun, *, all_keys: bool = False) -> dict[str, int]:
     """Return the number of heads with each label, over all documents together where there are several."""
-    found = Counter(head_labels(run).values())
+    found = Counter(head_labels(run, all_keys=all_keys).values())
     return {name: found[code] for code, name in enumerate(LABELS)}
+
+
+def _learned(runs: Runs, label: str) -> bool:
+    """Return whether a label has heads, and more of them than in the untrained model, where there is one.
+
+    The interval of the share over documents must say so, and the counts over all documents together.
+    """
+    counts, untrained, total = _labels(runs)
+    if not counts.get(label):
+        return False
+    found, metric = runs.weights("heads"), "heads_sink" if label == "sink" else f"heads_{label}_no_sink"
+    own = found[runs.own]
+    share = document_mean(own, metric) if untrained is None else document_difference(own, metric, found[_UNTRAINED])
+    if share is None or share.low is None or share.n < LEAST_DOCUMENTS or share.low <= 0:
+        return False
+    return untrained is None or _more(counts[label], untrained[label], total)
 
 
 def _more(count: int, other: int, total: int) -> bool:

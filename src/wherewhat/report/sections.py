@@ -20,7 +20,7 @@ from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, QuestionMeasurement
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.progress import counted
 from wherewhat.report.captions import captions
 from wherewhat.report.claims.claim import number_words, verdict_words
@@ -476,18 +476,30 @@ def _swaps(runs: Runs, layers: list[int]) -> Any:
     run = runs.find("heads")
     if run is None or "s_pos" not in run.head_means:
         return None
-    ending = "_together" if "s_pos_together" in run.head_means else ""
-    names = ("s_pos", "s_pos_low", "s_pos_high", "s_sym", "s_sym_low", "s_sym_high", "label")
-    swaps: dict[str, Any] = {name: head_values(run, name + ending, layers) for name in names}
-    votes = [_votes(run, layer, codes) for layer, codes in zip(layers, swaps["label"], strict=True)]
-    return {**swaps, "votes": votes, "labels": list(LABELS), "gamma": run.options["gamma"]}
+    together = "_together" if "s_pos_together" in run.head_means else ""
+
+    def version(ending: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"label": head_values(run, f"label{ending}{together}", layers)}
+        for score in ("s_pos", "s_sym"):
+            for bound in ("", "_low", "_high"):
+                found[f"{score}{bound}"] = head_values(run, f"{score}{ending}{bound}{together}", layers)
+        codes = zip(layers, found["label"], strict=True)
+        return {**found, "votes": [_votes(run, f"label{ending}", layer, of_layer) for layer, of_layer in codes]}
+
+    return {
+        **version("_no_sink"),
+        "labels": ["sink", *SCORE_LABELS],
+        "codes": list(LABELS),
+        "all_keys": {**version(""), "labels": list(SCORE_LABELS), "codes": list(LABELS)},
+        **{name: run.options[name] for name in ("gamma", "sink_threshold", "sink_tokens")},
+    }
 
 
-def _votes(run: StoredRun, layer: int, codes: list[float | None] | None) -> list[list[int]] | None:
+def _votes(run: StoredRun, metric: str, layer: int, codes: list[float | None] | None) -> list[list[int]] | None:
     """Return for each head the number of documents in which it has the given label alone, and that of documents."""
     if codes is None:
         return None
-    listed = [run.head_values["label"].get((layer, head), []) for head in range(len(codes))]
+    listed = [run.head_values[metric].get((layer, head), []) for head in range(len(codes))]
     pairs = zip(listed, codes, strict=True)
     return [[0 if code is None else values.count(code), len(values)] for values, code in pairs]
 

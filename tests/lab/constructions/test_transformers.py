@@ -32,7 +32,9 @@ from wherewhat.lab.constructions.transformers import (
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
+from wherewhat.measures.swaps import LABELS, SCORES
 from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.progress import Silent
 
 FAST = 10_000 ** (-1 / 64)
@@ -152,12 +154,27 @@ def test_scores():
         (retrieval_transformer(LetterTask(), theta=SLOW, longest=47), LetterTask(), (0.0, 1.0)),
     ):
         for extra in (0, 30):
+            name = "positional" if expected[0] else "symbolic"
+            found: dict[
+                int, list[torch.Tensor]
+            ] = {}  # both scores of both versions and the excess on the first key, by layer
             for tokens in task.sample(5, seed=3, extra=extra).tokens:
+                n = len(tokens)
                 for attention in model.attention(tokens[None]):
-                    scores = layer_swaps(attention, [len(tokens) - 1])
-                    # Masses leak by less than 1e-8 at the temperature chosen.
-                    assert float((scores.s_pos - expected[0]).abs().max()) < 1e-6
-                    assert float((scores.s_sym - expected[1]).abs().max()) < 1e-6
+                    swaps = layer_swaps(attention, [n - 1], sink_tokens=1)
+                    scores = [getattr(swaps, score)[:, 0] for score in SCORES]
+                    first = attention.pattern(slice(n - 1, n))[0, :, 0, 0].double()
+                    found.setdefault(attention.layer, []).append(torch.stack([*scores, first - 1 / n]))
+                    # An answer in the first place has all the attention, so that the other keys are alike.
+                    for values, wanted in zip(scores[: 4 if float(first) < 0.5 else 2], expected * 2, strict=False):
+                        assert float((values - wanted).abs().max()) < 1e-6
+            for of_layer in found.values():
+                s_pos, s_sym, *no_sink, excess = torch.stack(of_layer, -1)  # (heads, sequences)
+                sink = sink_heads(excess)
+                assert not bool(sink.any())
+                for both in ((s_pos, s_sym), no_sink):
+                    codes = label(both[0].mean(1), both[1].mean(1), 0.1, sink=sink)
+                    assert {LABELS[code] for code in codes.tolist()} == {name}
 
 
 def test_leak_is_what_the_temperature_was_made_for():

@@ -48,23 +48,29 @@ def found(tmp_path_factory):
 
 
 def planted(found, *, number, letter):
-    """The same runs with other pure heads, roles and accuracies: labels, roles and hits of 10 by task."""
+    """The same runs with other pure heads, roles and accuracies: labels, roles and hits of 10 by task.
 
-    def changed(one, labels, roles, hits):
+    Labels are those of all keys and those without the sink; the same if there are no others.
+    """
+
+    def purity(labels):
         codes = torch.tensor([[LABELS.index(name) for name in labels]])  # one layer
-        purity = SimpleNamespace(
+        return SimpleNamespace(
             final=codes[None], pure=lambda kind, gamma: (codes == LABELS.index(kind)).nonzero().tolist()
         )
+
+    def changed(one, labels, roles, hits, no_sink=None):
         flow = {"roles": torch.tensor([[ROLES.index(name) for name in roles]])}
         accuracy = Accuracy((1,), torch.tensor([hits]), torch.tensor([10]), torch.zeros(1))
-        return replace_purity(replace(one, flow=flow, extra={"last": {LONGER: accuracy}}), purity)
+        changed = replace(one, flow=flow, extra={"last": {LONGER: accuracy}})
+        return replace_purity(changed, purity(labels), purity(no_sink or labels))
 
     given = {"number": number, "letter": letter}
     return {task: [changed(one, *given[task]) for one in runs] for task, runs in found.items()}
 
 
-def replace_purity(one, purity):
-    one.__dict__["purity"] = purity  # a cached property
+def replace_purity(one, purity, purity_no_sink):
+    one.__dict__.update(purity=purity, purity_no_sink=purity_no_sink)  # cached properties
     return one
 
 
@@ -89,6 +95,24 @@ def test_planted_heads_decide(found):
     assert made[12][0] == made[16][0] == made[14][0] == "does not hold"
     with pytest.raises(ConfigError, match="two or more runs of the letter task"):
         judge_runs({**found, "letter": found["letter"][:1]})
+
+
+def test_kinds_of_heads_are_judged_in_both_versions(found):
+    """A sink that counts as symbolic over all keys decides the first version alone."""
+    pure, roles = ["positional", "symbolic", "symbolic"], ["other"] * 3
+    sinks = ["positional", "sink", "sink"]
+    given = planted(found, number=(pure, roles, 2, sinks), letter=(["symbolic"] * 3, roles, 9, sinks[1:] * 2))
+    assert verdicts(given)[12] == ("holds if", "number is meant, over all keys and letter is meant, over all keys")
+    (judged,) = (one.judged for one in judge_runs(given) if one.claim.number == 12)
+    numbers = {number.title: number.value.mean for number in judged.numbers}
+    assert numbers["number: sink heads at the end, without the sink"] == 2
+    assert numbers["number: pure symbolic heads at the end, over all keys"] == 2
+    assert numbers["number: pure symbolic heads at the end, without the sink"] == 0
+    for runs in given.values():
+        replace_purity(runs[0], runs[0].purity, None)  # records of an earlier version
+    (judged,) = (one.judged for one in judge_runs(given) if one.claim.number == 12)
+    assert "judged over all keys alone" in judged.notes[0]
+    assert len(judged.parts) == 2
 
 
 def test_the_command_judges_and_writes(cli, found, tmp_path):

@@ -30,7 +30,7 @@ from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
 from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
-from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.runs import results as summary
@@ -90,12 +90,15 @@ def test_batched_scores_are_those_of_each_sequence(options):
         use, sse, tss, path = [], 0.0, 0.0, []
         for row in range(len(sequences)):
             one = alone(attention, row)
-            swaps = layer_swaps(one, [n - 1])
+            swaps = layer_swaps(one, [n - 1], sink_tokens=1)
             fit = fit_layer(one)
             torch.testing.assert_close(found.s_pos[layer, :, row], swaps.s_pos[:, 0], **EXACT)
             torch.testing.assert_close(found.s_sym[layer, :, row], swaps.s_sym[:, 0], **EXACT)
+            for name in ("s_pos_no_sink", "s_sym_no_sink"):
+                torch.testing.assert_close(getattr(found, name)[layer, :, row], getattr(swaps, name)[:, 0], **EXACT)
             torch.testing.assert_close(found.effective[layer, :, row], swaps.effective[:, 0], **EXACT)
             weights = one.pattern(slice(n - 1, n))[0, :, 0].double()
+            assert torch.allclose(found.sink_excess[layer, :, row], weights[:, 0] - 1 / n, atol=2e-6, rtol=0)
             entropy = -(weights * weights.log()).sum(-1)
             torch.testing.assert_close(found.entropy[layer, :, row], entropy, **EXACT)
             torch.testing.assert_close(found.r[layer, :, row], fit.r, **EXACT)
@@ -335,6 +338,23 @@ def test_purity_and_when_it_came():
         find_purity(curves(LABELLED, RISING), gammas=(0.5,))
 
 
+def test_purity_without_the_sink():
+    """Sinks have a label of their own, and all other heads that of their scores without the first key."""
+    records = curves(LABELLED, RISING)
+    with pytest.raises(ConfigError, match="without the first key"):  # records of an earlier version
+        find_purity(records, no_sink=True)
+    records.values["s_pos_no_sink"], records.values["s_sym_no_sink"] = records["s_sym"], records["s_pos"]
+    records.values["sink_excess"] = torch.zeros(5, 1, 4)
+    records.values["sink_excess"][3:, :, 0] = 0.3
+    purity = find_purity(records, no_sink=True)
+    names = [[LABELS[code] for code in row] for row in purity.codes[0, :, 0].tolist()]
+    assert names[0] == ["uniform", "uniform", "uniform", "mixed"]
+    assert names[2] == ["mixed", "positional", "positional", "positional"]
+    assert names[4] == ["sink", "positional", "symbolic", "uniform"]
+    assert purity.counts[0, :, LABELS.index("sink")].tolist() == [0, 0, 0, 1, 1]
+    assert purity.since[0, 0].tolist() == [-1, 100, 200, -1]  # a sink is not pure
+
+
 def test_purity_is_what_a_walk_over_records_says():
     generator = torch.Generator().manual_seed(0)
     names = ("positional", "symbolic", "uniform", "mixed")
@@ -344,7 +364,7 @@ def test_purity_is_what_a_walk_over_records_says():
     since = find_purity(dynamics).since[0, 0].tolist()
     ever = find_purity(dynamics).ever[0]
     for record in range(9):
-        for code, name in enumerate(LABELS):
+        for code, name in enumerate(SCORE_LABELS):
             had = sum(any(names[chosen[at, head]] == name for at in range(record + 1)) for head in range(40))
             assert int(ever[record, code]) == had
     for head in range(40):

@@ -126,27 +126,37 @@ def _purity(found: Runs) -> Judged:
 
 
 def _kinds(found: Runs) -> Judged:
-    counts = {
-        (task, kind): interval([float(len(one.purity.pure(kind, 0.1))) for one in runs])
-        for task, runs in found.items()
-        for kind in PURE
-    }
-    numbers = [ClaimNumber(f"{task}: pure {kind} heads at the end", value) for (task, kind), value in counts.items()]
-    return Judged(
-        numbers,
-        [
+    versions = {"over all keys": {task: [one.purity for one in runs] for task, runs in found.items()}}
+    apart = {task: [x for one in runs if (x := one.purity_no_sink) is not None] for task, runs in found.items()}
+    notes = []
+    if all(len(apart[task]) == len(runs) for task, runs in found.items()):
+        versions["without the sink"] = apart
+    else:
+        notes.append("Records of earlier versions have no scores without the first key: judged over all keys alone.")
+    numbers, parts = [], []
+    for version, by_task in versions.items():
+        counts = {
+            (task, kind): interval([float(len(purity.pure(kind, 0.1))) for purity in purities])
+            for task, purities in by_task.items()
+            for kind in (*PURE, *(["sink"] if version == "without the sink" else []))
+        }
+        numbers += [
+            ClaimNumber(f"{task}: {kind if kind == 'sink' else f'pure {kind}'} heads at the end, {version}", value)
+            for (task, kind), value in counts.items()
+        ]
+        parts += [
             ClaimPart(
-                "number has at least one pure head of each kind",
+                f"{version}: number has at least one pure head of each kind",
                 both(*(at_least(counts["number", kind], 1.0) for kind in PURE)),
-                "number is meant",
+                f"number is meant, {version}",
             ),
             ClaimPart(
-                "letter has pure symbolic heads and no pure positional one",
+                f"{version}: letter has pure symbolic heads and no pure positional one",
                 both(at_least(counts["letter", "symbolic"], 1.0), at_most(counts["letter", "positional"], 0.0)),
-                "letter is meant",
+                f"letter is meant, {version}",
             ),
-        ],
-    )
+        ]
+    return Judged(numbers, parts, notes)
 
 
 def _order(found: Runs) -> Judged:

@@ -21,7 +21,7 @@ from wherewhat.lab.constructions.geometry import plane_geometry, task_labels
 from wherewhat.lab.model import LabModel
 from wherewhat.lab.multihop.accuracy import EXTRA, Accuracy, solved_by
 from wherewhat.lab.multihop.functions import find_roles, hop_function
-from wherewhat.lab.multihop.learning import Purity, find_purity
+from wherewhat.lab.multihop.learning import Purity, find_purity, has_no_sink
 from wherewhat.lab.multihop.study import Checkpoint, MultihopRun, measure_extra
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.frequencies.planes import mean_frequency_softmax
@@ -92,8 +92,13 @@ class RunFigures:
 
     @cached_property
     def purity(self) -> Purity:
-        """Pure heads by training step."""
+        """Pure heads by training step, over all keys."""
         return find_purity(self.records)
+
+    @cached_property
+    def purity_no_sink(self) -> Purity | None:
+        """The same with sinks apart and without swaps of the first key; None for records of earlier versions."""
+        return find_purity(self.records, no_sink=True) if has_no_sink(self.records) else None
 
 
 @new_process_settings()

@@ -16,8 +16,8 @@ from wherewhat.hashes import read_object
 from wherewhat.lab.multihop.scores import noise_level, overall_accuracy
 from wherewhat.lab.multihop.study import STUDY, MultihopRun, open_run
 from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.swaps import LABELS
-from wherewhat.measures.swaps.scores import label
+from wherewhat.measures.swaps import LABELS, SCORE_LABELS
+from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.progress import counted
 from wherewhat.report.learning import page_data
@@ -34,7 +34,8 @@ class Purity:
 
     Attributes:
         gammas: Largest distances of a pure head's scores from 0 and 1.
-        codes: Label of each head, an index into ``LABELS`` or -1 for none, ``(gammas, records, layers, heads)``.
+        codes: Label of each head, an index into ``LABELS`` or -1 for none, ``(gammas, records, layers, heads)``. Only
+            labels without the sink hold *sink*.
         counts: Heads that have each label at a record ("now"), ``(gammas, records, labels)``.
         ever: Heads that had each label at that record or an earlier one ("ever"), ``(gammas, records, labels)``: these
             counts never fall, and a head can be counted under several labels (the figures of arXiv 2605.31558).
@@ -67,21 +68,28 @@ class Purity:
         return self.gammas.index(gamma)
 
 
-def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False) -> Purity:
-    """Label heads by their mean scores over sequences.
+def find_purity(
+    records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False, no_sink: bool = False
+) -> Purity:
+    """Label heads by their mean scores over sequences; by default over all keys, as in arXiv 2605.31558.
 
     Args:
         records: Records of a training.
         gammas: Largest distances of a pure head's scores from 0 and 1.
         along_path: Use the scores at all source tokens of hops instead of those at the last token.
+        no_sink: Label sinks as such, and other heads by their scores without swaps of the first key.
     """
+    if no_sink and (along_path or not has_no_sink(records)):
+        raise ConfigError("scores without the first key are recorded at the last token, by versions from 0.2.0 on")
     for gamma in gammas:
         if not 0 <= gamma < 0.5:
             raise ConfigError(f"gamma is {gamma}: give a number from 0 to below 0.5")
-    names = ("s_pos_path", "s_sym_path") if along_path else ("s_pos", "s_sym")
-    s_pos, s_sym = (records[name].double() for name in names)
-    codes = torch.stack([label(s_pos, s_sym, gamma) for gamma in gammas])
-    labelled = torch.stack([codes == code for code in range(len(LABELS))], -1)  # (gammas, records, …, heads, labels)
+    ending = "_path" if along_path else "_no_sink" if no_sink else ""
+    s_pos, s_sym = (records[f"{name}{ending}"].double() for name in ("s_pos", "s_sym"))
+    sink = sink_heads(records["sink_excess"].reshape(-1, 1)).view_as(s_pos) if no_sink else None
+    codes = torch.stack([label(s_pos, s_sym, gamma, sink=sink) for gamma in gammas])
+    kinds = LABELS if no_sink else SCORE_LABELS
+    labelled = torch.stack([codes == code for code in range(len(kinds))], -1)  # (gammas, records, …, heads, labels)
     counts, ever = labelled.sum((-2, -3)), labelled.int().cummax(1).values.sum((-2, -3))
     final = codes[:, -1:]
     # Number of records at the end that have the label of the last one.
@@ -89,6 +97,11 @@ def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), al
     since = records.steps[len(records) - lasting]
     pure = torch.isin(final[:, 0], torch.tensor([LABELS.index(kind) for kind in PURE]))
     return Purity(tuple(gammas), codes, counts, ever, torch.where(pure, since, -1))
+
+
+def has_no_sink(records: Records) -> bool:
+    """Return whether records hold scores without swaps of the first key."""
+    return "s_pos_no_sink" in records.values
 
 
 @dataclass(frozen=True)
@@ -260,7 +273,10 @@ def curves(run: MultihopRun) -> dict[str, Any]:
         CurvePanel(
             "heads",
             [
-                *(Series(f"{name} heads", purity.counts[0, :, code], steps=True) for code, name in enumerate(LABELS)),
+                *(
+                    Series(f"{name} heads", purity.counts[0, :, code], steps=True)
+                    for code, name in enumerate(SCORE_LABELS)
+                ),
                 *(Series(f"ever {name}", purity.ever[0, :, LABELS.index(name)], steps=True) for name in PURE),
             ],
         ),

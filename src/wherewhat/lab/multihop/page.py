@@ -121,6 +121,9 @@ def _learning(task: str, runs: Runs) -> Parts:
         became = torch.stack([one.purity.since[at] for one in runs]).double()
         since[f"γ = {gamma:g}"] = became.masked_fill(became < 0, math.nan).nanmean(2)
         by_layer[f"label at the end, γ = {gamma:g}"] = _votes([one.purity.final[at] for one in runs], (*LABELS, "none"))
+        apart = [one.purity_no_sink.final[at] for one in runs if one.purity_no_sink is not None]
+        if apart:
+            by_layer[f"label without the sink, γ = {gamma:g}"] = _votes(apart, (*LABELS, "none"))
         by_layer[f"pure since step, γ = {gamma:g}"] = since[f"γ = {gamma:g}"]
     title = f"{task} task: step from which on heads stay pure"
     traces = _lines(_layers(runs), since, most=steps[-1], mode="markers")

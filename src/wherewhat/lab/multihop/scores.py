@@ -125,6 +125,9 @@ class QueryScores:
     Attributes:
         s_pos: Positional score, ``(layers, count, heads)`` float64.
         s_sym: Symbolic score, the same shape.
+        s_pos_no_sink: Positional score without swaps of the first key, the same shape; NaN unless requested.
+        s_sym_no_sink: Symbolic score without them, the same shape.
+        sink_mass: Attention weight of the first key, the same shape.
         effective: Effective number of swaps of both scores, the same shape.
         entropy: Entropy of the attention weights, the query's own key included, in nats, the same shape.
         use: Largest absolute contribution of each rotated plane to the logits of the keys before the query,
@@ -133,12 +136,17 @@ class QueryScores:
 
     s_pos: Tensor
     s_sym: Tensor
+    s_pos_no_sink: Tensor
+    s_sym_no_sink: Tensor
+    sink_mass: Tensor
     effective: Tensor
     entropy: Tensor
     use: Tensor
 
 
-def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *, tau: float = TAU) -> QueryScores:
+def score_query(
+    given: QueriesAndKeys, query: int, rows: Tensor | None = None, *, tau: float = TAU, no_sink: bool = False
+) -> QueryScores:
     """Return the scores at the token ``query``, from all swaps of two keys before it.
 
     Args:
@@ -146,6 +154,7 @@ def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *
         query: Position of the query; two keys must come before it.
         rows: Index of sequences ``(rows,)``; all by default.
         tau: Temperature of the weights of swaps.
+        no_sink: Also score without swaps of the first key; two others must come before the query.
     """
     q, k = given.rot_q[..., query, :], given.rot_k[..., : query + 1, :]
     if rows is not None:
@@ -161,25 +170,28 @@ def score_query(given: QueriesAndKeys, query: int, rows: Tensor | None = None, *
     weights = logits.softmax(-1)
     before = k[:, :query]
     positions = torch.arange(query, device=k.device)
-    scores = score_swaps(
-        QueryLogits.of(
-            q[:, None] * scale,
-            before if rotation is None else rotation.unrotate(before, positions),
-            rotation,
-            positions,
-            counts=(query,),
-            logits=logits[:, None, :query],
-            weights=weights[:, None, :query],
-            bias=None if bias is None else bias[:, None, :query],
-        ),
-        taus=(tau,),
+    swapped = QueryLogits.of(
+        q[:, None] * scale,
+        before if rotation is None else rotation.unrotate(before, positions),
+        rotation,
+        positions,
+        counts=(query,),
+        logits=logits[:, None, :query],
+        weights=weights[:, None, :query],
+        bias=None if bias is None else bias[:, None, :query],
+        sink=1,
     )
+    scores = score_swaps(swapped, taus=(tau,))
+    both = [torch.full_like(weights[:, 0], torch.nan)] * 2
+    if no_sink:
+        without = score_swaps(swapped.without_sink(), taus=(tau,))
+        both = [without.s_pos[:, 0, 0], without.s_sym[:, 0, 0]]
     # The laboratory's rotations pair neighbouring dimensions, from the first on.
     turned = 0 if rotation is None else 2 * rotation.planes
     products = q[:, None, :turned] * before[..., :turned]
     use = (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale
     entropy = torch.special.entr(weights).sum(-1)
-    found = (scores.s_pos[:, 0, 0], scores.s_sym[:, 0, 0], scores.effective[:, 0])
+    found = (scores.s_pos[:, 0, 0], scores.s_sym[:, 0, 0], *both, weights[:, 0], scores.effective[:, 0])
     return QueryScores(*(x.unflatten(0, shape) for x in (*found, entropy, use)))
 
 
@@ -190,6 +202,9 @@ class HeadScores:
     Attributes:
         s_pos: Positional score at the last token of each sequence, ``(layers, heads, count)`` float64.
         s_sym: Symbolic score, the same shape.
+        s_pos_no_sink: Positional score without swaps of the first key, the same shape.
+        s_sym_no_sink: Symbolic score without them, the same shape.
+        sink_excess: Attention weight of the first key minus that of uniform attention, the same shape.
         effective: Effective number of swaps of both scores, the same shape.
         entropy: Entropy of the attention weights at the last token in nats, the same shape.
         r: Correlation of the logits with a sum of a distance, a query and a key term, fitted to each sequence
@@ -207,6 +222,9 @@ class HeadScores:
 
     s_pos: Tensor
     s_sym: Tensor
+    s_pos_no_sink: Tensor
+    s_sym_no_sink: Tensor
+    sink_excess: Tensor
     effective: Tensor
     entropy: Tensor
     r: Tensor
@@ -223,7 +241,7 @@ class HeadScores:
 class _BatchScores:
     """Scores of a batch of sequences, ``(layers, heads, ...)``."""
 
-    by_sequence: Tensor  # (5, layers, heads, count): both scores, effective number of swaps, entropy, r
+    by_sequence: Tensor  # (8, layers, heads, count): four scores, sink mass, effective number of swaps, entropy, r
     errors: Tensor  # (2, layers, heads): SSE and TSS
     use: Tensor
     path: Tensor  # (3, layers, heads): sums of both scores, and number of tokens
@@ -257,7 +275,7 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = Fal
     batches = split_rows(scored, n, device) + [slice(scored + r.start, scored + r.stop) for r in rest]
     found = map_batches(run, batches, n, model)
     each = [part for part, _ in found if part is not None]
-    s_pos, s_sym, effective, entropy, r = torch.cat([part.by_sequence for part in each], -1).cpu()
+    s_pos, s_sym, *no_sink, sink, effective, entropy, r = torch.cat([part.by_sequence for part in each], -1).cpu()
     sse, tss = torch.stack([part.errors for part in each]).sum(0).cpu()
     use = torch.stack([part.use for part in each]).sum(0).cpu() / scored
     along = torch.stack([part.path for part in each]).sum(0).cpu()
@@ -270,6 +288,9 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = Fal
     return HeadScores(
         s_pos=s_pos,
         s_sym=s_sym,
+        s_pos_no_sink=no_sink[0],
+        s_sym_no_sink=no_sink[1],
+        sink_excess=sink - 1 / n,
         effective=effective,
         entropy=entropy,
         r=r,
@@ -285,7 +306,7 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, path: bool = Fal
 
 def _score(given: QueriesAndKeys, path: Tensor, along: bool, tau: float) -> _BatchScores:
     layers, count, heads, n, _ = given.rot_q.shape
-    found = score_query(given, n - 1, tau=tau)
+    found = score_query(given, n - 1, tau=tau, no_sink=True)
     by_distance: Tensor | None = None
     if given.bias is not None:  # ALiBi, the only bias, depends on the distance alone
         by_distance = given.bias[:, None, :, -1].flip(-1).expand(-1, count, -1, -1).flatten(0, 2)
@@ -297,7 +318,12 @@ def _score(given: QueriesAndKeys, path: Tensor, along: bool, tau: float) -> _Bat
             some = score_query(given, query, rows.to(r.device), tau=tau)
             sums += torch.stack([some.s_pos.sum(1), some.s_sym.sum(1), torch.full_like(sums[2], len(rows))])
     return _BatchScores(
-        by_sequence=torch.stack([found.s_pos, found.s_sym, found.effective, found.entropy, r]).mT,
+        by_sequence=torch.stack(
+            [
+                *(found.s_pos, found.s_sym, found.s_pos_no_sink, found.s_sym_no_sink),
+                *(found.sink_mass, found.effective, found.entropy, r),
+            ]
+        ).mT,
         errors=torch.stack([sse.sum(1), tss.sum(1)]),
         use=found.use.double().sum(1),
         path=sums,
@@ -317,6 +343,9 @@ AXES: Axes = {
     "loss": ("hop",),  # mean cross-entropy of the answers
     "s_pos": _HEAD,  # positional score at the last token, mean over sequences
     "s_sym": _HEAD,  # symbolic score
+    "s_pos_no_sink": _HEAD,  # positional score without swaps of the first key
+    "s_sym_no_sink": _HEAD,  # symbolic score without them
+    "sink_excess": _HEAD,  # attention on the first key minus that of uniform attention, mean over sequences
     "s_pos_spread": _HEAD,  # standard deviation over sequences
     "s_sym_spread": _HEAD,
     "s_pos_path": _HEAD,  # positional score over the source tokens of all hops; NaN unless requested
@@ -333,7 +362,7 @@ AXES: Axes = {
 
 Constants of the records are ``hops``, the numbers of hops; ``counts``, the questions of each; and ``about``: a hash
 of the recording, the number of sequences that heads are scored on, and their number of tokens. All are int64. Records
-of earlier versions have neither ``effective_swaps`` nor ``mean_frequency_softmax``.
+of earlier versions have neither ``effective_swaps`` nor ``mean_frequency_softmax``, nor scores without the first key.
 """
 
 
@@ -344,6 +373,9 @@ def record_scores(scores: HeadScores) -> dict[str, Tensor]:
         "loss": scores.accuracy.loss,
         "s_pos": scores.s_pos.mean(-1),
         "s_sym": scores.s_sym.mean(-1),
+        "s_pos_no_sink": scores.s_pos_no_sink.mean(-1),
+        "s_sym_no_sink": scores.s_sym_no_sink.mean(-1),
+        "sink_excess": scores.sink_excess.mean(-1),
         "s_pos_spread": scores.s_pos.std(-1, correction=0),
         "s_sym_spread": scores.s_sym.std(-1, correction=0),
         "s_pos_path": scores.s_pos_path,

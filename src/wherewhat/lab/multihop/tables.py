@@ -36,7 +36,7 @@ from wherewhat.lab.study import filled_table
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.statistics import Interval, in_words
-from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps import SCORE_LABELS, SCORES
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.progress import Progress
 
@@ -131,7 +131,7 @@ def dynamics_table(run: MultihopRun) -> Table:
 
     def row(index: int) -> list[str]:
         means = (records[name][index].nanmean() for name in ("s_pos", "s_sym", "entropy", "r"))
-        counts = zip(LABELS, purity.counts[0, index].tolist(), purity.ever[0, index].tolist(), strict=True)
+        counts = zip(SCORE_LABELS, purity.counts[0, index].tolist(), purity.ever[0, index].tolist(), strict=True)
         return [
             f"{int(records.steps[index]):,}",
             *(f"{share:.3f}" for share in records["accuracy"][index].tolist()),
@@ -142,9 +142,10 @@ def dynamics_table(run: MultihopRun) -> Table:
     names = [f"{hops}-hop" for hops in records["hops"].tolist()]
     return filled_table(
         f"{run.setup.name} task, seed {run.seed}: accuracy, mean scores, and heads of each label (γ = 0.1)",
-        ("step", *names, "s_pos", "s_sym", "entropy", "r", *LABELS),
+        ("step", *names, "s_pos", "s_sym", "entropy", "r", *SCORE_LABELS),
         map(row, sorted({round(x) for x in torch.linspace(0, len(records) - 1, 16).tolist()})),
-        caption="In brackets: heads that were pure at that step or an earlier one.",
+        caption="In brackets: heads that were pure at that step or an earlier one. Labels are over all keys, as in the "
+        "paper; sinks are among them.",
         left=(),
     )
 
@@ -221,15 +222,16 @@ def _fourier_table(n: int) -> Table:
         for side in ("query", "key"):
             model = fourier_transformer(function(n, n), side=side)
             attention = model.attention(distinct_tokens(model, n))[0]
-            fit, swaps = fit_layer(attention), layer_swaps(attention, [n - 1])
-            shown = (float(x) for x in (fit.r, fit.noise_floor, swaps.s_pos, swaps.s_sym))
-            rows.append([name, side, *(f"{value:.3f}" for value in shown)])
+            fit, swaps = fit_layer(attention), layer_swaps(attention, [n - 1], sink_tokens=1)
+            shown = (fit.r, fit.noise_floor, *(getattr(swaps, score) for score in SCORES))
+            rows.append([name, side, *(f"{float(value):.3f}" for value in shown)])
     return filled_table(
         f"constructed RoPE heads with any function of token and distance, {n} different tokens",
-        ("function", "of the", "r", "r of noise", "s_pos", "s_sym"),
+        ("function", "of the", "r", "r of noise", *SCORES),
         rows,
         caption="r: correlation with the best sum of a distance, a query and a key term; near that of noise for "
-        "functions that are not additive, 1 for additive ones. Scores are of all swaps at the last token.",
+        "functions that are not additive, 1 for additive ones. Scores are of all swaps at the last token, and without "
+        "those of the first key (no sink).",
         left=(0, 1),
     )
 

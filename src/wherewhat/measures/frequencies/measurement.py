@@ -26,7 +26,13 @@ from wherewhat.measures.swaps import TAU
 from wherewhat.options import option
 
 BANDS = 4
-_SCORES = (("s_pos", "positional"), ("s_sym", "symbolic"))
+_SCORES = (
+    ("s_pos", "positional", "positional score"),
+    ("s_sym", "symbolic", "symbolic score"),
+    ("s_pos_no_sink", "positional, no sink", "positional score without the sink"),
+    ("s_sym_no_sink", "symbolic, no sink", "symbolic score without the sink"),
+)
+"""Swap scores over all keys and over those after the sink: name, title, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class FrequenciesConfig:
     bands: int = option(BANDS, "number of bands of the planes, sorted by frequency; band 1 is the fastest")
     masking: bool = option(True, "also measure the model with each band removed, and with only that band")
     heads: tuple[str, ...] = option((), "heads to mask, as layer.head, such as 3.1,5.0; all if empty")
+    sink_tokens: int = option(1, "number of first tokens that count as attention sink")
     block_mib: int = option(64, "memory for one block of logits, in MiB")
     unrotate: bool = option(
         False,
@@ -53,6 +60,7 @@ class FrequenciesConfig:
     def __post_init__(self) -> None:
         """Check the values."""
         check_minimum(self, 0, "queries")
+        check_minimum(self, 1, "sink_tokens")
         check_minimum(self, 1, "bands", "block_mib", most=MOST_REPEATS)
         if not self.tau > 0:
             raise ConfigError(f"tau is {self.tau}: it must be positive, because it divides weight differences")
@@ -74,10 +82,10 @@ def _band_metrics(band: int) -> list[Metric]:
             Metric(
                 f"{score}_band_{band}",
                 f"{title}, {planes}",
-                f"Mean {title} score of single planes in {planes}.",
+                f"Mean {what} of single planes in {planes}.",
                 range=SHARE,
             )
-            for score, title in _SCORES
+            for score, title, what in _SCORES
         ),
         _loss(
             f"loss_without_band_{band}", f"loss without {planes}", f"Loss with {planes} masked.", "loss_without_random"
@@ -92,9 +100,9 @@ def _band_metrics(band: int) -> list[Metric]:
             Metric(
                 f"{score}_change_without_band_{band}",
                 f"{title} without {planes}",
-                f"Change of the masked heads' mean {title} score with {planes} masked.",
+                f"Change of the masked heads' mean {what} with {planes} masked.",
             )
-            for score, title in _SCORES
+            for score, title, what in _SCORES
         ),
     ]
 
@@ -229,7 +237,7 @@ class FrequenciesMeasurement(TextMeasurement):
 
     name = "frequencies"
     group = "Heads"
-    revision = 3
+    revision = 4
     summary = "RoPE frequencies that heads use, and the loss without them."
     config = FrequenciesConfig
     metrics = (
@@ -259,6 +267,10 @@ class FrequenciesMeasurement(TextMeasurement):
         Metric(
             "s_sym", "symbolic", "1 if the head's attention follows the contents when they are swapped.", range=SHARE
         ),
+        *(
+            Metric(score, title, f"The {what}: the first tokens are not swapped.", range=SHARE)
+            for score, title, what in _SCORES[2:]
+        ),
         Metric(
             "effective_swaps",
             "effective number of swaps",
@@ -269,10 +281,10 @@ class FrequenciesMeasurement(TextMeasurement):
             Metric(
                 f"frequency_softmax_{score}",
                 f"frequency ID × {title}",
-                f"Correlation over heads of mean frequency ID and {title} score; above 0, slow heads are {title}.",
+                f"Correlation over heads of mean frequency ID and {what}; above 0, slow heads have the higher score.",
                 range=CORRELATION,
             )
-            for score, title in _SCORES
+            for score, title, what in _SCORES
         ),
         *(
             Metric(
@@ -281,16 +293,16 @@ class FrequenciesMeasurement(TextMeasurement):
                 "The same correlation with linear weights of the mean frequency ID.",
                 range=CORRELATION,
             )
-            for score, title in _SCORES
+            for score, title, _ in _SCORES
         ),
         *(
             Metric(
                 f"{score}_rest",
                 f"{title}, unrotated",
-                f"{title.capitalize()} score of the dimensions that do not rotate.",
+                f"{what.capitalize()} of the dimensions that do not rotate.",
                 range=SHARE,
             )
-            for score, title in _SCORES
+            for score, title, what in _SCORES
         ),
         loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
     )
@@ -321,4 +333,4 @@ class FrequenciesMeasurement(TextMeasurement):
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         """Return how a report runs it: with no more bands than there are planes."""
         options = {"bands": capacity.planes} if 0 < capacity.planes < BANDS else {}
-        return ReportRun(22.0, documents=3, tokens=128, options=options)
+        return ReportRun(27.0, documents=3, tokens=128, options=options)

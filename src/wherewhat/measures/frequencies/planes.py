@@ -11,7 +11,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Curve, LayerScores
-from wherewhat.measures.swaps import TAU
+from wherewhat.measures.swaps import SCORES, TAU
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import QueryLogits, keys_before, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
@@ -152,10 +152,13 @@ def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> It
         )
 
 
-def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau: float, scored: bool) -> LayerScores:
+def layer_frequencies(
+    attention: LayerAttention, queries: Sequence[int], *, tau: float, sink_tokens: int, scored: bool
+) -> LayerScores:
     """Return scores and curves of one layer that rotates, of a pass over one text, averaged over queries.
 
-    Unless it is ``scored``, which takes keys that each depend on one token, its swap scores are NaN.
+    Unless it is ``scored``, which takes keys that each depend on one token, its swap scores are NaN; so are those
+    without the sink if no query has two keys after it.
     """
     assert attention.rotation is not None
     planes, inv_freq = attention.rotation.planes, attention.rotation.inv_freq
@@ -164,19 +167,21 @@ def layer_frequencies(attention: LayerAttention, queries: Sequence[int], *, tau:
         "mean_frequency_softmax": mean_frequency_softmax(use, inv_freq),
         "mean_frequency": mean_frequency(use, inv_freq),
     }
+    nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64)
+    single = dict.fromkeys(SCORES, nothing)
     if scored:
-        swaps = layer_swaps(attention, queries, tau=tau)
-        scores = {"s_pos": swaps.s_pos, "s_sym": swaps.s_sym, "effective_swaps": swaps.effective}
-        heads |= {name: values.mean(-1) for name, values in scores.items()}
-        single = [plane_swaps(attention, query, tau=tau) for query in queries]
-        s_pos, s_sym = (torch.stack(x).mean(0).cpu() for x in zip(*single, strict=True))
+        swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens)
+        heads |= {name: getattr(swaps, name).nanmean(-1) for name in SCORES}
+        heads["effective_swaps"] = swaps.effective.mean(-1)
+        later = [query for query in queries if query >= sink_tokens + 2]
+        for names, skip, some in ((SCORES[:2], 0, queries), (SCORES[2:], sink_tokens, later)):
+            found = [plane_swaps(attention, query, tau=tau, skip=skip) for query in some]
+            means = (torch.stack(x).mean(0).cpu() for x in zip(*found, strict=True))
+            single |= dict(zip(names, means, strict=False))  # none without queries
     else:
-        nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64)
-        s_pos = s_sym = nothing
-        heads |= dict.fromkeys(("s_pos", "s_sym", "effective_swaps"), nothing[:, 0])
-    if s_pos.shape[1] > planes:
-        heads |= {"s_pos_rest": s_pos[:, planes], "s_sym_rest": s_sym[:, planes]}
-    by_plane = {"plane_s_pos": s_pos[:, :planes], "plane_s_sym": s_sym[:, :planes], "frequency_use": use}
+        heads |= dict.fromkeys((*SCORES, "effective_swaps"), nothing[:, 0])
+    heads |= {f"{name}_rest": values[:, planes] for name, values in single.items() if values.shape[1] > planes}
+    by_plane = {**{f"plane_{name}": values[:, :planes] for name, values in single.items()}, "frequency_use": use}
     return LayerScores(
         attention.layer,
         heads,

@@ -30,6 +30,7 @@ from wherewhat.measures.frequencies.planes import (
     slower_planes,
 )
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.swaps import SCORES
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import (
@@ -70,7 +71,9 @@ def measure_frequencies(
         assert attention.rotation is not None
         layer, inv_freq = attention.layer, attention.rotation.inv_freq
         bands[layer] = frequency_bands(inv_freq, config.bands)
-        scores = layer_frequencies(attention, queries, tau=config.tau, scored=scored(attention))
+        scores = layer_frequencies(
+            attention, queries, tau=config.tau, sink_tokens=config.sink_tokens, scored=scored(attention)
+        )
         if config.unrotate:
             scores = _with_band_index(scores, attention, trained)
             slow[layer] = slower_planes(inv_freq, scores.whole["band_predicted"])
@@ -102,7 +105,11 @@ def measure_frequencies(
                 masking,
                 by_band,
                 found,
-                lambda attention: layer_swaps(attention, queries, tau=config.tau) if scored(attention) else None,
+                lambda attention: (
+                    layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens)
+                    if scored(attention)
+                    else None
+                ),
             )
         if config.unrotate:
             masking.check(loss, how="unrotate")
@@ -139,7 +146,7 @@ def _correlations(layers: Sequence[LayerScores]) -> dict[str, float]:
     return {
         f"{name}_{score}": correlation(joined(used), joined(score))
         for name, used in (("frequency_softmax", "mean_frequency_softmax"), ("frequency", "mean_frequency"))
-        for score in ("s_pos", "s_sym")
+        for score in SCORES
     }
 
 
@@ -151,7 +158,7 @@ def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count:
                 [x.curves[f"plane_{name}"].values[:, bands[x.layer][band]].double().flatten() for x in layers]
             ).nanmean()
         )
-        for name in ("s_pos", "s_sym")
+        for name in SCORES
         for band in range(count)
     }
 
@@ -166,17 +173,17 @@ def _effects(
     heads = masking.heads
     before = {
         name: float(torch.cat([x.heads[name][heads[x.layer]] for x in layers if x.layer in heads]).nanmean())
-        for name in ("s_pos", "s_sym")
+        for name in SCORES
     }
     drawn = masking.random(bands[0])
     whole = {"loss_without_random": masking.loss(drawn), "loss_only_random": masking.loss(_others(drawn))}
     for band, planes in enumerate(bands, 1):
-        after: dict[str, list[Tensor]] = {"s_pos": [], "s_sym": []}
+        after: dict[str, list[Tensor]] = {name: [] for name in SCORES}
 
         def add_scores(masked: LayerAttention, after: Mapping[str, list[Tensor]] = after) -> None:
             if (swaps := score(masked)) is not None:
                 for name, found in after.items():
-                    found.append(getattr(swaps, name)[heads[masked.layer]].mean(-1))
+                    found.append(getattr(swaps, name)[heads[masked.layer]].nanmean(-1))
 
         whole[f"loss_without_band_{band}"] = masking.loss(planes, reducer=add_scores)
         whole[f"loss_only_band_{band}"] = masking.loss(_others(planes))

@@ -22,7 +22,7 @@ from wherewhat.measures.measurement import (
     TextMeasurement,
     check_minimum,
 )
-from wherewhat.measures.swaps import LABELS, TAU
+from wherewhat.measures.swaps import LABELS, SINK, TAU
 from wherewhat.options import option
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ SPREAD_METRICS = (
 )
 
 _VECTORS = (("q", "queries"), ("k", "keys"))
+_KINDS = (("pos", "positional"), ("sym", "symbolic"))
 
 PATTERN_METRICS = (
     _pattern(
@@ -156,6 +157,9 @@ class HeadsConfig(PatternConfig):
     block: int = option(1, "tokens per swapped block")
     skip: int = option(0, "number of first keys that are never swapped (attention sinks)")
     gamma: float = option(0.1, "heads are pure with one score of at least 1 - gamma and the other at most gamma")
+    sink_threshold: float = option(
+        SINK, "heads are sinks with at least this much more attention on the first tokens than uniform attention"
+    )
     taus: tuple[float, ...] = option((1e-3, 1e-2, 1e-1), "other temperatures, for the sensitivity")
     blocks: tuple[int, ...] = option((2, 8, 32), "other block sizes, for the sensitivity")
     rerun: bool = option(True, "run layers whose keys depend on several tokens once per swap; else leave them out")
@@ -171,9 +175,14 @@ class HeadsConfig(PatternConfig):
         check_at_most(MOST_TOKENS, block=self.block, blocks=self.blocks, positions=self.positions)
         if not 0 < self.gamma < 0.5:
             raise ConfigError(f"gamma={self.gamma:g} must be between 0 and 0.5")
+        if not 0 < self.sink_threshold < 1:
+            raise ConfigError(f"sink_threshold={self.sink_threshold:g} must be between 0 and 1: it is a share")
 
 
 PAIRS = {
+    "corr_pos_sym_no_sink": ("s_pos_no_sink", "s_sym_no_sink"),
+    "corr_pos_frequency_softmax_no_sink": ("s_pos_no_sink", "mean_frequency_softmax"),
+    "corr_sym_frequency_softmax_no_sink": ("s_sym_no_sink", "mean_frequency_softmax"),
     "corr_pos_sym": ("s_pos", "s_sym"),
     "corr_pos_frequency_softmax": ("s_pos", "mean_frequency_softmax"),
     "corr_sym_frequency_softmax": ("s_sym", "mean_frequency_softmax"),
@@ -191,29 +200,66 @@ class HeadsMeasurement(TextMeasurement):
 
     name = "heads"
     group = "Heads"
-    revision = 4
+    revision = 5
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     figure = "plane"
-    codes: ClassVar = {"label": LABELS, "label_together": LABELS}
-    report = ReportRun(8.0, documents=4, tokens=256, controls=("random",), options={"queries": 8})
+    codes: ClassVar = dict.fromkeys(("label_no_sink", "label_no_sink_together", "label", "label_together"), LABELS)
+    report = ReportRun(8.5, documents=4, tokens=256, controls=("random",), options={"queries": 8})
     recorded: ClassVar[Mapping[str, Any]] = {"queries": 4, "taus": (), "blocks": ()}
     metrics = (
         _share(
-            "s_pos",
+            "s_pos_no_sink",
             "positional score",
-            "1 if attention stays at its positions when two tokens are swapped: the head attends by position (where).",
+            "1 if attention stays at its positions when two tokens after the sink are swapped: the head attends by "
+            "position (where).",
         ),
         _share(
-            "s_sym",
+            "s_sym_no_sink",
             "symbolic score",
-            "1 if attention follows the tokens when two are swapped: the head attends by content (what). Uniform "
-            "attention has both scores.",
+            "1 if attention follows the tokens when two of them after the sink are swapped: the head attends by "
+            "content (what). Uniform attention has both scores.",
         ),
-        _share("heads_positional", "pure positional heads", "Share of heads with a high positional score alone."),
-        _share("heads_symbolic", "pure symbolic heads", "Share of heads with a high symbolic score alone."),
-        _share("heads_uniform", "uniform heads", "Share of heads with two high scores: their attention is uniform."),
-        _share("heads_mixed", "mixed heads", "Share of all other heads."),
+        _share(
+            "heads_sink",
+            "sink heads",
+            "Share of heads whose attention on the first tokens exceeds that of uniform attention by the threshold.",
+        ),
+        _share(
+            "heads_positional_no_sink",
+            "pure positional heads",
+            "Share of heads that are no sink and have a high positional score alone.",
+        ),
+        _share(
+            "heads_symbolic_no_sink",
+            "pure symbolic heads",
+            "Share of heads that are no sink and have a high symbolic score alone.",
+        ),
+        _share(
+            "heads_uniform_no_sink",
+            "uniform heads",
+            "Share of heads that are no sink and have two high scores: their attention is uniform.",
+        ),
+        _share("heads_mixed_no_sink", "mixed heads", "Share of all other heads that are no sink."),
+        _share(
+            "s_pos",
+            "positional, all keys",
+            "The positional score with swaps of the sink as well, as in the papers. Such a swap moves the sink, "
+            "attention follows it, and a sink head is called symbolic.",
+        ),
+        _share("s_sym", "symbolic, all keys", "The symbolic score with swaps of the sink as well, as in the papers."),
+        _share(
+            "heads_positional",
+            "pure positional heads, all keys",
+            "Share of heads with a high positional score over all keys alone; sinks are no exception.",
+        ),
+        _share(
+            "heads_symbolic",
+            "pure symbolic heads, all keys",
+            "Share of heads with a high symbolic score over all keys alone; sink heads are among them.",
+        ),
+        _share("heads_uniform", "uniform heads, all keys", "Share of heads with two high scores over all keys."),
+        _share("heads_mixed", "mixed heads, all keys", "Share of all other heads by their scores over all keys."),
         Metric(
             "s_pos_logits",
             "positional, of logits",
@@ -227,7 +273,10 @@ class HeadsMeasurement(TextMeasurement):
             "exclusion",
             "Squared positional and symbolic deviations over the variance of logits, minimum over queries: at least 1.",
         ),
-        _correlation("corr_pos_sym", "positional ~ symbolic", "Correlation of the two scores over heads."),
+        _correlation("corr_pos_sym_no_sink", "positional ~ symbolic", "Correlation of the two scores over heads."),
+        _correlation(
+            "corr_pos_sym", "positional ~ symbolic, all keys", "Correlation over heads of the two scores of all keys."
+        ),
         Metric(
             "mean_frequency_softmax",
             "mean frequency ID",
@@ -242,21 +291,23 @@ class HeadsMeasurement(TextMeasurement):
             control="mean_frequency_even",
             control_title="even use",
         ),
-        _correlation(
-            "corr_pos_frequency_softmax", "positional ~ frequency", "Correlation over heads with the mean frequency ID."
+        *(
+            _correlation(
+                f"corr_{score}_frequency_softmax_no_sink",
+                f"{title} ~ frequency",
+                f"Correlation over heads of the {title} score with the mean frequency ID.",
+            )
+            for score, title in _KINDS
         ),
-        _correlation(
-            "corr_sym_frequency_softmax", "symbolic ~ frequency", "Correlation over heads with the mean frequency ID."
-        ),
-        _correlation(
-            "corr_pos_frequency",
-            "positional ~ frequency, linear",
-            "Correlation over heads with the linear mean frequency ID.",
-        ),
-        _correlation(
-            "corr_sym_frequency",
-            "symbolic ~ frequency, linear",
-            "Correlation over heads with the linear mean frequency ID.",
+        *(
+            _correlation(
+                f"corr_{score}_{frequency}",
+                f"{title} ~ frequency{linear}, all keys",
+                f"Correlation over heads of the {title} score of all keys with the{linear.strip(',')} mean frequency "
+                "ID.",
+            )
+            for frequency, linear in (("frequency_softmax", ""), ("frequency", ", linear"))
+            for score, title in _KINDS
         ),
         _share("r", "r of three axes", "Correlation of logits with a[i-j] + b[i] + c[j]; see the axes measurement."),
         _share("r_a", "distance alone", "Correlation of logits with a distance curve alone."),
@@ -264,12 +315,16 @@ class HeadsMeasurement(TextMeasurement):
         _correlation(
             "corr_pos_distance",
             "positional ~ distance",
-            "Correlation over heads of the positional score with r of the distance term.",
+            "Correlation over heads of the positional score of all keys with r of the distance term.",
         ),
         _correlation(
-            "corr_sym_key", "symbolic ~ key", "Correlation over heads of the symbolic score with r of the key term."
+            "corr_sym_key",
+            "symbolic ~ key",
+            "Correlation over heads of the symbolic score of all keys with r of the key term.",
         ),
-        _correlation("corr_pos_r", "positional ~ r", "Correlation over heads of the positional score with r."),
+        _correlation(
+            "corr_pos_r", "positional ~ r", "Correlation over heads of the positional score of all keys with r."
+        ),
         Metric(
             "effective_swaps",
             "effective number of swaps",
@@ -292,8 +347,10 @@ class HeadsMeasurement(TextMeasurement):
     limits = (
         "Scores are from swaps of two tokens at the chosen queries of these texts: another text, query, block size or "
         "temperature (stored as curves) gives other numbers. With a small temperature the swap weights concentrate on "
-        "the pairs with the largest difference in attention, so the scores of a head with a sink depend on swaps of "
-        "the sink (exclude it with skip=1). Intervals of a head's scores are Student's over the means of documents; of "
+        "the pairs with the largest difference in attention, so the scores of all keys of a head with a sink describe "
+        "the sink: the label and the first scores leave the first sink_tokens keys in place. Another key that draws "
+        "attention whatever the query is swapped like any other. A sink head may have another role on the few queries "
+        "that need it. Intervals of a head's scores are Student's over the means of documents; of "
         "a single document they are over its queries and say nothing about other texts. Attention on a kind of token "
         "is not the effect of the head on the output."
     )

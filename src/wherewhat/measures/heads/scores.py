@@ -15,10 +15,10 @@ from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency,
 from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
 from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
-from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps import LABELS, SCORE_LABELS, SCORES
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps, reference_scores
 from wherewhat.measures.swaps.logits import choose_queries
-from wherewhat.measures.swaps.scores import label
+from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.measures.tensors import correlation, defined, over_documents
 
 
@@ -47,6 +47,7 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Documen
                 tau=config.tau,
                 block=config.block,
                 skip=config.skip,
+                sink_tokens=config.sink_tokens,
                 taus=config.taus,
                 blocks=config.blocks,
             )
@@ -65,6 +66,7 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Documen
                     tau=config.tau,
                     block=config.block,
                     skip=config.skip,
+                    sink_tokens=config.sink_tokens,
                 )
                 found[layer] = _with_scores(found[layer], *scores, config)
     layers = list(found.values())
@@ -118,41 +120,60 @@ def _layer(
         "swaps_kept": swaps.kept.mean(1),
     }
     scores = LayerScores(attention.layer, from_logits | heads, whole, sensitivity | curves)
-    return _with_scores(scores, swaps.s_pos, swaps.s_sym, swaps.effective, config)
+    return _with_scores(
+        scores, swaps.s_pos, swaps.s_sym, swaps.effective, swaps.s_pos_no_sink, swaps.s_sym_no_sink, config
+    )
 
 
 def _with_scores(
-    layer: LayerScores, s_pos: Tensor, s_sym: Tensor, effective: Tensor, config: HeadsConfig
+    layer: LayerScores,
+    s_pos: Tensor,
+    s_sym: Tensor,
+    effective: Tensor,
+    s_pos_no_sink: Tensor,
+    s_sym_no_sink: Tensor,
+    config: HeadsConfig,
 ) -> LayerScores:
     """Return the layer's scores with swap scores ``(heads, queries)``, their intervals and labels."""
-    heads = _summary(s_pos[:, None], s_sym[:, None], config.gamma)
+    scores = dict(zip(SCORES, (s_pos, s_sym, s_pos_no_sink, s_sym_no_sink), strict=True))
+    heads = _summary({name: values[:, None] for name, values in scores.items()}, [layer], config)
+    shares = _shares(heads, config.gamma)
     heads["effective_swaps"] = effective.mean(-1)
-    curves = {
-        "s_pos_by_query": Curve(s_pos.float(), ("head", "query")),
-        "s_sym_by_query": Curve(s_sym.float(), ("head", "query")),
-    }
-    shares = _shares(heads["s_pos"], heads["s_sym"], config.gamma)
+    curves = {f"{name}_by_query": Curve(values.float(), ("head", "query")) for name, values in scores.items()}
     return LayerScores(layer.layer, {**heads, **layer.heads}, {**layer.whole, **shares}, {**layer.curves, **curves})
 
 
-def _summary(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, Tensor]:
-    """Return means of scores ``(heads, documents, queries)`` with intervals and labels."""
+def _summary(scores: Mapping[str, Tensor], documents: Sequence[LayerScores], config: HeadsConfig) -> dict[str, Tensor]:
+    """Return means of scores ``(heads, documents, queries)`` with intervals and both labels of every head.
+
+    ``label`` follows from the scores over all keys alone. ``label_no_sink`` is *sink* for sink heads, and follows from
+    the scores over the keys after the sink for all others.
+    """
     heads = {}
-    for name, values in (("s_pos", s_pos), ("s_sym", s_sym)):
+    for name, values in scores.items():
         bounds = over_documents(values).clamp(0, 1)
         heads[name] = values.double().nanmean(-1).nanmean(-1)
         heads[f"{name}_low"], heads[f"{name}_high"] = bounds.unbind(-1)
-    heads["label"] = label(heads["s_pos"], heads["s_sym"], gamma).double()
+    excess = torch.stack([one.heads["sink_mass"] - one.whole["sink_mass_uniform"] for one in documents], 1)
+    sink = sink_heads(excess, config.sink_threshold)
+    heads["label"] = label(heads["s_pos"], heads["s_sym"], config.gamma).double()
+    heads["label_no_sink"] = label(heads["s_pos_no_sink"], heads["s_sym_no_sink"], config.gamma, sink=sink).double()
     return heads
 
 
-def _shares(s_pos: Tensor, s_sym: Tensor, gamma: float) -> dict[str, float]:
-    """Return the share of heads with each label, and of pure heads at half of γ."""
-    codes, strict = label(s_pos, s_sym, gamma), label(s_pos, s_sym, gamma / 2)
-    found = {f"heads_{name}": float((codes == code).double().mean()) for code, name in enumerate(LABELS)}
-    for name in ("positional", "symbolic"):
-        found[f"heads_{name}_strict"] = float((strict == LABELS.index(name)).double().mean())
-    return found
+def _shares(heads: Mapping[str, Tensor], gamma: float) -> dict[str, float]:
+    """Return the share of heads with each label in both versions, and of pure heads at half of γ."""
+
+    def share(codes: Tensor, name: str) -> float:
+        return float((codes == LABELS.index(name)).double().mean())
+
+    strict = label(heads["s_pos"], heads["s_sym"], gamma / 2)
+    return {
+        **{f"heads_{name}": share(heads["label"], name) for name in SCORE_LABELS},
+        **{f"heads_{name}_strict": share(strict, name) for name in ("positional", "symbolic")},
+        "heads_sink": share(heads["label_no_sink"], "sink"),
+        **{f"heads_{name}_no_sink": share(heads["label_no_sink"], name) for name in SCORE_LABELS},
+    }
 
 
 def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
@@ -161,9 +182,7 @@ def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) 
     for same in zip(*(document.layers for document in documents), strict=True):
         if any("s_pos_by_query" not in layer.curves for layer in same):
             continue
-        s_pos, s_sym = (
-            torch.stack([layer.curves[f"{name}_by_query"].values for layer in same], 1) for name in ("s_pos", "s_sym")
-        )
-        heads = _summary(s_pos, s_sym, config.gamma)
+        scores = {name: torch.stack([layer.curves[f"{name}_by_query"].values for layer in same], 1) for name in SCORES}
+        heads = _summary(scores, same, config)
         layers.append(LayerScores(same[0].layer, {f"{name}_together": values for name, values in heads.items()}))
     return DocumentScores(layers)

@@ -40,6 +40,9 @@ class Swaps:
         queries: Positions of the queries.
         s_pos: Positional score of each head at each query, ``(heads, queries)``.
         s_sym: Symbolic score, ``(heads, queries)``.
+        s_pos_no_sink: Positional score from the swaps that leave the sink in place, ``(heads, queries)``: those of keys
+            after the first ``sink_tokens``. NaN for queries with fewer than two blocks of them.
+        s_sym_no_sink: Symbolic score from the same swaps, ``(heads, queries)``.
         s_pos_logits: Positional score from logits, ``(heads, queries)``: 1 minus the mean squared positional deviation
             relative to that of a symbolic head.
         s_sym_logits: Symbolic score from logits, ``(heads, queries)``.
@@ -57,6 +60,8 @@ class Swaps:
     queries: tuple[int, ...]
     s_pos: Tensor
     s_sym: Tensor
+    s_pos_no_sink: Tensor
+    s_sym_no_sink: Tensor
     s_pos_logits: Tensor
     s_sym_logits: Tensor
     exclusion: Tensor
@@ -87,6 +92,7 @@ def layer_swaps(
     tau: float = TAU,
     block: int = 1,
     skip: int = 0,
+    sink_tokens: int = 0,
     taus: tuple[float, ...] = (),
     blocks: tuple[int, ...] = (),
 ) -> Swaps:
@@ -100,9 +106,9 @@ def layer_swaps(
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
     heads, count = attention.heads, len(queries)
     taus = (tau, *taus)
-    found = torch.empty(heads, count, 2 * len(taus) + 6, dtype=torch.float64)
+    found = torch.empty(heads, count, 2 * len(taus) + 8, dtype=torch.float64)
     by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
-    for columns, counts, scores, logits in _scored(attention, queries, skip, taus, block):
+    for columns, counts, scores, logits in _scored(attention, queries, skip, sink_tokens, taus, block):
 
         def by_head(x: Tensor, columns: list[int] = columns) -> Tensor:
             """Return ``(heads, queries, ...)`` on the CPU."""
@@ -115,8 +121,8 @@ def layer_swaps(
             again = scores if size == block else _columns(score_swaps(logits(), taus=(tau,), block=size))
             both = again[..., 0], again[..., len(taus) if size == block else 1]
             by_block[:, :, columns, index] = torch.stack([by_head(x) for x in both])
-    s_pos, s_sym = torch.unflatten(found[..., :-6], -1, (2, -1)).unbind(-2)
-    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits = found[..., -6:].unbind(-1)
+    s_pos, s_sym = torch.unflatten(found[..., :-8], -1, (2, -1)).unbind(-2)
+    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = found[..., -8:].unbind(-1)
     if bool((exclusion < 1 - 1e-3).any()):
         query = queries[int(exclusion.amin(0).argmin())]
         raise MeasureError(
@@ -127,6 +133,8 @@ def layer_swaps(
         queries=tuple(queries),
         s_pos=s_pos[..., 0],
         s_sym=s_sym[..., 0],
+        s_pos_no_sink=no_sink[0],
+        s_sym_no_sink=no_sink[1],
         s_pos_logits=s_pos_logits,
         s_sym_logits=s_sym_logits,
         exclusion=exclusion,
@@ -141,56 +149,91 @@ def layer_swaps(
 
 
 def _scored(
-    attention: LayerAttention, queries: Sequence[int], skip: int, taus: tuple[float, ...], block: int
+    attention: LayerAttention, queries: Sequence[int], skip: int, sink_tokens: int, taus: tuple[float, ...], block: int
 ) -> Iterator[tuple[list[int], tuple[int, ...], Tensor, Callable[[], QueryLogits]]]:
     """Yield indices into ``queries``, numbers of keys, scores ``(groups, rows, columns)``, and a function for logits.
 
-    Columns are ``s_pos`` and ``s_sym`` by temperature, bound, kept, effective, exclusion, and both scores from logits.
+    Columns are ``s_pos`` and ``s_sym`` by temperature, bound, kept, effective, exclusion, both scores from logits, and
+    both without the sink.
     """
     simple = attention.mask.only_causal and attention.sinks is None and attention.softcap is None and block == 1
     device, rotation = attention.rot_q.device, attention.rotation
-    if rotation is None or device.type != "cuda" or not simple or len(queries) > queries_at_once(attention):
-        for columns, logits in query_logits(attention, queries, skip=skip):
+    simple = simple and len(queries) <= queries_at_once(attention) and max(queries) >= sink_tokens + 2
+    if rotation is None or device.type != "cuda" or not simple:
+        for columns, logits in query_logits(attention, queries, skip=skip, sink_tokens=sink_tokens):
             for column, keys in zip(columns, logits.counts, strict=False):
                 if keys < 2 * block:
                     raise MeasureError(
                         f"block={block} is too long: the query at position {queries[column]} sees {keys} keys before "
                         f"it, two blocks need {2 * block}; use smaller blocks or later queries"
                     )
-            scores = _columns(score_swaps(logits, taus=taus, block=block)), _deviation_columns(logits, block)
-            yield columns, logits.counts, torch.cat(scores, -1), partial(lambda logits: logits, logits)
+            scores = _columns(score_swaps(logits, taus=taus, block=block))
+            others = _deviation_columns(logits, block), _no_sink_columns(logits, scores, taus, block)
+            yield columns, logits.counts, torch.cat([scores, *others], -1), partial(lambda logits: logits, logits)
         return
     counts = tuple(len(keys) for keys in keys_before(attention, queries, skip=skip)) * (
         attention.heads // attention.kv_heads
     )
 
+    later = tuple(max(0, count - max(0, sink_tokens - skip)) for count in counts)
+
     def logits_of(rot_q: Tensor, rot_k: Tensor, positions: Tensor, inv_freq: Tensor) -> QueryLogits:
         turned = replace(rotation, inv_freq=inv_freq)
         layer = replace(attention, rot_q=rot_q, rot_k=rot_k, positions=positions, rotation=turned)
-        ((_, logits),) = query_logits(layer, queries, skip=skip)
+        ((_, logits),) = query_logits(layer, queries, skip=skip, sink_tokens=sink_tokens)
         return logits
 
     def recorded(*tensors: Tensor) -> tuple[Tensor]:
-        logits = logits_of(*tensors)
-        scores, complete = Pivots.of(logits, taus, block).first_scores()
-        columns = [_columns(scores), _deviation_columns(logits, block)]
-        return (torch.cat([*columns, complete.double().expand_as(columns[0][..., :1])], -1),)
+        return (_first_columns(logits_of(*tensors), taus),)
 
     tensors = attention.rot_q, attention.rot_k, attention.positions.to(device), rotation.frequencies(device)
     (found,) = launched(
         recorded,
         *tensors,
-        key=("swaps", tuple(queries), skip, taus, attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
+        key=(
+            *("swaps", tuple(queries), skip, sink_tokens, taus),
+            *(attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
+        ),
         held=_HELD * attention.heads * len(queries) * attention.m,
         kept=lambda: (
-            *(on_device(x, device) for x in (tuple(queries), counts)),
+            *(on_device(x, device) for x in (tuple(queries), counts, later)),
             Pieces.of(counts, max(counts), device),
         ),
     )
     found = found.cpu()  # the only copy, which waits for the GPU
     if not bool(found[0, 0, -1]):
-        found[..., : 2 * len(taus) + 3] = _columns(score_swaps(logits_of(*tensors), taus=taus)).cpu()
+        logits = logits_of(*tensors)
+        scores = _columns(score_swaps(logits, taus=taus))
+        found[..., : 2 * len(taus) + 3] = scores.cpu()
+        found[..., -3:-1] = _no_sink_columns(logits, scores, taus, block).cpu()
     yield list(range(len(queries))), counts, found[..., :-1], lambda: logits_of(*tensors)
+
+
+def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
+    """Return all columns without synchronisation, and a last one: 1 if all swaps with a weight are in them."""
+    scores, complete = Pivots.of(logits, taus, 1).first_scores()
+    columns = [_columns(scores), _deviation_columns(logits, 1)]
+    if logits.sink:
+        without, also = Pivots.of(logits.without_sink(), taus[:1], 1).first_scores()
+        columns += [without.s_pos, without.s_sym]
+        complete = complete & also
+    else:
+        columns.append(columns[0][..., : 2 * len(taus) : len(taus)])
+    return torch.cat([*columns, complete.double().expand_as(columns[0][..., :1])], -1)
+
+
+def _no_sink_columns(logits: QueryLogits, scores: Tensor, taus: tuple[float, ...], block: int) -> Tensor:
+    """Return positional and symbolic score without the sink at the first temperature, ``(groups, rows, 2)``.
+
+    Where no key of the sink is seen, as in a sliding window, they are those of all keys, the columns ``scores``.
+    """
+    if not logits.sink:
+        return scores[..., : 2 * len(taus) : len(taus)]
+    without = logits.without_sink()
+    if max(without.counts) < 2 * block:
+        return torch.full_like(scores[..., :2], torch.nan)
+    found = score_swaps(without, taus=taus[:1], block=block)
+    return torch.cat([found.s_pos, found.s_sym], -1)
 
 
 def _columns(scores: SwapScores) -> Tensor:
@@ -225,6 +268,7 @@ def swap_scores(
     tau: float = TAU,
     block: int = 1,
     skip: int = 0,
+    sink_tokens: int = 0,
     taus: tuple[float, ...] = (),
     blocks: tuple[int, ...] = (),
 ) -> Swaps:
@@ -247,6 +291,8 @@ def swap_scores(
         tau: Temperature of the swap weights.
         block: Tokens per swapped block.
         skip: Number of first keys that are never swapped.
+        sink_tokens: Number of first keys that ``s_pos_no_sink`` and ``s_sym_no_sink`` do not swap; with 0 they are
+            ``s_pos`` and ``s_sym``.
         taus: Other temperatures, for the sensitivity.
         blocks: Other block sizes, for the sensitivity.
     """
@@ -277,7 +323,9 @@ def swap_scores(
         chosen = choose_queries(n, count=1 if queries == "last" else 0)
     else:
         chosen = choose_queries(n, count=1, positions=queries)
-    return layer_swaps(attention, chosen, tau=tau, block=block, skip=skip, taus=taus, blocks=blocks)
+    return layer_swaps(
+        attention, chosen, tau=tau, block=block, skip=skip, sink_tokens=sink_tokens, taus=taus, blocks=blocks
+    )
 
 
 Swap = Callable[[int, int], LayerAttention]
@@ -285,17 +333,31 @@ Swap = Callable[[int, int], LayerAttention]
 
 
 def reference_scores(
-    attention: LayerAttention, swap: Swap, queries: Sequence[int], *, tau: float = TAU, block: int = 1, skip: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return positional and symbolic scores and the effective number of swaps, ``(heads, queries)``, by definition.
+    attention: LayerAttention,
+    swap: Swap,
+    queries: Sequence[int],
+    *,
+    tau: float = TAU,
+    block: int = 1,
+    skip: int = 0,
+    sink_tokens: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the scores of heads by definition, ``(heads, queries)`` each.
 
     Runs the layer once per swap. Used for layers whose keys depend on several tokens, and as reference in tests of
     :func:`layer_swaps`, whose arguments it takes.
+
+    Returns:
+        Positional and symbolic score, the effective number of swaps, and both scores without the sink.
     """
     scores, weights = (_rows(f, queries) for f in (attention.attn_scores, attention.pattern))
-    starts = {q: _starts(x, block) for q, x in zip(queries, keys_before(attention, queries, skip=skip), strict=True)}
-    pairs = sorted({(i, j) for found in starts.values() for a, i in enumerate(found) for j in found[a + 1 :]})
-    exponents = torch.full((len(pairs), *scores.shape[:2]), -torch.inf, dtype=torch.float64)
+    keys = keys_before(attention, queries, skip=skip)
+    versions = [  # the blocks that are swapped, by query
+        {q: _starts(x[x >= first], block) for q, x in zip(queries, keys, strict=True)} for first in (0, sink_tokens)
+    ]
+    listed = [found for starts in versions for found in starts.values()]
+    pairs = sorted({(i, j) for found in listed for a, i in enumerate(found) for j in found[a + 1 :]})
+    exponents = torch.empty(len(pairs), *scores.shape[:2], dtype=torch.float64)
     same, reverse = torch.zeros_like(exponents), torch.zeros_like(exponents)
     for index, (i, j) in enumerate(pairs):
         after = _rows(swap(i, j).attn_scores, queries)
@@ -304,11 +366,11 @@ def reference_scores(
         reverse[index] = (v.flip(0) * w).sum(0)
         first, second = (weights[..., start : start + block].mean(-1) for start in (i, j))
         exponents[index] = (first - second).abs() / tau
-        for column, q in enumerate(queries):
-            if i not in starts[q] or j not in starts[q]:
-                exponents[index, :, column] = -torch.inf
-    alpha = exponents.softmax(0)
-    return (alpha * same).sum(0), (alpha * reverse).sum(0), torch.special.entr(alpha).sum(0).exp()
+    made = [[[i in starts[q] and j in starts[q] for q in queries] for i, j in pairs] for starts in versions]
+    alpha, no_sink = (exponents.masked_fill(~torch.tensor(taken)[:, None], -torch.inf).softmax(0) for taken in made)
+    effective = torch.special.entr(alpha).sum(0).exp()
+    s_pos, s_sym, *others = ((x * cosines).sum(0) for x in (alpha, no_sink) for cosines in (same, reverse))
+    return s_pos, s_sym, effective, others[0], others[1]
 
 
 def _rows(compute: Callable[[slice], Tensor], queries: Sequence[int]) -> Tensor:
@@ -324,5 +386,4 @@ def _direction(scores: Tensor, i: int, j: int, block: int) -> Tensor:
 
 def _starts(keys: Tensor, block: int) -> list[int]:
     """Return the first tokens of the complete blocks among consecutive keys."""
-    first, count = int(keys[0]), len(keys) // block
-    return [first + index * block for index in range(count)]
+    return [int(start) for start in keys[: len(keys) // block * block : block]]

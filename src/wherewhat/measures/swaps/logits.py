@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -41,6 +41,7 @@ class QueryLogits:
             keys (the query's own, a sink) may take part in the softmax.
         bias: Additive bias of each position, ``(groups, rows, n)``, if any.
         softcap: ``softcap · tanh(logit / softcap)`` is applied before the bias, if given.
+        sink: Number of first keys that are the attention sink.
     """
 
     q: Tensor
@@ -51,6 +52,7 @@ class QueryLogits:
     weights: Tensor
     bias: Tensor | None = None
     softcap: float | None = None
+    sink: int = 0
 
     __repr__ = short_repr
 
@@ -67,6 +69,7 @@ class QueryLogits:
         weights: Tensor,
         bias: Tensor | None = None,
         softcap: float | None = None,
+        sink: int = 0,
     ) -> QueryLogits:
         """Return the logits of real tensors.
 
@@ -80,13 +83,28 @@ class QueryLogits:
             weights: The actual attention weights, ``(groups, rows, n)`` float64.
             bias: Bias of each position, ``(groups, rows, n)``, if any.
             softcap: Soft-cap, if any.
+            sink: Number of first keys that are the attention sink.
         """
         q, k = to_complex(rot_q, rotation), to_complex(k, rotation)
         turns = torch.ones(1, *k.shape[1:], dtype=k.dtype, device=k.device)
         if rotation is not None:
             angles = rotation.angles(positions.to(k.device)).to(rot_q.dtype)
             turns[..., : rotation.planes] = torch.polar(torch.full_like(angles, rotation.scaling), angles)
-        return cls(q, k, turns, counts, logits, weights, bias, softcap)
+        return cls(q, k, turns, counts, logits, weights, bias, softcap, sink)
+
+    def without_sink(self) -> QueryLogits:
+        """Return the same queries without the keys of the sink; attention weights are unchanged."""
+        first = self.sink
+        return replace(
+            self,
+            k=self.k[:, first:],
+            turns=self.turns[:, first:],
+            counts=tuple(max(0, count - first) for count in self.counts),
+            logits=self.logits[..., first:],
+            weights=self.weights[..., first:],
+            bias=None if self.bias is None else self.bias[..., first:],
+            sink=0,
+        )
 
 
 def to_complex(x: Tensor, rotation: Rotation | None) -> Tensor:
@@ -142,7 +160,7 @@ def queries_at_once(attention: LayerAttention) -> int:
 
 
 def query_logits(
-    attention: LayerAttention, queries: Sequence[int], *, skip: int = 0
+    attention: LayerAttention, queries: Sequence[int], *, skip: int = 0, sink_tokens: int = 0
 ) -> Iterator[tuple[list[int], QueryLogits]]:
     """Yield the logits of queries with any key at any position before them, for every head.
 
@@ -152,6 +170,7 @@ def query_logits(
         attention: One layer of a pass over one text without cache, whose keys each depend on one token.
         queries: Positions of the queries.
         skip: Number of first keys that are never swapped.
+        sink_tokens: Number of first tokens that are the attention sink.
 
     Yields:
         Indices into ``queries``, and logits with the key heads as groups. Rows are the query heads of a key head, each
@@ -166,7 +185,8 @@ def query_logits(
         dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
         rot_q = attention.rot_q[0][:, rows].to(dtype) * attention.scale
         for columns in _nested(keys):
-            longest = _slice(max((keys[x] for x in columns), key=len))
+            most = max((keys[x] for x in columns), key=len)
+            longest = _slice(most)
             some = slice(None) if len(columns) == len(part) else columns
 
             def grouped(x: Tensor, some: slice | list[int] = some, keys: slice | Tensor = longest) -> Tensor:
@@ -185,6 +205,7 @@ def query_logits(
                     weights=grouped(weights),
                     bias=None if bias is None else grouped(bias),
                     softcap=attention.softcap,
+                    sink=int((most < sink_tokens).sum()),
                 ),
             )
 

@@ -10,16 +10,24 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from wherewhat.measures.swaps import LABELS, TAU
+from wherewhat.measures.swaps import LABELS, SINK, TAU
 from wherewhat.measures.swaps.logits import QueryLogits, block_logits, in_blocks, on_device, to_real
+from wherewhat.measures.tensors import over_documents
 from wherewhat.options import short_repr
 
 
-def label(s_pos: Tensor, s_sym: Tensor, gamma: float) -> Tensor:
+def label(s_pos: Tensor, s_sym: Tensor, gamma: float, *, sink: Tensor | None = None) -> Tensor:
     """Return the code of each head, an index into :data:`LABELS`, in the shape of the scores.
 
     A head is *pure* if one score is at least 1 - γ and the other at most γ, *uniform* if both are at least 1 - γ: only
-    uniform attention is both positional and symbolic (arXiv 2605.31558). NaN scores give -1.
+    uniform attention is both positional and symbolic (arXiv 2605.31558). NaN scores give -1. Sink heads, where they are
+    given, have the label *sink* whatever their scores.
+
+    Args:
+        s_pos: Positional scores.
+        s_sym: Symbolic scores, the same shape.
+        gamma: Largest distance of a pure head's scores from 0 and 1.
+        sink: True for sink heads, see :func:`sink_heads`; None labels heads by their scores alone.
     """
     high_pos, high_sym = s_pos >= 1 - gamma, s_sym >= 1 - gamma
     code = torch.zeros_like(s_pos, dtype=torch.int64)
@@ -27,7 +35,23 @@ def label(s_pos: Tensor, s_sym: Tensor, gamma: float) -> Tensor:
     code[high_sym & (s_pos <= gamma)] = LABELS.index("symbolic")
     code[high_pos & high_sym] = LABELS.index("uniform")
     code[s_pos.isnan() | s_sym.isnan()] = -1
+    if sink is not None:
+        code[sink] = LABELS.index("sink")
     return code
+
+
+def sink_heads(excess: Tensor, threshold: float = SINK) -> Tensor:
+    """Return which heads are attention sinks, ``(heads,)`` bool.
+
+    Their attention on the first tokens exceeds that of uniform attention by the threshold on average, and the 95 %
+    interval of the excess over documents, where there are several, is above 0.
+
+    Args:
+        excess: Share of attention on the first tokens minus that of uniform attention, ``(heads, documents)``.
+        threshold: Smallest mean excess.
+    """
+    low = over_documents(excess[..., None])[:, 0].to(excess.device)  # NaN for a single document
+    return (excess.double().nanmean(-1) >= threshold) & ~(low <= 0)
 
 
 LEFT_OUT = 1e-7

@@ -1,6 +1,9 @@
 // The table of heads with its filter, which the map follows.
 const COLUMNS = ["r", "unique_a", "unique_c", "previous_token", "induction", "sink_mass", "entropy"];
-const labelOf = (l, h) => (data.swaps && data.swaps.label[l] ? data.swaps.labels[data.swaps.label[l][h]] ?? "" : "");
+const labelIn = (swaps, l, h) => (swaps && swaps.label[l] ? swaps.codes[swaps.label[l][h]] ?? "" : "");
+const labelOf = (l, h) => labelIn(data.swaps && swapsOf(data), l, h);
+// The names of the two scores that are shown.
+const shownScores = () => (chosen.keys === "all" ? ["s_pos", "s_sym"] : ["s_pos_no_sink", "s_sym_no_sink"]);
 const ownValue = (metric, l, h) => metric.values[data.model.weights]?.[l]?.[h] ?? null;
 const brief = (x) => (Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3));
 let rows = [];
@@ -10,7 +13,7 @@ let order = { column: 0, down: false };
 function tellingHead() {
   const heads = data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => [l, h]));
   const clearest = (score) => heads.reduce((best, [l, h]) => (score(l, h) > best.score ? { l, h, score: score(l, h) } : best), { score: -Infinity });
-  const labelled = (name, high, low) => clearest((l, h) => (labelOf(l, h) === name ? data.swaps[high][l][h] - data.swaps[low][l][h] : -Infinity));
+  const labelled = (name, high, low) => clearest((l, h) => (labelOf(l, h) === name ? swapsOf(data)[high][l][h] - swapsOf(data)[low][l][h] : -Infinity));
   const key = data.metrics.find((metric) => metric.id === "unique_c");
   const found = [
     labelled("positional", "s_pos", "s_sym"),
@@ -21,7 +24,7 @@ function tellingHead() {
 }
 
 // The metrics in which heads are compared, where they were measured.
-const COMPARED = ["s_pos", "s_sym", "r", "unique_a", "unique_c", "sink_mass", "entropy"];
+const COMPARED = ["s_pos_no_sink", "s_sym_no_sink", "r", "unique_a", "unique_c", "sink_mass", "entropy"];
 const NEIGHBOURS = 5;
 // Each head with its metrics in standard deviations over heads.
 function standardised() {
@@ -67,8 +70,8 @@ function isShown(row) {
 const columnsOfTable = () => {
   const chosenMetric = data.metrics[chosen.metric];
   const listed = COLUMNS.map((id) => data.metrics.find((metric) => metric.id === id)).filter(Boolean);
-  const metrics = chosenMetric && !["s_pos", "s_sym", ...COLUMNS].includes(chosenMetric.id) ? [chosenMetric, ...listed] : listed;
-  const scores = [["positional", "s_pos"], ["symbolic", "s_sym"]].map(([title, name]) => ({ title, reading: data.metrics.find((metric) => metric.id === name)?.reading ?? "", of: (l, h) => data.swaps[name][l]?.[h] ?? null }));
+  const metrics = chosenMetric && ![...shownScores(), ...COLUMNS].includes(chosenMetric.id) ? [chosenMetric, ...listed] : listed;
+  const scores = [["positional", "s_pos"], ["symbolic", "s_sym"]].map(([title, name], i) => ({ title, reading: data.metrics.find((metric) => metric.id === shownScores()[i])?.reading ?? "", of: (l, h) => swapsOf(data)[name][l]?.[h] ?? null }));
   return [
     ...(data.swaps ? [{ title: "label", of: labelOf }, ...scores] : []),
     ...metrics.map((metric) => ({ title: metric.title, reading: metric.reading, of: (l, h) => ownValue(metric, l, h) })),
@@ -117,8 +120,9 @@ function sortHeads(column, down) {
 }
 function writeChips() {
   by("chips").replaceChildren();
-  by("chips").hidden = !data.swaps;
-  for (const name of data.swaps ? data.swaps.labels : []) {
+  by("chips").hidden = by("keys-of-labels").hidden = !data.swaps;
+  by("keys").value = chosen.keys;
+  for (const name of data.swaps ? swapsOf(data).labels : []) {
     const count = rows.filter((row) => row.label === name).length;
     const chip = make(by("chips"), "button", `${name} ${count}`, { type: "button", "aria-pressed": String(chosen.labels.has(name)) });
     chip.addEventListener("click", () => {
@@ -197,17 +201,27 @@ function walkTable(event) {
 }
 // The heads that the filter shows, with all their metrics.
 function numbersOfHeads() {
-  const scores = data.swaps ? ["s_pos", "s_sym"] : [];
-  const metrics = data.metrics.filter((metric) => !scores.includes(metric.id));
-  const lines = rows.filter((row) => row.shown).map(({ l, h, layer, label }) => [
-    layer, h, label, ...scores.map((name) => data.swaps[name][l]?.[h]), ...metrics.map((metric) => ownValue(metric, l, h)),
-  ]);
-  return [["layer", "head", "label", ...scores, ...metrics.map((metric) => metric.id)], ...lines];
+  const versions = data.swaps ? [["_no_sink", data.swaps], ["", data.swaps.all_keys]] : [];
+  const labels = versions.map(([ending, swaps]) => [`label${ending}`, (l, h) => labelIn(swaps, l, h)]);
+  const scores = versions.flatMap(([ending, swaps]) => ["s_pos", "s_sym"].map((name) => [`${name}${ending}`, (l, h) => swaps[name][l]?.[h]]));
+  const listed = scores.map(([name]) => name);
+  const metrics = data.metrics.filter((metric) => !listed.includes(metric.id)).map((metric) => [metric.id, (l, h) => ownValue(metric, l, h)]);
+  const columns = [...labels, ...scores, ...metrics];
+  const lines = rows.filter((row) => row.shown).map(({ l, h, layer }) => [layer, h, ...columns.map(([, of]) => of(l, h))]);
+  return [["layer", "head", ...columns.map(([name]) => name)], ...lines];
 }
 function startHeads() {
   by("table-of-heads").addEventListener("scroll", layOutMore);
   addEventListener("beforeprint", () => layOut(0, rows.length));
   by("download-heads").addEventListener("click", () => save(`${fileName("heads")}.csv`, csv(numbersOfHeads())));
+  by("keys").addEventListener("change", (event) => {
+    chosen.keys = event.target.value;
+    const known = swapsOf(data).labels;
+    chosen.labels = new Set([...chosen.labels].filter((name) => known.includes(name)));
+    write();
+    redrawAll();
+    saveView();
+  });
   by("search").addEventListener("input", (event) => {
     chosen.search = event.target.value;
     filterHeads();

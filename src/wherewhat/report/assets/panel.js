@@ -50,13 +50,16 @@ function numbersOfPlanes() {
   const turns = data.turns[chosen.layer];
   return [["plane", "period in tokens", name], ...unpack(record()[name]).map((x, p) => [p + 1, turns[p] ? 1 / turns[p] : null, x])];
 }
-const scoreOf = (name) => data.swaps[name][chosen.layer][chosen.head];
-const isScored = () => Boolean(data.swaps && data.swaps.s_pos[chosen.layer] && scoreOf("s_pos") !== null);
+const scoreOf = (name) => swapsOf(data)[name][chosen.layer][chosen.head];
+const isScored = () => Boolean(data.swaps && swapsOf(data).s_pos[chosen.layer] && scoreOf("s_pos") !== null);
 function label() {
   if (!isScored()) return "Its positional and symbolic scores were not measured.";
-  const { labels, gamma } = data.swaps;
-  const [name, low, high] = [labels[scoreOf("label")] || "undefined", gamma, +(1 - gamma).toFixed(4)];
+  const { gamma, sink_threshold, sink_tokens } = data.swaps;
+  const [name, low, high] = [labelOf(chosen.layer, chosen.head) || "undefined", gamma, +(1 - gamma).toFixed(4)];
+  const first = sink_tokens === 1 ? "the first token" : `the first ${sink_tokens} tokens`;
+  const mass = data.metrics.find((metric) => metric.id === "sink_mass");
   const why = {
+    sink: `it gives ${mass ? fixed(ownValue(mass, chosen.layer, chosen.head)) : "much"} of its attention to ${first}, at least ${sink_threshold} more than uniform attention would`,
     positional: `its positional score is at least ${high} and its symbolic score at most ${low}`,
     symbolic: `its symbolic score is at least ${high} and its positional score at most ${low}`,
     uniform: `both scores are at least ${high}: its attention is uniform`,
@@ -64,9 +67,9 @@ function label() {
   }[name];
   const reach = (which) => (scoreOf(`${which}_low`) === null ? "" : ` (${fixed(scoreOf(`${which}_low`))} to ${fixed(scoreOf(`${which}_high`))})`);
   const score = (which) => `${fixed(scoreOf(which))}${reach(which)}`;
-  const [agreeing, documents] = data.swaps.votes[chosen.layer][chosen.head];
+  const [agreeing, documents] = swapsOf(data).votes[chosen.layer][chosen.head];
   const alone = documents > 1 ? ` in ${agreeing} of ${documents} documents` : "";
-  return `Label: ${name}${alone}${why ? `, because ${why}` : ""}. Positional ${score("s_pos")}, symbolic ${score("s_sym")}.`;
+  return `Label: ${name}${alone}${why ? `, because ${why}` : ""}. Positional ${score("s_pos")}, symbolic ${score("s_sym")} over ${chosen.keys === "all" ? "all keys" : `the keys after ${first}`}.`;
 }
 function drawPlace() {
   if (!isScored()) return void Plotly.purge(by("place"));

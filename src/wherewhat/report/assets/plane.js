@@ -1,22 +1,25 @@
 // 3. All heads by positional and symbolic score.
 const UNIT = { range: [-0.03, 1.03] };
 function swapTrace(model, paint, colorscale, extra) {
-  const s = model.swaps;
-  const points = { x: [], y: [], text: [], colour: [], at: [] };
+  const s = swapsOf(model);
+  const points = { x: [], y: [], text: [], colour: [], symbol: [], at: [] };
   model.model.layers.forEach((layer, l) => (s.s_pos[l] || []).forEach((pos, h) => {
     if (pos === null) return;
     points.x.push(pos);
     points.y.push(s.s_sym[l][h]);
+    const name = labelIn(s, l, h);
     points.colour.push(paint(l, h));
+    points.symbol.push(name === "sink" ? "diamond-open" : "circle");
     points.at.push([l, h]);
-    points.text.push(`layer ${layer}, head ${h}<br>positional ${show(pos)}, symbolic ${show(s.s_sym[l][h])}`);
+    points.text.push(`layer ${layer}, head ${h}: ${name}<br>positional ${show(pos)}, symbolic ${show(s.s_sym[l][h])}`);
   }));
-  return { type: "scatter", mode: "markers", x: points.x, y: points.y, text: points.text, customdata: points.at, hoverinfo: "text", marker: { size: 8, color: points.colour, colorscale, line: { width: 0.5, color: "#888" }, ...extra } };
+  return { type: "scatter", mode: "markers", x: points.x, y: points.y, text: points.text, customdata: points.at, hoverinfo: "text", marker: { size: 8, color: points.colour, symbol: points.symbol, colorscale, line: { width: 0.5, color: "#888" }, ...extra } };
 }
 function writePlane() {
   by("scatter").hidden = !data.swaps;
   by("plane-note").textContent = data.swaps
-    ? "Bottom right: pure positional. Top left: pure symbolic. Top right: uniform attention. Click a head to select it. " + `On ${sizeOf("heads")}.`
+    ? "Bottom right: pure positional. Top left: pure symbolic. Top right: uniform attention. Click a head to select it. "
+      + `${chosen.keys === "all" ? "Scores are over all keys: a sink counts as symbolic." : "Scores are over the keys after the sink; diamonds are sink heads."} On ${sizeOf("heads")}.`
     : "Not measured for this model.";
 }
 function drawScatter() {

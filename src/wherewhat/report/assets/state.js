@@ -11,6 +11,7 @@ function viewQuery(layer = chosen.layer, head = chosen.head) {
     head: headName(layer, head),
     metric: metric ? metric.id : "",
     weights: chosen.weights === data.model.weights ? "" : chosen.weights,
+    keys: data.swaps ? chosen.keys : "",
     label: [...chosen.labels].join(","),
     search: chosen.search,
     view: chosen.view,
@@ -47,7 +48,8 @@ function readView() {
   const head = /^L(\d{1,6})H(\d{1,6})$/.exec(asked.get("head"));
   const layer = head ? data.model.layers.indexOf(+head[1]) : -1;
   if (layer >= 0 && +head[2] < data.model.heads[layer]) [chosen.layer, chosen.head] = [layer, +head[2]];
-  const labels = data.swaps ? data.swaps.labels : [];
+  chosen.keys = data.swaps && asked.get("keys") === "all" ? "all" : "";
+  const labels = data.swaps ? swapsOf(data).labels : [];
   chosen.labels = new Set((asked.get("label") ?? "").split(",").filter((name) => labels.includes(name)));
   chosen.search = (asked.get("search") ?? "").slice(0, 100);
   if (Object.hasOwn(VIEWS, asked.get("view"))) chosen.view = asked.get("view");

@@ -38,6 +38,9 @@ SLASH = 0.1
 TOP = 0.1
 """Share of all heads that are called retrieval heads."""
 
+VERSIONS = {"without the sink": "_no_sink", "over all keys": ""}
+"""Endings of the names of scores: of the keys after the sink, and of all keys, as in the papers."""
+
 _AS_USUAL = f"at least {MOST:.0%}, or 0.1 less than on two documents of text"
 _LABORATORY = {
     11: "Successful learning comes with pure heads; purity precedes or coincides with accuracy.",
@@ -60,29 +63,33 @@ def frequency_roles(evidence: Evidence) -> Judged:
     """Slow frequencies are symbolic, fast ones positional; masking them moves heads accordingly."""
     run = evidence.run("frequencies")
     slow = int(run.config.bands)
-    positional = model_mean(run, "s_pos_band_1", less=f"s_pos_band_{slow}")
-    symbolic = model_mean(run, f"s_sym_band_{slow}", less="s_sym_band_1")
-    without_fast = model_mean(run, "s_pos_change_without_band_1")
-    without_slow = model_mean(run, f"s_sym_change_without_band_{slow}")
-    titles = {
-        f"positional score of planes, band 1 minus band {slow}": positional,
-        f"symbolic score of planes, band {slow} minus band 1": symbolic,
-        "change of the positional score without band 1": without_fast,
-        f"change of the symbolic score without band {slow}": without_slow,
-    }
-    numbers = [ClaimNumber(title, value, 0.0, "no difference") for title, value in titles.items()]
-    parts = [
-        ClaimPart(
-            f"scores of single planes differ by at least {CLEAR} in the stated direction",
-            both(at_least(positional, CLEAR), at_least(symbolic, CLEAR)),
-            "single planes are meant",
-        ),
-        ClaimPart(
-            "without the fastest band s_pos falls by at least 0.01, and without the slowest one s_sym does",
-            both(at_most(without_fast, -0.01), at_most(without_slow, -0.01)),
-            "heads with masked bands are meant",
-        ),
-    ]
+    numbers, parts = [], []
+    for version, ending in VERSIONS.items():
+        s_pos, s_sym = f"s_pos{ending}", f"s_sym{ending}"
+        positional = model_mean(run, f"{s_pos}_band_1", less=f"{s_pos}_band_{slow}")
+        symbolic = model_mean(run, f"{s_sym}_band_{slow}", less=f"{s_sym}_band_1")
+        without_fast = model_mean(run, f"{s_pos}_change_without_band_1")
+        without_slow = model_mean(run, f"{s_sym}_change_without_band_{slow}")
+        titles = {
+            f"positional score of planes, band 1 minus band {slow}": positional,
+            f"symbolic score of planes, band {slow} minus band 1": symbolic,
+            "change of the positional score without band 1": without_fast,
+            f"change of the symbolic score without band {slow}": without_slow,
+        }
+        numbers += [ClaimNumber(f"{title}, {version}", value, 0.0, "no difference") for title, value in titles.items()]
+        parts += [
+            ClaimPart(
+                f"{version}: scores of single planes differ by at least {CLEAR} in the stated direction",
+                both(at_least(positional, CLEAR), at_least(symbolic, CLEAR)),
+                f"single planes are meant, scored {version}",
+            ),
+            ClaimPart(
+                f"{version}: without the fastest band s_pos falls by at least 0.01, and without the slowest one s_sym "
+                "does",
+                both(at_most(without_fast, -0.01), at_most(without_slow, -0.01)),
+                f"heads with masked bands are meant, scored {version}",
+            ),
+        ]
     return Judged(numbers, parts, ["Band 1 is the fastest."])
 
 
@@ -100,22 +107,32 @@ def anticorrelation(evidence: Evidence) -> Judged:
         "corr_pos_frequency_softmax": "correlation of s_pos and mean frequency ID",
         "corr_sym_frequency_softmax": "correlation of s_sym and mean frequency ID",
     }
-    found = {name: model_mean(run, name) for name in titles if run.values(name)}
-    numbers = [ClaimNumber(titles[x], value, control_mean(random, x), "random model") for x, value in found.items()]
-    parts = [
-        ClaimPart(
-            "s_pos and s_sym correlate by at most -0.3",
-            at_most(found.get("corr_pos_sym"), -0.3),
-            "only the two scores are meant",
+    numbers, parts, rotated = [], [], False
+    for version, ending in VERSIONS.items():
+        found = {name: model_mean(run, f"{name}{ending}") for name in titles if run.values(f"{name}{ending}")}
+        numbers += [
+            ClaimNumber(f"{titles[name]}, {version}", value, control_mean(random, f"{name}{ending}"), "random model")
+            for name, value in found.items()
+        ]
+        parts.append(
+            ClaimPart(
+                f"{version}: s_pos and s_sym correlate by at most -0.3",
+                at_most(found.get("corr_pos_sym"), -0.3),
+                f"only the two scores {version} are meant",
+            )
         )
-    ]
-    if "corr_pos_frequency_softmax" in found:
+        if "corr_pos_frequency_softmax" not in found:
+            continue
+        rotated = True
         outcome = both(
             at_most(found["corr_pos_frequency_softmax"], -0.3), at_least(found.get("corr_sym_frequency_softmax"), 0.3)
         )
-        statement = "mean frequency ID (1 is the fastest): at most -0.3 with s_pos and at least 0.3 with s_sym"
-        return Judged(numbers, [*parts, ClaimPart(statement, outcome, "only the frequencies are meant")])
-    return Judged(numbers, parts, ["No layer rotates: there are no frequencies to correlate with."])
+        statement = (
+            f"{version}: mean frequency ID (1 is the fastest), at most -0.3 with s_pos and at least 0.3 with s_sym"
+        )
+        parts.append(ClaimPart(statement, outcome, f"only the frequencies are meant, with scores {version}"))
+    notes = [] if rotated else ["No layer rotates: there are no frequencies to correlate with."]
+    return Judged(numbers, parts, notes)
 
 
 @claim(
@@ -177,7 +194,7 @@ def random_tokens(evidence: Evidence) -> Judged:
     places = [place for place in labels[0] if place in labels[1]]
     if places:
         equal = wilson([float(labels[0][place] == labels[1][place]) for place in places])
-        usual = _agreement(text, places, "label")
+        usual = _agreement(text, places, "label_no_sink")
         numbers.append(ClaimNumber("heads with the same label on random tokens", equal, usual, "two documents"))
         parts.append(
             ClaimPart(
@@ -255,20 +272,30 @@ def massive_values(evidence: Evidence) -> Judged:
 def retrieval_heads(evidence: Evidence) -> Judged:
     """Retrieval heads are the symbolic ones."""
     run = evidence.run("heads")
-    codes = head_labels(run).values()
     numbers, parts = [], []
-    for metric, what in (("retrieval", "attention to the next token"), ("induction", "induction")):
-        areas = _ranked_higher(run, metric)
-        if not areas:
-            continue
-        area = interval(areas).within(SHARE)
-        title = f"probability that one of the {TOP:.0%} of heads with most {what} is more symbolic than another head"
-        numbers.append(ClaimNumber(title, area, 0.5, "chance"))
-        statement = f"it is at least {MOST}: {what}"
-        parts.append(ClaimPart(statement, at_least(area, MOST), f"retrieval heads are those with most {what}"))
-    pure = sum(code == LABELS.index("symbolic") for code in codes)
-    notes = [f"{pure} of {len(codes)} heads are pure symbolic heads."] if parts else ["Too few heads have scores."]
-    return Judged(numbers, parts, notes)
+    for version, ending in VERSIONS.items():
+        for metric, what in (("retrieval", "attention to the next token"), ("induction", "induction")):
+            areas = ranked_higher(run, metric, ending)
+            if not areas:
+                continue
+            area = interval(areas).within(SHARE)
+            title = (
+                f"probability that one of the {TOP:.0%} of heads with most {what} is more symbolic than another head, "
+                f"scored {version}"
+            )
+            numbers.append(ClaimNumber(title, area, 0.5, "chance"))
+            statement = f"{version}: it is at least {MOST}, {what}"
+            condition = f"retrieval heads are those with most {what}, and scores are {version}"
+            parts.append(ClaimPart(statement, at_least(area, MOST), condition))
+    if not parts:
+        return Judged(numbers, parts, ["Too few heads have scores."])
+    symbolic = LABELS.index("symbolic")
+    no_sink, all_keys = (list(head_labels(run, all_keys=every).values()) for every in (False, True))
+    note = (
+        f"Of {len(no_sink)} heads, {no_sink.count(LABELS.index('sink'))} are attention sinks and "
+        f"{no_sink.count(symbolic)} others are pure symbolic heads; over all keys, {all_keys.count(symbolic)} are."
+    )
+    return Judged(numbers, parts, [note])
 
 
 def _agreement(run: StoredRun, places: Sequence[tuple[int, int]], metric: str) -> float:
@@ -278,13 +305,13 @@ def _agreement(run: StoredRun, places: Sequence[tuple[int, int]], metric: str) -
     return sum(equal) / len(equal) if equal else 1.0
 
 
-def _ranked_higher(run: StoredRun, metric: str) -> list[float]:
+def ranked_higher(run: StoredRun, metric: str, ending: str) -> list[float]:
     """Return for each document how often a head with a high value of a metric is more symbolic than another head.
 
     That is the area under the ROC curve of ``s_sym - s_pos`` for the share ``TOP`` of heads with the highest values:
-    0.5 if they are unrelated, 1 if they are the most symbolic heads.
+    0.5 if they are unrelated, 1 if they are the most symbolic heads. ``ending`` is that of the scores' names.
     """
-    scores, s_pos, s_sym = (run.head_documents(name) for name in (metric, "s_pos", "s_sym"))
+    scores, s_pos, s_sym = (run.head_documents(name) for name in (metric, f"s_pos{ending}", f"s_sym{ending}"))
     areas = []
     for document in run.documents:
         both_scores = [
