@@ -47,6 +47,7 @@ from wherewhat.measures.frequencies.planes import (
     slower_planes,
 )
 from wherewhat.measures.frequencies.text import measure_frequencies
+from wherewhat.measures.swaps import SCORES
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import keys_before, query_logits
 from wherewhat.measures.tensors import correlation, next_token_loss
@@ -580,21 +581,14 @@ QUICK = ("llama", "gpt_neox", "gemma3_text")
 def test_measured_on_every_family(name):
     subject, ids = Subject(name, mixing={}), tokens(31)
     found = measure_frequencies(subject, ids, FrequenciesConfig(bands=2))
-    correlations = {f"{name}_{score}" for name in ("frequency", "frequency_softmax") for score in ("s_pos", "s_sym")}
+    correlations = {f"{name}_{score}" for name in ("frequency", "frequency_softmax") for score in SCORES}
     whole = (
         {"loss", "loss_without_random", "loss_only_random"}
         | correlations
         | {
             f"{metric}_band_{band}"
             for band in (1, 2)
-            for metric in (
-                "s_pos",
-                "s_sym",
-                "loss_without",
-                "loss_only",
-                "s_pos_change_without",
-                "s_sym_change_without",
-            )
+            for metric in (*SCORES, *(f"{score}_change_without" for score in SCORES), "loss_without", "loss_only")
         }
     )
     assert found.whole.keys() == whole

@@ -72,7 +72,7 @@ def test_a_chosen_head_has_a_panel_with_its_own_numbers(opened, made):
     assert opened.text_content("#table-of-heads [aria-selected=true] th") == "L1H2"
     swaps, record = model["swaps"], model["records"][1][2]
     label = opened.text_content("#label")
-    assert label.startswith(f"Label: {swaps['labels'][int(swaps['label'][1][2])]} in 2 of 2 documents")
+    assert label.startswith(f"Label: {swaps['codes'][int(swaps['label'][1][2])]} in 2 of 2 documents")
     assert f"Positional {three_digits(swaps['s_pos'][1][2])} " in label
     opened.click("#all-numbers summary")
     opened.wait_for_selector("#numbers-of-head tbody tr")
