@@ -109,6 +109,7 @@ def test_verdicts_and_outcomes_follow_from_parts_and_intervals():
     assert [at_least(near(x), 1.0) for x in (1.02, 0.98, 1.005)] == [True, False, None]
     assert [at_most(near(x), 1.0) for x in (1.02, 0.98, 1.005)] == [False, True, None]
     assert at_least(Interval(5.0, None, None, 1), 1.0) is None
+    assert [at_least(near(1.02, n=n), 1.0) for n in (2, 3)] == [None, True]
     assert at_least(None, 1.0) is at_most(None, 1.0) is None
     assert [both(True, True), both(True, None), both(None, False)] == [True, None, False]
     assert [opposite(x) for x in (True, False, None)] == [False, True, None]
@@ -130,7 +131,15 @@ def test_every_claim_is_judged_or_has_a_reason():
     assert [claim.number for claim in CLAIMS if claim.rule is None] == [11, 12, 13, 14, 15]
 
 
-AXES = {"pooled_r": 0.95, "r": 0.85, "noise_floor": 0.2, "r_gaussian": 0.22, "r_behaviour": 0.8}
+AXES = {
+    "pooled_r": 0.95,
+    "pooled_r_means": 0.8,
+    "pooled_r_within": 0.93,
+    "r": 0.85,
+    "noise_floor": 0.2,
+    "r_gaussian": 0.22,
+    "r_behaviour": 0.8,
+}
 DISTANCE = {"additive_share": 0.81, "additive_share_scrambled": 0.7, "key_rank_correlation": 0.8}
 DISTANCE |= {"key_rank_correlation_scrambled": 0.6, "distance_share": 0.2, "shape_drift": 0.1}
 PLANES = {"q_concentration": 0.5, "k_concentration": 0.5, "random_concentration": 0.05}
@@ -172,9 +181,15 @@ RETRIEVAL |= {f"{name}_no_sink": RETRIEVAL[name] for name in ("label", "s_pos", 
 
 
 RULES = (
-    (1, evidence(axes=FakeRun(AXES)), "holds if the logits of all heads are pooled"),
-    (1, evidence(axes=FakeRun(AXES | {"r": 0.95})), "holds"),
-    (1, evidence(axes=FakeRun(AXES | {"pooled_r": 0.5})), "does not hold"),
+    (
+        1,
+        evidence(axes=FakeRun(AXES)),
+        "holds if the logits of all heads are pooled, with the differences of their means and "
+        "the logits of all heads are pooled, each around its mean",
+    ),
+    (1, evidence(axes=FakeRun(AXES | {"r": 0.95, "r_behaviour": 0.92})), "holds"),
+    (1, evidence(axes=FakeRun(AXES | {"r": 0.95})), "holds if the logits of all heads are pooled, with"),
+    (1, evidence(axes=FakeRun(AXES | {"pooled_r": 0.5, "pooled_r_within": 0.5})), "does not hold"),
     (2, evidence(axes=FakeRun(AXES), distance=FakeRun(DISTANCE)), "holds"),
     (
         2,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from wherewhat.measures.statistics import Interval, in_words, interval
-from wherewhat.report.claims.claim import document_difference, document_mean, model_mean
-from wherewhat.report.findings import LEAST_DOCUMENTS, RULES, supports
+from wherewhat.report.claims.claim import LEAST_DOCUMENTS, document_difference, document_mean, model_mean
+from wherewhat.report.findings import RULES, supports
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import StoredRun
 

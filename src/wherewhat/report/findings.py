@@ -17,6 +17,7 @@ from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, in_words, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
+    LEAST_DOCUMENTS,
     contrast,
     declared_mean,
     document_difference,
@@ -32,9 +33,6 @@ MOST = 6
 """Largest number of findings on a page."""
 
 _UNTRAINED = "random"
-
-LEAST_DOCUMENTS = 3
-"""Fewest documents that a sentence rests on: the spread of two is not known well enough."""
 
 _CLEAR_RATIO, _CLEAR_SHARE, _CLEAR_CHANGE = 1.5, 0.05, 0.05
 """Smallest ratio and difference of shares, and change of r, that are more than between two untrained models."""

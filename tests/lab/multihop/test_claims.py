@@ -34,14 +34,14 @@ def _fewer_inputs():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Tiny runs of both tasks and two seeds."""
+    """Tiny runs of both tasks and three seeds."""
     out = tmp_path_factory.mktemp("runs")
     return {
         task: [
             measure_figures(
                 train_and_record(Setup.of(task, TINY).seeded(seed), out=out, scored=4, tested=8), (0,), count=12
             )
-            for seed in (0, 1)
+            for seed in (0, 1, 2)
         ]
         for task in ("number", "letter")
     }
@@ -93,8 +93,8 @@ def test_planted_heads_decide(found):
     reversed_ = planted(found, number=(["symbolic"] * 3, ["other"] * 3, 9), letter=(pure, ["other"] * 3, 2))
     made = verdicts(reversed_)
     assert made[12][0] == made[16][0] == made[14][0] == "does not hold"
-    with pytest.raises(ConfigError, match="two or more runs of the letter task"):
-        judge_runs({**found, "letter": found["letter"][:1]})
+    with pytest.raises(ConfigError, match="three or more runs of the letter task"):
+        judge_runs({**found, "letter": found["letter"][:2]})
 
 
 def test_kinds_of_heads_are_judged_in_both_versions(found):
@@ -124,6 +124,6 @@ def test_the_command_judges_and_writes(cli, found, tmp_path):
     assert [run["name"] for run in made.data["runs"]] == [path.name for path in paths]
     assert str(tmp_path) not in json.dumps(made.data)
     assert_one_line(
-        cli("multihop", "claims", paths[0], "--file", tmp_path / "d.json"), "two or more runs of the number task"
+        cli("multihop", "claims", paths[0], "--file", tmp_path / "d.json"), "three or more runs of the number task"
     )
     assert not (tmp_path / "d.json").exists()

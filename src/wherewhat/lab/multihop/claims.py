@@ -26,6 +26,7 @@ from wherewhat.measures.measurement import SHARE
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
+    LEAST_DOCUMENTS,
     MOST,
     ClaimNumber,
     ClaimPart,
@@ -51,17 +52,17 @@ SPREAD = 0.05
 
 
 def check_seeds(found: Mapping[str, Sequence[object]]) -> None:
-    """Check that there are two or more runs of each task."""
-    missing = [task for task in PAPER if len(found.get(task, ())) < 2]
+    """Check that there are three or more runs of each task."""
+    missing = [task for task in PAPER if len(found.get(task, ())) < LEAST_DOCUMENTS]
     if missing:
-        raise ConfigError(f"claims are judged over seeds: give two or more runs of the {missing[0]} task")
+        raise ConfigError(f"claims are judged over seeds: give three or more runs of the {missing[0]} task")
 
 
 def judge_runs(found: Runs) -> list[ClaimVerdict]:
     """Judge claims 11 to 16 on trained models; the statements are those of ``wherewhat claims``.
 
     Args:
-        found: Numbers of the runs of both tasks, two or more seeds each.
+        found: Numbers of the runs of both tasks, three or more seeds each.
     """
     check_seeds(found)
     claims = {claim.number: claim for claim in CLAIMS}

@@ -153,7 +153,7 @@ def claims(
 ) -> None:
     """Judge the claims of arXiv 2605.31558 about trained small models, over seeds.
 
-    Give two or more runs of the number and of the letter task. Writes a file like that of `wherewhat claims`.
+    Give three or more runs of the number and of the letter task. Writes a file like that of `wherewhat claims`.
     """
     from wherewhat.cli.claims import claims_table
     from wherewhat.lab.multihop.claims import LONGER, check_seeds, judge_runs, judgement

@@ -34,6 +34,9 @@ MOST = 0.75
 FEWEST_HEADS = 3
 """Smallest number of heads of which a share is judged."""
 
+LEAST_DOCUMENTS = 3
+"""Fewest documents that a sentence or a part of a claim rests on: the spread of two is not known well enough."""
+
 _MORE = "more documents, prompts or tokens where an interval includes a threshold"
 
 
@@ -61,7 +64,7 @@ class ClaimPart:
     Attributes:
         statement: The statement with its threshold.
         outcome: True if the interval is on the stated side of the threshold, False if it is on the other side, None if
-            it includes the threshold or there is no interval.
+            it includes the threshold or there is no interval of at least three documents.
         condition: Completes "holds if" where other parts do not hold.
     """
 
@@ -213,14 +216,17 @@ def judge(claim: Claim, evidence: Evidence) -> ClaimVerdict:
 
 
 def at_least(value: Interval | None, threshold: float) -> bool | None:
-    """Return whether a whole interval is at or above a threshold; None if it includes it or does not exist."""
-    if value is None or value.low is None or value.high is None:
+    """Return whether a whole interval is at or above a threshold.
+
+    None if it includes the threshold, does not exist or is of fewer than :data:`LEAST_DOCUMENTS`.
+    """
+    if value is None or value.low is None or value.high is None or value.n < LEAST_DOCUMENTS:
         return None
     return True if value.low >= threshold else False if value.high < threshold else None
 
 
 def at_most(value: Interval | None, threshold: float) -> bool | None:
-    """Return whether a whole interval is at or below a threshold; None if it includes it or does not exist."""
+    """Return whether a whole interval is at or below a threshold; None as in :func:`at_least`."""
     return None if value is None else at_least(negative(value), -threshold)
 
 
