@@ -116,28 +116,27 @@ def _additivity(runs: Runs) -> Finding | None:
 def _pure_heads(runs: Runs) -> Finding | None:
     """Count sinks, and the other heads that follow positions alone or contents alone, if training made them.
 
-    The counts of the papers, over all keys and with sinks among the heads, stand beside them where they differ.
+    Beside the counts over all documents together stand those of single documents with their interval, and where they
+    differ those of the papers, over all keys and with sinks among the heads.
     """
-    counts, untrained, total = _labels(runs)
-    parts, controls, labels, strength = [], [], [], 0.0
-    for name, what in (("positional", "positions"), ("symbolic", "contents")):
-        if not _learned(runs, name):
-            continue
-        count, other = counts[name], None if untrained is None else untrained[name]
-        parts.append(f"{count} {what} alone")
-        labels.append(name)
-        controls.append("" if other is None else str(other))
-        strength = max(strength, _surprise(count, other or 0, total))
-    if not parts:
+    found = _labels(runs)
+    labels = {"positional": "positions", "symbolic": "contents"}
+    labels = {name: what for name, what in labels.items() if found is not None and _learned(runs, name)}
+    if found is None or not labels:
         return None
-    beside = f"one untrained model: {' and '.join(controls)}; " if all(controls) else ""
-    all_keys = _count(runs.weights("heads")[runs.own], all_keys=True)
+    counts, untrained, total = found
+    parts = [f"{counts[name]} {what} alone" for name, what in labels.items()]
+    own = runs.weights("heads")[runs.own]
+    beside = [f"in a single document {' and '.join(in_words(_in_documents(own, name, total)) for name in labels)}"]
+    all_keys = _count(own, all_keys=True)
     if any(all_keys[name] != counts[name] for name in labels):
-        beside = f"over all keys, with sinks: {' and '.join(str(all_keys[name]) for name in labels)}; {beside}"
+        beside.append(f"over all keys, with sinks, {' and '.join(str(all_keys[name]) for name in labels)}")
+    beside.append(f"in one untrained model {' and '.join(str(untrained[name]) for name in labels)}")
     sinks = counts["sink"] if _learned(runs, "sink") else 0
     verb = "is an attention sink" if sinks == 1 else "are attention sinks"
     apart = f"{sinks} {verb}; of the others, " if sinks else ""
-    text = f"Of {total} heads, {apart}{_follow(parts)} ({beside}{_count_documents(runs)})."
+    text = f"Of {total} heads, {apart}{_follow(parts)} ({'; '.join(beside)}; {_count_documents(own)})."
+    strength = max(_surprise(counts[name], untrained[name], total) for name in labels)
     return Finding(text, f"heads?label={','.join(labels)}", strength)
 
 
@@ -150,17 +149,19 @@ def _follow(parts: Sequence[str]) -> str:
 
 
 def _uniform_heads(runs: Runs) -> Finding | None:
-    """Count the heads whose attention is uniform, if the untrained model has fewer of them, or there is none."""
-    if not _learned(runs, "uniform"):
+    """Count the heads whose attention is uniform, if the untrained model has fewer of them."""
+    found = _labels(runs)
+    if found is None or not _learned(runs, "uniform"):
         return None
-    counts, untrained, total = _labels(runs)
-    count, other = counts["uniform"], None if untrained is None else untrained["uniform"]
+    counts, untrained, total = found
+    own, count = runs.weights("heads")[runs.own], counts["uniform"]
     verb = "attends" if count == 1 else "attend"
-    beside = "" if other is None else f"one untrained model: {other}; "
     text = (
-        f"{count} of {total} heads {verb} uniformly, to no position and no content ({beside}{_count_documents(runs)})."
+        f"{count} of {total} heads {verb} uniformly, to no position and no content (in a single document "
+        f"{in_words(_in_documents(own, 'uniform', total))}; in one untrained model {untrained['uniform']}; "
+        f"{_count_documents(own)})."
     )
-    return Finding(text, "heads?label=uniform", _surprise(count, other or 0, total))
+    return Finding(text, "heads?label=uniform", _surprise(count, untrained["uniform"], total))
 
 
 def _sink(runs: Runs) -> Finding | None:
@@ -256,11 +257,15 @@ def _position(runs: Runs) -> Finding | None:
 
 def _residual(runs: Runs) -> Finding | None:
     """Return the cost of exactly additive logits."""
-    run = runs.other("residual")
+    run = runs.find("residual") or runs.other("residual")
     cost = None if run is None else model_mean(run, "loss_strength_0", less="loss")
-    if cost is None or cost.mean < 0 or not supports(cost, 0.0, _LEAST_COST):
+    if run is None or cost is None or cost.mean < 0 or not supports(cost, 0.0, _LEAST_COST):
         return None
-    text = f"Exactly additive logits in all heads cost {in_words(cost)} nats per token ({_documents(cost)})."
+    before = model_mean(run, "loss").mean
+    text = (
+        f"With exactly additive logits in all heads the loss rises from {before:.2f} to {before + cost.mean:.2f} nats, "
+        f"by {in_words(cost)} ({_documents(cost)})."
+    )
     return Finding(text, "measured-residual", _strength(cost, 0.0))
 
 
@@ -291,14 +296,17 @@ def _against_untrained(runs: Runs, metric: str) -> tuple[Interval, Interval, Int
     return None if change is None else (document_mean(own, metric), document_mean(untrained, metric), change)
 
 
-def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int] | None, int]:
-    """Return the number of heads with each label, that of the untrained model, and the number of heads."""
+def _labels(runs: Runs) -> tuple[dict[str, int], dict[str, int], int] | None:
+    """Return the number of heads with each label, that of the untrained model, and the number of heads.
+
+    None without an untrained model to compare with, or on too few documents.
+    """
     found = runs.weights("heads")
-    if runs.own not in found or len(found[runs.own].documents) < LEAST_DOCUMENTS:
-        return {}, None, 0
-    counts = _count(found[runs.own])
-    untrained = _count(found[_UNTRAINED]) if _UNTRAINED in found and runs.own != _UNTRAINED else None
-    return counts, untrained, sum(counts.values())
+    if runs.own == _UNTRAINED or not {runs.own, _UNTRAINED} <= found.keys():
+        return None
+    counts, untrained = _count(found[runs.own]), _count(found[_UNTRAINED])
+    total = sum(counts.values())
+    return (counts, untrained, total) if total and len(found[runs.own].documents) >= LEAST_DOCUMENTS else None
 
 
 def _count(run: StoredRun, *, all_keys: bool = False) -> dict[str, int]:
@@ -307,20 +315,30 @@ def _count(run: StoredRun, *, all_keys: bool = False) -> dict[str, int]:
     return {name: found[code] for code, name in enumerate(LABELS)}
 
 
-def _learned(runs: Runs, label: str) -> bool:
-    """Return whether a label has heads, and more of them than in the untrained model, where there is one.
+def _share(label: str) -> str:
+    """Return the metric that is the share of heads with a label, sinks apart."""
+    return "heads_sink" if label == "sink" else f"heads_{label}_no_sink"
 
-    The interval of the share over documents must say so, and the counts over all documents together.
+
+def _in_documents(run: StoredRun, label: str, total: int) -> Interval:
+    """Return the number of heads with a label in a single document, with its interval over documents."""
+    counts = [total * share for share in run.document_means(_share(label)).values()]
+    return interval(counts).within((0.0, float(total)))
+
+
+def _learned(runs: Runs, label: str) -> bool:
+    """Return whether more heads have a label than in the untrained model.
+
+    The interval of the difference over documents must say so, and the counts over all documents together.
     """
-    counts, untrained, total = _labels(runs)
-    if not counts.get(label):
+    counted, found = _labels(runs), runs.weights("heads")
+    if counted is None or not counted[0][label]:
         return False
-    found, metric = runs.weights("heads"), "heads_sink" if label == "sink" else f"heads_{label}_no_sink"
-    own = found[runs.own]
-    share = document_mean(own, metric) if untrained is None else document_difference(own, metric, found[_UNTRAINED])
-    if share is None or share.low is None or share.n < LEAST_DOCUMENTS or share.low <= 0:
+    change = document_difference(found[runs.own], _share(label), found[_UNTRAINED])
+    if change is None or change.low is None or change.n < LEAST_DOCUMENTS or change.low <= 0:
         return False
-    return untrained is None or _more(counts[label], untrained[label], total)
+    counts, untrained, total = counted
+    return _more(counts[label], untrained[label], total)
 
 
 def _more(count: int, other: int, total: int) -> bool:
@@ -372,8 +390,6 @@ def _documents(about: Interval) -> str:
     return f"{about.n} documents" if about.n > 1 else "one document"
 
 
-def _count_documents(runs: Runs) -> str:
-    """Return the number of documents that heads were labelled on, in words."""
-    run = runs.find("heads")
-    assert run is not None
+def _count_documents(run: StoredRun) -> str:
+    """Return the number of documents of a run, in words."""
     return _documents(Interval(0.0, None, None, len(run.documents)))
