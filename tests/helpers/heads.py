@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
@@ -87,3 +88,56 @@ class ConstructedSubject:
 
     def key_mixing(self):
         return {}
+
+
+WIDTH, VOCABULARY = 16, 64
+"""Dimensions of a head, and tokens, of a constructed model."""
+
+
+def constructed_model(*kinds: str, seed: int = 0) -> LlamaForCausalLM:
+    """A model of one layer whose heads attend as named: positional, symbolic, sink, uniform, or noise (untrained)."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=WIDTH * len(kinds),
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=len(kinds),
+        head_dim=WIDTH,
+        vocab_size=VOCABULARY,
+        rope_theta=1e6,
+        max_position_embeddings=128,
+        # Of the untrained model: with 0.02 all its heads are uniform.
+        initializer_range=0.5 if {"uniform", "noise"} & {*kinds} else 0.02,
+    )
+    model = LlamaForCausalLM(config).eval()
+    if "noise" in kinds:
+        return model
+    layer, slowest = model.model.layers[0].self_attn, WIDTH // 2 - 1  # a plane that hardly turns
+    with torch.no_grad():
+        embeddings = model.model.embed_tokens.weight.zero_()
+        content = torch.linspace(-1, 1, VOCABULARY)[torch.randperm(VOCABULARY)]
+        embeddings[:, 0], embeddings[:, 1] = 1.0, content
+        # All tokens have the same norm; that of the first one is in a dimension of its own.
+        embeddings[:, 2] = (2 - content.square()).sqrt()
+        first = _first(model)
+        embeddings[first, [2, 3]] = embeddings[first, [3, 2]]
+        q, k = layer.q_proj.weight.zero_(), layer.k_proj.weight.zero_()
+        for head, kind in enumerate(kinds):
+            at = head * WIDTH
+            if kind == "positional":  # the same query and key for all tokens: only the rotation is left
+                q[at, 0] = k[at, 0] = 6.0
+            elif kind in ("symbolic", "sink"):
+                q[at + slowest, 0] = k[at + slowest, {"symbolic": 1, "sink": 3}[kind]] = 3.0
+    return model
+
+
+def _first(model: LlamaForCausalLM) -> int:
+    """Return the token that no symbolic head looks for: else the head would be a sink in a text that begins with it."""
+    return int(model.model.embed_tokens.weight[:, 1].abs().argmin())
+
+
+def constructed_texts(model: LlamaForCausalLM, documents: int, *, tokens: int = 48) -> list[list[int]]:
+    """Texts without repeated tokens that all begin with the same one."""
+    generator, first = torch.Generator().manual_seed(1), _first(model)
+    drawn = [torch.randperm(VOCABULARY, generator=generator).tolist() for _ in range(documents)]
+    return [[first, *(token for token in text if token != first)][:tokens] for text in drawn]

@@ -6,10 +6,9 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import wherewhat
+from helpers.heads import constructed_model, constructed_texts
 from wherewhat.measures.measurement import UNBOUNDED, Metric
 from wherewhat.measures.statistics import Interval
 from wherewhat.report.findings import RULES, _verb, find
@@ -17,51 +16,14 @@ from wherewhat.report.measurements import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary
 
-D, TOKENS, VOCABULARY = 16, 48, 64
 WEIGHTS = ("trained", "random")
-
-
-def constructed(*kinds: str) -> LlamaForCausalLM:
-    """A model of one layer whose heads attend by position, by content or uniformly, as named."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=D * len(kinds),
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=len(kinds),
-        head_dim=D,
-        vocab_size=VOCABULARY,
-        rope_theta=1e6,
-        max_position_embeddings=128,
-        initializer_range=0.5 if "uniform" in kinds else 0.02,  # of the untrained model; with 0.02 it is uniform
-    )
-    model = LlamaForCausalLM(config).eval()
-    layer = model.model.layers[0].self_attn
-    half = D // 2
-    with torch.no_grad():
-        embeddings = model.model.embed_tokens.weight.zero_()
-        content = torch.linspace(-1, 1, VOCABULARY)[torch.randperm(VOCABULARY)]
-        embeddings[:, 0], embeddings[:, 1] = 1.0, content
-        embeddings[:, 2] = (2 - content.square()).sqrt()  # all tokens have the same norm
-        q, k = layer.q_proj.weight.zero_(), layer.k_proj.weight.zero_()
-        for head, kind in enumerate(kinds):
-            first = head * D
-            if kind == "positional":  # the same query and key for all tokens: only the rotation is left
-                q[first, 0] = k[first, 0] = 6.0
-            if kind == "symbolic":  # in the slowest plane, which hardly turns
-                q[first + half - 1, 0] = k[first + half - 1, 1] = 3.0
-    return model
 
 
 @pytest.fixture
 def measured(tmp_path):
     def measure(model, *, documents: int = 4, controls: tuple[str, ...] = (), weights: str = "trained") -> Runs:
         """Runs of axes and heads, as a report makes them."""
-        generator = torch.Generator().manual_seed(1)
-        drawn = [torch.randperm(VOCABULARY, generator=generator) for _ in range(documents)]
-        # All begin with the same token, which no head looks for: else the head would be a sink in that text.
-        first = model.model.embed_tokens.weight[:, 1].abs().argmin()
-        ids = torch.stack([torch.cat([first[None], x[x != first][: TOKENS - 1]]) for x in drawn])
+        ids = constructed_texts(model, documents)
         runs = Runs()
         for name in ("axes", "heads"):
             options = {"queries": 8} if name == "heads" else {}
@@ -90,14 +52,14 @@ def measured(tmp_path):
 )
 def test_constructed_heads(measured, kinds, sentence):
     rules = ("pure heads", "uniform heads")
-    model = constructed(*kinds)
+    model = constructed_model(*kinds)
     (found,) = (one for one in find(measured(model, controls=("random",))) if one.rule in rules)
     assert found.text.startswith(sentence)
     assert not {one.rule for one in find(measured(model))} & {*rules}  # no control, no sentence
 
 
 def test_a_model_beside_its_untrained_one(measured):
-    model = constructed(*["symbolic"] * 8)
+    model = constructed_model(*["symbolic"] * 8)
     found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
     assert found["key"].text.startswith("Training ")
     assert all("4 documents)." in finding.text for finding in found.values())
@@ -109,14 +71,14 @@ def test_a_model_beside_its_untrained_one(measured):
 
 
 def test_one_document_has_no_interval(measured):
-    found = find(measured(constructed("symbolic"), documents=1, controls=("random",)))
+    found = find(measured(constructed_model("symbolic"), documents=1, controls=("random",)))
     assert {finding.rule for finding in found} <= {"pure heads"}
     assert all("one document)." in finding.text for finding in found)
 
 
 def test_an_untrained_model_has_no_learned_heads_alone_or_as_its_own_control(measured):
     """The same weights twice: no difference is a finding, and r is said to be no sign of training."""
-    runs = measured(constructed("positional", "symbolic"), weights="random")
+    runs = measured(constructed_model("positional", "symbolic"), weights="random")
     assert {finding.rule for finding in find(runs)} <= {"uniform heads"}
     same = [(request.with_weights("trained"), run) for request, run in runs.finished]
     found = find(Runs([*same, *runs.finished]))
