@@ -17,11 +17,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.stats import t as student
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MptConfig,
+    PreTrainedTokenizerFast,
+)
 
 import wherewhat
 from helpers.heads import constructed_model, constructed_texts
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.report import make_report
+from wherewhat.runs.request import MemoryModel
 
 NUMBER = r"-?\d+(?:\.\d+)?"
 MEAN = rf"{NUMBER}(?: ± <?{NUMBER})?(?: %)?(?: \({NUMBER} to {NUMBER}(?: %)?\))?"
@@ -335,10 +347,8 @@ def test_a_model_that_is_not_a_number_is_refused():
         wherewhat.measure("axes", model, constructed_texts(model, 3))
 
 
-def test_stored_verdicts_follow_from_their_numbers():
-    """What the documentation says about claims: a part about one of the numbers is decided by its interval."""
-    studies = (Path(__file__).parents[2] / "studies" / "claims").glob("*.json")
-    claims = [claim for path in studies for claim in json.loads(path.read_text("utf-8"))["claims"]]
+def parts(claims):
+    """A part about one of a claim's numbers is decided by the interval of that number; return how many were."""
     wanted = {"holds": {True}, "does not hold": {False}, "cannot be told": {None}, "holds if": {True, False}}
     decided = 0
     for claim in claims:
@@ -350,9 +360,61 @@ def test_stored_verdicts_follow_from_their_numbers():
             match = re.fullmatch(rf"(.*) is at (least|most) ({NUMBER})", part["statement"])
             if match is None or match[1] not in numbers:
                 continue
-            low, high = (numbers[match[1]][bound] for bound in ("low", "high"))
-            above, below = low is not None and low >= float(match[3]), high is not None and high < float(match[3])
+            number, threshold = numbers[match[1]], float(match[3])
+            enough = number["low"] is not None and number["n"] >= 3
+            above, below = enough and number["low"] >= threshold, enough and number["high"] < threshold
             expected = {"least": above, "most": below}[match[2]]
             assert part["outcome"] is (expected if above or below else None), (claim["number"], part)
             decided += 1
-    assert decided
+    return decided
+
+
+def test_stored_verdicts_follow_from_their_numbers():
+    """What the documentation says about claims."""
+    studies = (Path(__file__).parents[2] / "studies" / "claims").glob("*.json")
+    assert parts(claim for path in studies for claim in json.loads(path.read_text("utf-8"))["claims"])
+
+
+SIZES = {"vocab_size": 48, "initializer_range": 0.3}
+CONFIGS = (
+    LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        **SIZES,
+    ),
+    GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **SIZES),
+    BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SIZES),
+    MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=128, **SIZES),
+)
+
+
+def random_report(seed, out, *, claims=False):
+    """Page, stored scores and judged claims of an untrained model on texts of random words."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[seed % 4]).eval()
+    words = [f"w{number}" for number in range(SIZES["vocab_size"])]
+    rules = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="w0"))
+    rules.pre_tokenizer = Whitespace()
+    given = MemoryModel(model, PreTrainedTokenizerFast(tokenizer_object=rules, unk_token="w0"))
+    drawn = torch.randint(SIZES["vocab_size"], (2 + seed // 4 % 3, 40)).tolist()
+    texts = [" ".join(words[token] for token in text) for text in drawn]
+    report = make_report(given, out=out, texts=texts, tokens=40)
+    stored = Stored(out)
+    judged = wherewhat.judge_claims(given, claims=(1, 5, 6, 17, 18, 21), texts=texts, out=out) if claims else None
+    return report.data["models"][0], stored, judged
+
+
+@pytest.mark.slow
+def test_untrained_models(tmp_path):
+    """No sentence without support, and none about training, on sixteen untrained models."""
+    for seed in range(16):
+        page, stored, judged = random_report(seed, tmp_path / str(seed), claims=seed < 4)
+        sentences = [finding["text"] for finding in page["findings"]]
+        for text in {*sentences, *page["captions"].values()}:
+            believe(stored, text)
+        cards(stored, page["numbers"])
+        assert not [text for text in sentences if text.startswith("Training")]
+        assert judged is None or parts(judged.data["claims"])
