@@ -140,6 +140,7 @@ AXES = {
     "r_gaussian": 0.22,
     "r_behaviour": 0.8,
 }
+ALIKE, UNLIKE = (dict.fromkeys(("r", "r_behaviour"), values) for values in ([0.5] * 8, [0.3, 0.7] * 4))
 DISTANCE = {"additive_share": 0.81, "additive_share_scrambled": 0.7, "key_rank_correlation": 0.8}
 DISTANCE |= {"key_rank_correlation_scrambled": 0.6, "distance_share": 0.2, "shape_drift": 0.1}
 PLANES = {"q_concentration": 0.5, "k_concentration": 0.5, "random_concentration": 0.05}
@@ -204,10 +205,11 @@ RULES = (
         evidence(planes=FakeRun(PLANES, BOUNDS | {"residual_bound": [1.5] * 20})),
         "holds if only the pattern of phases is meant",
     ),
-    (5, evidence({"axes": FakeRun(AXES)}, axes=FakeRun(AXES)), "does not hold"),
+    (5, evidence({"axes": FakeRun(AXES, ALIKE)}, axes=FakeRun(AXES)), "does not hold"),
+    (5, evidence({"axes": FakeRun(AXES, UNLIKE)}, axes=FakeRun(AXES)), "cannot be told"),  # as other draws may be
     (
         5,
-        evidence({"axes": FakeRun(AXES | {"r_behaviour": 0.3})}, axes=FakeRun(AXES)),
+        evidence({"axes": FakeRun(AXES | {"r_behaviour": 0.3}, ALIKE)}, axes=FakeRun(AXES)),
         "holds if additivity is measured by r of behaviour",
     ),
     (5, evidence(axes=FakeRun(AXES)), "not judged: It has no random control model."),

@@ -138,15 +138,16 @@ def test_other_measurements():
 
 def test_shares_that_training_changed():
     """Paired by document: three or more, an interval without 0, a difference of 0.05 and a factor of 1.5."""
-    for own, untrained, sentence in (
-        ([0.30, 0.31, 0.32], [0.10, 0.11, 0.10], "Training tripled what only the key explains: 31.0 ± 2.5 % of"),
-        ([0.10, 0.11, 0.10], [0.30, 0.31, 0.32], "Training lowered what only the key explains: 10.3 ± 1.4 % of"),
-        ([0.28, 0.29, 0.28], [0.20, 0.21, 0.20], None),  # a factor of 1.4
-        ([0.06, 0.06, 0.07], [0.02, 0.02, 0.03], None),  # a difference of 0.04
-        ([0.30, 0.31], [0.10, 0.11], None),  # two documents
-        ([0.50, 0.05, 0.30], [0.10, 0.11, 0.10], None),  # the interval includes 0, below the mean
-        ([0.10, 0.11, 0.10], [0.50, 0.05, 0.30], None),  # above the mean
-        ([0.30], [0.10], None),
+    for own, untrained, spread, sentence in (
+        ([0.30, 0.31, 0.32], [0.10, 0.11, 0.10], 0.0, "Training tripled what only the key explains: 31.0 ± 2.5 % of"),
+        ([0.10, 0.11, 0.10], [0.30, 0.31, 0.32], 0.0, "Training lowered what only the key explains: 10.3 ± 1.4 % of"),
+        ([0.28, 0.29, 0.28], [0.20, 0.21, 0.20], 0.0, None),  # a factor of 1.4
+        ([0.06, 0.06, 0.07], [0.02, 0.02, 0.03], 0.0, None),  # a difference of 0.04
+        ([0.30, 0.31], [0.10, 0.11], 0.0, None),  # two documents
+        ([0.50, 0.05, 0.30], [0.10, 0.11, 0.10], 0.0, None),  # the interval includes 0, below the mean
+        ([0.10, 0.11, 0.10], [0.50, 0.05, 0.30], 0.0, None),  # above the mean
+        ([0.30], [0.10], 0.0, None),
+        ([0.30, 0.31, 0.32], [0.10, 0.11, 0.10], 0.15, None),  # heads of the untrained model differ as much
     ):
         named = {
             weights: dict(zip("abc", values, strict=False))
@@ -155,7 +156,14 @@ def test_shares_that_training_changed():
         runs = [
             (
                 Request("axes").with_weights(weights),
-                SimpleNamespace(document_means=lambda metric, x=values: x, range_of=lambda metric: (0.0, 1.0)),
+                SimpleNamespace(
+                    document_means=lambda metric, x=values: x,
+                    head_documents=lambda metric, x=values, spread=spread: {
+                        (0, head): {name: value + spread * (-1) ** head for name, value in x.items()}
+                        for head in range(4)
+                    },
+                    range_of=lambda metric: (0.0, 1.0),
+                ),
             )
             for weights, values in named.items()
         ]

@@ -68,6 +68,17 @@ class Stored:
         one, two = self.documents(measurement, metric, weights), self.documents(measurement, other or metric, than)
         return [one[name] - two[name] for name in one if name in two]
 
+    def draws(self, metric):
+        """Half of the interval of a difference between two untrained models, from the heads of one."""
+        heads: dict[int, dict[int, list[float]]] = {}
+        for row in self.rows["axes", "random", metric]:
+            if row["head"] is not None and row["document"] is not None and row["value"] is not None:
+                heads.setdefault(row["layer"], {}).setdefault(row["head"], []).append(row["value"])
+        layers = [torch.tensor([sum(x) / len(x) for x in layer.values()]).double() for layer in heads.values()]
+        count, free = (sum(len(layer) - less for layer in layers) for less in (0, 1))
+        variance = sum(float((layer - layer.mean()).square().sum()) for layer in layers) / free
+        return float(student.ppf(0.975, free)) * math.sqrt(2 * variance / count)
+
     def labels(self, weights="trained", metric="label_no_sink"):
         """Number of heads by label over all documents together, or of the only one."""
         rows = self.rows.get(("heads", weights, f"{metric}_together")) or self.rows[("heads", weights, metric)]
@@ -83,9 +94,11 @@ def interval(values, tests=1):
     return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
 
 
-def clear(values, least=0.0, tests=1):
-    """Whether three or more documents show that a difference is not 0, nor small."""
+def clear(values, least=0.0, tests=1, draws=0.0):
+    """Whether three or more documents show that a difference is not 0, nor small, nor that of two untrained models."""
     mean, low, high = interval(values, tests)
+    reach = math.hypot(high - mean, draws)
+    low, high = mean - reach, mean + reach
     return len(values) >= 3 and (low > 0 or high < 0) and abs(mean) >= least
 
 
@@ -119,7 +132,7 @@ def training(stored, verb, what, own, untrained, n):
     metric = {"the key": "unique_c", "the distance": "unique_a"}[what]
     values = {weights: list(stored.documents("axes", metric, weights).values()) for weights in ("trained", "random")}
     change = stored.difference("axes", metric, than="random")
-    assert clear(change, 0.05)
+    assert clear(change, 0.05, draws=stored.draws(metric))
     means = [sum(x) / len(x) for x in values.values()]
     assert max(means) >= 1.5 * min(means)
     word = verb.split()[0]
@@ -134,11 +147,11 @@ def training(stored, verb, what, own, untrained, n):
 def additivity(stored, direction, own, untrained, n):
     change = stored.difference("axes", "r", than="random")
     if direction in DIRECTIONS:
-        assert clear(change, 0.05)
+        assert clear(change, 0.05, draws=stored.draws("r"))
         assert DIRECTIONS[direction] * sum(change) > 0
     else:
-        _, low, high = interval(change)
-        assert -0.05 <= low <= high <= 0.05
+        mean, _, high = interval(change)
+        assert abs(mean) + math.hypot(high - mean, stored.draws("r")) <= 0.05 + 1e-9
         assert len(change) >= 3
         assert ("high" in direction) == (interval(stored.documents("axes", "r").values())[0] >= 0.7)
     assert says(own, stored.documents("axes", "r").values())

@@ -24,6 +24,7 @@ from wherewhat.report.claims.claim import (
     document_mean,
     model_mean,
     negative,
+    untrained_difference,
 )
 from wherewhat.report.data import head_labels
 from wherewhat.report.measurements import Runs
@@ -82,7 +83,6 @@ def _of_training(metric: str, what: str) -> Rule:
         if found is None or not supports(found[2], 0.0, _CLEAR_SHARE):
             return None
         own, untrained, change = found
-        # The interval is over documents: one untrained model differs from another by more than that.
         if max(own.mean, untrained.mean) < _CLEAR_RATIO * min(own.mean, untrained.mean):
             return None
         verb = _verb(own.mean, untrained.mean)
@@ -287,12 +287,12 @@ RULES: Mapping[str, Rule] = {
 
 
 def _against_untrained(runs: Runs, metric: str) -> tuple[Interval, Interval, Interval] | None:
-    """Return a metric of axes on the model and on the untrained one, and the difference on the same documents."""
+    """Return a metric of axes on the model and on the untrained one, and their difference."""
     found = runs.weights("axes")
     if runs.own == _UNTRAINED or runs.own not in found or _UNTRAINED not in found:
         return None
     own, untrained = found[runs.own], found[_UNTRAINED]
-    change = document_difference(own, metric, untrained)
+    change = untrained_difference(own, metric, untrained)
     return None if change is None else (document_mean(own, metric), document_mean(untrained, metric), change)
 
 

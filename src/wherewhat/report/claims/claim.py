@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wherewhat.measures.measurement import UNBOUNDED
-from wherewhat.measures.statistics import Interval, in_words, interval
+from wherewhat.measures.statistics import Interval, in_words, interval, student
 from wherewhat.models.source import Weights
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request
@@ -256,6 +256,29 @@ def document_difference(
     one, two = first.document_means(metric), second.document_means(other or metric)
     changes = [one[name] - two[name] for name in one if name in two]
     return interval(changes) if changes else None
+
+
+def untrained_difference(run: StoredRun, metric: str, untrained: StoredRun | None) -> Interval | None:
+    """Return the difference of a metric of heads to that of the untrained model, with the interval of its mean.
+
+    Besides the spread over documents, the interval includes that between untrained models, of which one was drawn: the
+    difference of two of them, from the spread over the untrained model's heads within layers. None without common
+    documents.
+    """
+    change = document_difference(run, metric, untrained)
+    if untrained is None or change is None or change.low is None or change.high is None:
+        return change
+    by_layer: dict[int, list[float]] = {}
+    for (layer, _), value in head_means(untrained, metric).items():
+        by_layer.setdefault(layer, []).append(value)
+    count = sum(map(len, by_layer.values()))
+    free = count - len(by_layer)
+    if not free:  # layers of one head: nothing is known about other untrained models
+        return Interval(change.mean, None, None, change.n)
+    means = {layer: sum(values) / len(values) for layer, values in by_layer.items()}
+    squares = sum((value - means[layer]) ** 2 for layer, values in by_layer.items() for value in values)
+    reach = math.hypot((change.high - change.low) / 2, student(free + 1) * math.sqrt(2 * squares / free / count))
+    return Interval(change.mean, change.mean - reach, change.mean + reach, change.n)
 
 
 def model_mean(run: StoredRun, metric: str, *, less: str | None = None) -> Interval:

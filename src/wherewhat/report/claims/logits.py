@@ -23,6 +23,7 @@ from wherewhat.report.claims.claim import (
     document_mean,
     head_means,
     model_mean,
+    untrained_difference,
 )
 from wherewhat.runs.results import StoredRun
 
@@ -187,15 +188,12 @@ def untrained(evidence: Evidence) -> Judged:
         run, random = evidence.find(name), evidence.find(name, "random")
         if run is None or random is None:
             continue
-        change = document_difference(run, metric, random)
-        assert change is not None
+        change = untrained_difference(run, metric, random)
         numbers.append(ClaimNumber(title, document_mean(run, metric), control_mean(random, metric), "random model"))
         statement = f"{title} is at least {CLEAR} above that of a random model"
         parts.append(ClaimPart(statement, at_least(change, CLEAR), condition))
-    note = (
-        "One untrained model was drawn; intervals are over documents." if parts else "It has no random control model."
-    )
-    return Judged(numbers, parts, [note])
+    note = "One untrained model was drawn; how much others differ is estimated from its heads."
+    return Judged(numbers, parts, [note if parts else "It has no random control model."])
 
 
 @claim(6, source=HAN, change="nothing about the model: it is a property of the rotation", needs=("axes",), rotary=True)
