@@ -147,7 +147,7 @@ def training(stored, verb, what, own, untrained, n):
 def additivity(stored, direction, own, untrained, n):
     change = stored.difference("axes", "r", than="random")
     if direction in DIRECTIONS:
-        assert clear(change, 0.05, draws=stored.draws("r"))
+        assert clear(change, 0.1, draws=stored.draws("r"))
         assert DIRECTIONS[direction] * sum(change) > 0
     else:
         mean, _, high = interval(change)

@@ -35,8 +35,14 @@ MOST = 6
 
 _UNTRAINED = "random"
 
-_CLEAR_RATIO, _CLEAR_SHARE, _CLEAR_CHANGE = 1.5, 0.05, 0.05
-"""Smallest ratio and difference of shares, and change of r, that are more than between two untrained models."""
+_CLEAR_RATIO, _CLEAR_SHARE, _CLEAR_CHANGE = 1.5, 0.05, 0.1
+"""Smallest ratio and difference of shares, and change of r, that are more than between two untrained models.
+
+Heads of an untrained model share its embeddings, so that their spread does not say all about other untrained models.
+"""
+
+_NO_CHANGE = 0.05
+"""Largest change of r that is called none."""
 
 _HIGH = 0.7
 """Smallest r that is called high."""
@@ -107,7 +113,7 @@ def _additivity(runs: Runs) -> Finding | None:
         return Finding(f"Training made logits {verb} additive: r is {sizes}.", "heads?metric=r", _strength(change, 0.0))
     if change.n < LEAST_DOCUMENTS or change.low is None or change.high is None:
         return None
-    if max(-change.low, change.high) > _CLEAR_CHANGE:  # too uncertain for "no"
+    if max(-change.low, change.high) > _NO_CHANGE:  # too uncertain for "no"
         return None
     high = "A high r" if own.mean >= _HIGH else "r"
     return Finding(f"{high} is no sign of training in this model: {sizes}.", "heads?metric=r", 0.0)
