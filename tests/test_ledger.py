@@ -51,7 +51,7 @@ def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
     floors = {name: row["floor"] for name, row in rows.items()}
     assert floors["axes"] == floors["planes"] == floors["attention"] == floors["distance"] == 1
     assert floors["split"] == 2
-    assert floors["residual"] == 1 + 5 + 2 + found["layers"]
+    assert floors["residual"] == 1 + 5 + 2 + 1 + found["layers"]
     assert all(row["passes"] > 0 and row["timed"] == (3 if name == "split" else 1) for name, row in rows.items())
     printed = capsys.readouterr()
     assert f"1 of {len(measurements())}: axes" in printed.err.splitlines()

@@ -72,7 +72,7 @@ def test_a_registered_measurement_is_everywhere(model, text, cli, tmp_path):
     sweep.write_text(json.dumps(entry))
     assert [cell.request.measurement for cell in expand(read_sweep_file(sweep))] == ["key_norm"]
     made = make_report(ModelRequest(model=model, device="cpu"), out=tmp_path / "out", text=[str(text)], tokens=16)
-    (section,) = made.data["models"][0]["others"]
+    (section,) = (other for other in made.data["models"][0]["others"] if other["name"] == "key_norm")
     assert section["name"] == "key_norm"
     assert section["rows"][0]["controls"]["random"]["mean"] > 0
     assert len(section["figure"]["data"][0]["z"]) == 2

@@ -44,6 +44,37 @@ def test_blocks_equal_the_dense_formula():
     TinySubject("llama").run(tokens(40), check)
 
 
+def test_the_control_is_noise_of_the_size_of_the_residual():
+    """Identity: the noise has the root mean square of the residual, also in blocks of another size."""
+
+    def logits(attention, **options):
+        seen = {}
+        recording = replace(attention)
+        object.__setattr__(recording, "weigh", lambda scores, rows: seen.setdefault(rows.start, scores) * 0)
+        mixed_attention(recording, fit_layer(attention), strength=0.0, **options)
+        return len(seen), torch.cat([seen[start] for start in sorted(seen)], 2)[0].double()
+
+    def check(attention):
+        w = attention.attn_scores()[0].double()
+        visible = attention.visible()[0].expand_as(w)
+        (_, additive), (one, noisy), (two, blocks) = (
+            logits(attention, **options) for options in ({}, {"noise": True}, {"noise": True, "block_mib": 1})
+        )
+        assert (one, two) == (1, 2)
+        torch.testing.assert_close(noisy, blocks, **CLOSE)
+        residual, noise = ((x - w).masked_fill(~visible, 0) for x in (additive, noisy))
+        # 45 150 pairs: the root mean square of noise has a standard deviation of 0.3 %, its mean one of 0.5 %.
+        sizes = [x.square().sum((1, 2)).sqrt() for x in (residual, noise)]
+        torch.testing.assert_close(*sizes, rtol=0.02, atol=0)
+        assert float((noise.sum((1, 2)).abs() / visible[0].sum() ** 0.5 / sizes[0]).max()) < 5 / visible[0].sum() ** 0.5
+
+    TinySubject("llama").run(tokens(300), check)
+    found = measure_residual(TinySubject("llama"), tokens(30), ResidualConfig(strengths=(0.0,), layers=False))
+    assert {"loss_strength_0", "loss_noise"} <= found.whole.keys()
+    without = ResidualConfig(strengths=(0.0,), layers=False, control=False)
+    assert "loss_noise" not in measure_residual(TinySubject("llama"), tokens(30), without).whole
+
+
 def test_chosen_heads_only():
     chosen = torch.tensor([False, True, False, False])
 

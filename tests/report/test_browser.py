@@ -53,13 +53,17 @@ def test_it_opens_offline_with_numbers_map_and_charts(opened, made, shots):
     for number, card in zip(model["numbers"], cards, strict=True):
         assert card.startswith(number["title"])
         assert "On 2 documents of 28 tokens" in card
+        assert number["price"] in card
         for value in number["values"]:
-            assert f"{value['words']} {value['name']}" in card
+            count, *share = value["words"].split("; ")  # a number of heads comes before its share per document
+            assert "; ".join([f"{count} {value['name']}", *share]) in card
     assert opened.locator("#length-cost svg.main-svg").count() == 0  # charts wait until the reader comes near
     drawn(opened, *CHARTS)
     assert opened.evaluate("document.getElementById('map').data[0].z.flat().length") == 8
     links = opened.eval_on_selector_all("#contents a", "(links) => links.map((link) => link.getAttribute('href'))")
-    assert len(links) == opened.locator("main > section:visible").count() >= 6
+    others = [link for link in links if link.startswith("#measured-")]
+    assert others == [f"#measured-{other['name']}" for other in model["others"]]
+    assert len(links) - len(others) == opened.locator("main > section:visible").count() >= 6
     assert [opened.locator(link).count() for link in links] == [1] * len(links)
     opened.screenshot(path=shots / "desktop.png")
 
@@ -72,7 +76,8 @@ def test_a_chosen_head_has_a_panel_with_its_own_numbers(opened, made):
     assert opened.text_content("#table-of-heads [aria-selected=true] th") == "L1H2"
     swaps, record = model["swaps"], model["records"][1][2]
     label = opened.text_content("#label")
-    assert label.startswith(f"Label: {swaps['codes'][int(swaps['label'][1][2])]} in 2 of 2 documents")
+    assert label.startswith(f"Label over all documents: {swaps['codes'][int(swaps['label'][1][2])]}, because ")
+    assert "2 of 2 documents alone give the same label." in label
     assert f"Positional {three_digits(swaps['s_pos'][1][2])} " in label
     opened.click("#all-numbers summary")
     opened.wait_for_selector("#numbers-of-head tbody tr")
@@ -136,7 +141,7 @@ def test_labels_of_both_versions(opened, made):
     opened.select_option("#keys", "all")
     assert opened.evaluate(chips) == counts(model["swaps"]["all_keys"])
     assert "over all keys." in opened.text_content("#label")
-    assert "a sink counts as symbolic" in opened.text_content("#plane-note")
+    assert "Scores are over all keys" in opened.text_content("#plane-note")
     until(opened, "location.hash.includes('keys=all')")
     opened.evaluate("location.hash = '#heads?label=sink'")
     until(opened, "document.querySelector('#keys').value === ''")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.report import unpacked
-from wherewhat.measures.statistics import interval
-from wherewhat.report.data import band, centred_curves, drawn_distances, packed, rounded, script_json
+from wherewhat.measures.measurement import Metric
+from wherewhat.measures.statistics import in_words, interval
+from wherewhat.report.data import _price, band, centred_curves, drawn_distances, packed, rounded, script_json
+from wherewhat.report.measurements import Runs
+from wherewhat.runs.request import Request
+from wherewhat.runs.results import MetricSummary
 
 
 def test_packed_numbers_come_back():
@@ -91,3 +97,62 @@ def test_rounded():
     assert rounded(0.123456) == 0.1235
     assert rounded(float("nan")) is None
     assert rounded(None) is None
+
+
+LABELLED = MetricSummary(
+    Metric("heads_sink", "sinks", "", counts=("label_no_sink", "sink")),
+    interval([0.05, 0.05, 0.06]),
+    {},
+    None,
+    {"full": interval([0.1, 0.1])},
+    {"": (14, 270), "full": (9, 90)},
+)
+
+
+def test_a_share_of_heads_has_its_count_first():
+    """The count is of labels over all documents together, the share the mean over documents."""
+    assert LABELLED.words() == "14 of 270; 5.3 ± 1.4 % per document"
+    assert LABELLED.words("full") == "9 of 90; 10 % in each document"
+    assert replace(LABELLED, overall=interval([0.05])).words() == "14 of 270"
+    assert replace(LABELLED, counts={}).words() == in_words(LABELLED.overall)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            ([3.9], [6.07], [4.83]),
+            "rises from 3.90 to 6.07 nats; with NOISE it is 4.83 (one document of 256 tokens, no interval).",
+        ),
+        (
+            ([3.9], [3.5], []),
+            "falls from 3.90 to 3.50 nats; a control was not measured (one document of 256 tokens, no interval).",
+        ),
+        (
+            ([5.301], [5.302], [5.3]),
+            "stays at 5.30 nats; with NOISE it is 5.30 (one document of 256 tokens, no interval).",
+        ),
+        (
+            ([3.0, 4.0, 3.5], [5.0, 6.1, 5.4], [4.0, 4.0, 4.0]),
+            "rises by 2.00 ± 0.25 nats, from 3.50 to 5.50; "
+            "with NOISE it changes by 0.5 ± 1.2 nats, from 3.50 to 4.00 (3 documents of 256 tokens).",
+        ),
+        (
+            ([3.0, 4.0], [2.9, 3.89], []),
+            "falls by 0.10 ± 0.06 nats, from 3.50 to 3.40; a control was not measured (2 documents of 256 tokens).",
+        ),
+        (([], [], []), None),
+        (([3.9], [], []), None),
+    ],
+)
+def test_price_of_additive_logits(values, expected):
+    named = dict(zip(("loss", "loss_strength_0", "loss_noise"), values, strict=True))
+    run = SimpleNamespace(
+        measurement=SimpleNamespace(name="residual"),
+        values=named.get,
+        directory=SimpleNamespace(config={"tokens": 256}),
+    )
+    noise = "noise of the same size added to the logits instead,"
+    text = "" if expected is None else f"With exactly additive logits the loss {expected.replace('NOISE', noise)}"
+    request = Request("residual")
+    assert _price(Runs([(request, run)])) == text

@@ -26,11 +26,13 @@ from wherewhat.imports import package_version
 from wherewhat.measures.registry import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt
 from wherewhat.report.report import make_report
+from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import MemoryModel, ModelRequest
+from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import load_model
 from wherewhat.text.documents import documents_of
 
-MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend"}
+MEASUREMENTS = {"axes", "heads", "planes", "distance", "frequencies", "perturb", "extend", "residual"}
 
 
 class Page(HTMLParser):
@@ -84,6 +86,38 @@ def test_the_page_holds_everything(data, whole, made):
     assert HOSTILE.startswith("".join(data["texts"][0]["tokens"])[: len(HOSTILE)])
     assert len(data["texts"][0]["tokens"]) == TOKENS
     assert f"version {package_version('wherewhat')}. Software" in made.path.read_text("utf-8")
+
+
+def test_the_price_of_additive_logits_is_beside_their_share(data, made):
+    """One document: a measured fact beside the untouched model and a control, with no interval and no finding."""
+    (path,) = made.out.glob("residual-*")
+    run = StoredRun(RunDirectory.load(path))
+    (loss,), (additive,), (noise,) = (run.values(name) for name in ("loss", "loss_strength_0", "loss_noise"))
+    (price,) = (number["price"] for number in data["numbers"] if number["price"])
+    assert price == next(number["price"] for number in data["numbers"] if "r2" in number["metrics"])
+    words = (
+        "stays at"
+        if f"{additive:.2f}" == f"{loss:.2f}"
+        else f"{'rises' if additive > loss else 'falls'} from {loss:.2f} to"
+    )
+    assert price == (
+        f"With exactly additive logits the loss {words} {additive:.2f} nats; with noise of the same size added to the "
+        f"logits instead, it is {noise:.2f} (one document of {TOKENS} tokens, no interval)."
+    )
+    assert not any("additive logits" in finding["text"] for finding in data["findings"])
+
+
+def test_heads_are_counted_alike_in_cards_and_labels(data):
+    """Labels over all documents together; the share per document beside it."""
+    (number,) = (number for number in data["numbers"] if "heads_sink" in number["metrics"])
+    swaps = data["swaps"]
+    total = sum(data["model"]["heads"])
+    for metric, value in zip(number["metrics"], number["values"], strict=True):
+        name = metric.removeprefix("heads_").removesuffix("_no_sink")
+        labels = swaps if name == "sink" or metric.endswith("_no_sink") else swaps["all_keys"]
+        count = sum(swaps["codes"][int(code)] == name for layer in labels["label"] for code in layer)
+        assert value["words"].startswith(f"{count} of {total}; ")
+        assert value["words"].endswith(" document")
 
 
 def fitted(record, number):

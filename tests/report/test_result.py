@@ -225,7 +225,7 @@ def test_own_measurement_in_twelve_lines(model, monkeypatch, tmp_path):
     assert "key_norm" in found.export(tmp_path / "scores.csv").read_text()
     assert "Mean norm of the keys, per head." in found.report(tmp_path / "page.html").read_text("utf-8")
     report = wherewhat.make_report(model, texts=tokens(24) % 16, tokens=24, out=tmp_path)
-    assert [one["name"] for one in report.data["models"][0]["others"]] == ["key_norm"]
+    assert [one["name"] for one in report.data["models"][0]["others"]] == ["residual", "key_norm"]
 
 
 RETURNED = {

@@ -29,6 +29,7 @@ def test_sizes_by_default():
         ("axes", "trained", 4, 512),
         ("distance", "trained", 1, 256),
         ("planes", "trained", 1, 256),
+        ("residual", "trained", 1, 256),
         ("heads", "trained", 4, 256),
         ("frequencies", "trained", 3, 128),
         ("perturb", "trained", 3, 256),
@@ -92,8 +93,8 @@ def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatc
         make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS)
     told = Told()
     again = make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS, progress=told)
-    assert len(calls) == 3 + 8
-    assert any(line.startswith("10 measurements, 2 of them finished earlier: about ") for line in told.lines)
+    assert len(calls) == 3 + 9
+    assert any(line.startswith("11 measurements, 2 of them finished earlier: about ") for line in told.lines)
     for run in again.data["models"][0]["runs"]:
         assert (tmp_path / run["name"] / "scores.parquet").read_bytes() == (
             made.out / run["name"] / "scores.parquet"
@@ -111,7 +112,7 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
     request = ModelRequest(model=hostile_model, device="cpu")
     again = make_report(request, out=made.out, text=[str(made.text)], tokens=TOKENS, progress=told)
     assert again.html() == made.report.html()
-    assert "all 10 measurements were finished earlier" in told.lines
+    assert "all 11 measurements were finished earlier" in told.lines
 
 
 def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monkeypatch):

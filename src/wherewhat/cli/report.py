@@ -13,7 +13,6 @@ from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import CONTROL_NOTE, Table, print_line
-from wherewhat.measures.statistics import in_words
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -85,6 +84,11 @@ def report(
             print_line(console, line, wrap=True)
     console.print(_numbers_table(made.models))
     for one in made.models:
+        for number in one.numbers:
+            if number.price:
+                line = number.price if len(made.models) == 1 else f"{one.name}: {number.price}"
+                print_line(console, line, wrap=True)
+    for one in made.models:
         for line in one.left_out:
             print_line(console, f"left out of {one.name}: {line}", wrap=True)
     print_line(console, path)
@@ -112,7 +116,7 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
 
 
 def _line(value: Value) -> str:
-    return f"{in_words(value.value)}  {value.name}"
+    return f"{value.words}  {value.name}"
 
 
 def export(

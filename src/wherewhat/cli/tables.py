@@ -80,7 +80,7 @@ def headline(
     for summary in runs[0][1]:
         metric = summary.metric
         # A number that is undefined for a model, such as a correlation over equal values, is left blank.
-        cells = [in_words(named[metric.name].overall) if metric.name in named else "" for named in by_name]
+        cells = [named[metric.name].words() if metric.name in named else "" for named in by_name]
         control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
         table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
     return table
@@ -112,10 +112,10 @@ def by_kind(
     table.add_column("weights")
     for metric in shown:
         table.add_column(metric.title, justify="right")
-    by_name = [{summary.metric.name: summary.kinds for summary in summaries} for _, summaries in runs]
+    by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
     for kind, layers in kinds.items():
-        found = [[named.get(metric.name, {}).get(kind) for named in by_name] for metric in shown]
-        cells = ("\n".join("" if value is None else in_words(value) for value in column) for column in found)
+        found = [[named.get(metric.name) for named in by_name] for metric in shown]
+        cells = ("\n".join(one.words(kind) if one and kind in one.kinds else "" for one in column) for column in found)
         table.add_row(f"{counted(len(layers), 'layer')}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
         table.add_section()
     return table

@@ -171,6 +171,8 @@ class Metric:
         bounds: Names under which the bounds of its 95 % interval are stored likewise, if that is not Student's.
         proportion: Whether each document's value is 0 or 1, and the mean a proportion of documents.
         range: Least and greatest possible value; intervals do not extend beyond it.
+        counts: For the share of heads with a label: the metric that holds the labels, and the label. The number of
+            heads with this label, over all documents together, is then shown before the share.
     """
 
     name: str
@@ -184,6 +186,7 @@ class Metric:
     bounds: tuple[str, str] | None = None
     proportion: bool = False
     range: tuple[float, float] = UNBOUNDED
+    counts: tuple[str, str] | None = None
 
 
 def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:

@@ -2,6 +2,7 @@
 
 Inside the forward pass the logits W of a head are replaced by ``a + b + c + λ · (W - a - b - c)``, with the three-axis
 fit of the same pass, or an axis is subtracted from them. λ = 1 is the model itself, λ = 0 makes its logits additive.
+The control of λ = 0 adds noise of the same size to the logits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from wherewhat.measures.measurement import (
     DocumentScores,
     LayerScores,
     Metric,
+    ReportRun,
     Subject,
     Text,
     TextMeasurement,
@@ -46,6 +48,7 @@ class ResidualConfig:
     layers: bool = option(True, "also make each layer alone additive")
     heads: bool = option(False, "also make each head alone additive, and the cheapest heads together")
     axes: bool = option(True, "also subtract each axis from all heads' logits")
+    control: bool = option(True, "also add noise to all logits that changes them by as much as λ = 0")
     block_mib: int = option(64, "memory for one block of logits, in MiB")
 
     def __post_init__(self) -> None:
@@ -60,20 +63,30 @@ class ResidualMeasurement(TextMeasurement):
 
     name = "residual"
     group = "Decomposition"
-    revision = 2
+    revision = 3
     summary = "Loss with the non-additive part of the logits scaled down."
     config = ResidualConfig
     controls = ()
+    report = ReportRun(7.0, documents=1, tokens=256, options={"strengths": (0.0, 1.0), "layers": False, "axes": False})
     metrics = (
         loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
         *(
-            loss_metric(f"loss_strength_{strength}", f"loss at λ = {strength}", reading)
+            loss_metric(
+                f"loss_strength_{strength}",
+                f"loss at λ = {strength}",
+                reading,
+                control="loss_noise" if strength == "0" else None,
+                control_title="noise" if strength == "0" else "",
+            )
             for strength, reading in (
                 ("1", "Loss through the replacement: must equal the loss."),
                 ("0.75", "Loss with three quarters of the residual."),
                 ("0.5", "Loss with half of the residual."),
                 ("0.25", "Loss with a quarter of the residual."),
-                ("0", "Loss with exactly additive logits in all heads."),
+                (
+                    "0",
+                    "Loss with exactly additive logits in all heads; the control adds noise of the same size to them.",
+                ),
             )
         ),
         *(
@@ -112,6 +125,7 @@ def mixed_attention(
     strength: float = 1.0,
     without: str = "",
     heads: Tensor | None = None,
+    noise: bool = False,
     block_mib: int = 64,
 ) -> Tensor:
     """Compute the attention output with changed logits, a block of queries at a time.
@@ -123,6 +137,8 @@ def mixed_attention(
         without: Axes to subtract, e.g. ``"a"``. The query axis cancels in softmax, so subtracting it has no effect. A
             sink column keeps its weight.
         heads: True for the heads to change, ``(heads,)``; None for all.
+        noise: Add Gaussian noise instead, the same in each call, with the root mean square that the change by
+            ``strength`` has in a head.
         block_mib: Memory for one block of logits, in MiB.
 
     Returns:
@@ -135,13 +151,22 @@ def mixed_attention(
     dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
     device = attention.rot_q.device
     a, b, c = (x.to(device, dtype) for x in (fit.a, fit.b, fit.c))
+    size = (fit.sse / fit.pairs).sqrt().to(device, dtype)[:, None, None]
+    drawn = torch.Generator().manual_seed(attention.layer)
 
     def pattern(block: slice) -> Tensor:
         scores = attention.attn_scores(block)
         i = torch.arange(block.start, block.stop, device=device)
         distance = (i[:, None] - torch.arange(attention.m, device=device)).clamp(0, a.shape[1] - 1)
         terms = {"a": a[:, distance], "b": b[:, block, None], "c": c[:, None]}
-        changed = scores if strength == 1 else strength * scores + (1 - strength) * (sum(terms.values()))
+        if strength == 1:
+            changed = scores
+        elif noise:
+            # Drawn row by row and on the CPU, so that the noise depends on neither blocks nor the device.
+            even = torch.rand(len(i), attention.heads, attention.m, generator=drawn).transpose(0, 1).to(device, dtype)
+            changed = scores + (1 - strength) * size * torch.special.ndtri(even.clamp_min(2**-25))
+        else:
+            changed = strength * scores + (1 - strength) * (sum(terms.values()))
         if without:
             changed = _subtract(attention, changed, [terms[axis] for axis in without], block)
         if heads is not None:
@@ -181,7 +206,9 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> D
     intact = next_token_loss(plain, ids)
     del plain
 
-    def loss(strength: float = 1.0, without: str = "", only: Mapping[int, Tensor] | None = None) -> float:
+    def loss(
+        strength: float = 1.0, without: str = "", only: Mapping[int, Tensor] | None = None, noise: bool = False
+    ) -> float:
         def edit(attention: LayerAttention) -> Tensor | None:
             if only is not None and attention.layer not in only:
                 return None
@@ -191,6 +218,7 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> D
                 strength=strength,
                 without=without,
                 heads=None if only is None else only[attention.layer],
+                noise=noise,
                 block_mib=config.block_mib,
             )
 
@@ -203,6 +231,8 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> D
     if 0.0 in by_strength:
         whole["loss_additive"] = by_strength[0.0]
         whole["additive_cost"] = by_strength[0.0] - intact
+        if config.control:
+            whole["loss_noise"] = loss(0.0, noise=True)
     if config.axes:
         whole |= {f"cost_without_{axis}": loss(without=axis) - intact for axis in "ac"}
     curves = {"loss_by_strength": _curve(by_strength, "strength")}

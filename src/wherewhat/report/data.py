@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.statistics import Interval, in_words, interval, student
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
+from wherewhat.runs.results import head_labels as labels_of
 
 _DIGITS = 4
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -116,10 +117,15 @@ def script_json(data: Any) -> str:
     return plain.translate(_HTML)
 
 
-def interval_json(value: Interval) -> dict[str, Any]:
+def interval_json(value: Interval, words: str | None = None) -> dict[str, Any]:
     """Return a mean with its 95 % interval, in numbers and in words, and its number of documents."""
     numbers = {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
-    return {**numbers, "words": in_words(value) if math.isfinite(value.mean) else "undefined"}
+    return {**numbers, "words": words or (in_words(value) if math.isfinite(value.mean) else "undefined")}
+
+
+def summary_json(summary: MetricSummary) -> dict[str, Any]:
+    """Return the mean of a metric as :func:`interval_json` does; of a label with the number of heads."""
+    return interval_json(summary.overall, summary.words())
 
 
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
@@ -165,9 +171,7 @@ def head_labels(run: StoredRun, *, all_keys: bool = False) -> dict[tuple[int, in
             other heads are labelled by their scores over the keys after the sink: these scores predict retrieval and
             induction better, see the documentation of ``heads``.
     """
-    values, name = run.head_values, "label" if all_keys else "label_no_sink"
-    codes = values.get(f"{name}_together") or values.get(name) or {}
-    return {place: int(listed[0]) for place, listed in codes.items() if listed and listed[0] >= 0}
+    return labels_of(run.head_values, "label" if all_keys else "label_no_sink")
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
@@ -207,10 +211,19 @@ CONTROLS = {"random": "one random control", "shuffled": "one shuffled control"}
 
 @dataclass(frozen=True)
 class Value:
-    """A mean under a name, with its interval over documents where there is one."""
+    """A mean under a name, with its interval over documents where there is one, and both in words.
+
+    ``of`` is the name of the value that a control belongs to, where there are several.
+    """
 
     name: str
     value: Interval
+    words: str = ""
+    of: str = ""
+
+    def __post_init__(self) -> None:
+        """Write the interval in words where there are none."""
+        object.__setattr__(self, "words", self.words or in_words(self.value))
 
 
 @dataclass(frozen=True)
@@ -225,6 +238,7 @@ class Number:
         kinds: The model's and its control models' for each kind of layer, where there are several.
         measurement: The measurement that it is of.
         metrics: Names of the metrics of ``values``.
+        price: What it costs to leave out the rest of the logits, in a sentence, where that was measured.
     """
 
     title: str
@@ -234,6 +248,7 @@ class Number:
     kinds: list[Value] = field(default_factory=list)
     measurement: str = ""
     metrics: tuple[str, ...] = ()
+    price: str = ""
 
 
 @dataclass(frozen=True)
@@ -277,7 +292,8 @@ WANTED = (
         ),
         "When two tokens are swapped, a positional head keeps attending to the positions (1) and a symbolic one "
         "follows the tokens (1); uniform attention scores 1 on both. The first two scores leave the first token, the "
-        "attention sink, in place; with all keys, as in the papers, a sink counts as symbolic.",
+        "attention sink, in place; with all keys, as in the papers, it is swapped too, and attention that follows it "
+        "counts as symbolic.",
     ),
     _Wanted(
         "Pure heads",
@@ -289,10 +305,10 @@ WANTED = (
             ("heads_positional", "positional, all keys"),
             ("heads_symbolic", "symbolic, all keys"),
         ),
-        "Share of heads that give much of their attention to the first token (sinks), and of the others with one score "
-        "high and the other low: heads that depend on position only, or on content only. With all keys, as in the "
-        "papers, sinks are no exception. Means over documents, each labelled alone; findings count heads by their "
-        "scores over all documents.",
+        "Heads that give much of their attention to the first token (sinks), and others with one score high and the "
+        "other low: heads that depend on position only, or on content only. With all keys, as in the papers, sinks are "
+        "no exception. Heads are counted by their labels over all documents together; the share per document is the "
+        "mean over documents, each labelled alone.",
     ),
 )
 """The headline numbers: title, measurement, and metrics with their names."""
@@ -316,19 +332,22 @@ def headline(runs: Runs) -> list[Number]:
         numbers.append(
             Number(
                 title=wanted.title,
-                values=[Value(title, own[name].overall) for name, title in metrics],
+                values=[_value(own[name], title) for name, title in metrics],
                 controls=[
                     *_floors([(own[name], title if len(metrics) > 1 else "") for name, title in metrics]),
                     *(
-                        Value(f"{control}, {title}" if len(metrics) > 1 else control, of_control[name].overall)
+                        replace(_value(of_control[name], f"{control}, {title}"), of=title)
+                        if len(metrics) > 1
+                        else _value(of_control[name], control)
                         for control, of_control in beside
                         for name, title in metrics
                         if name in of_control
                     ),
                 ],
-                reading=" ".join(filter(None, [wanted.reading, _price(runs) if "r2" in dict(wanted.metrics) else ""])),
+                reading=wanted.reading,
+                price=_price(runs) if "r2" in dict(wanted.metrics) else "",
                 kinds=[
-                    Value(", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), found[name].kinds[kind])
+                    _value(found[name], ", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), kind)
                     for name, title in metrics
                     for kind in own[name].kinds
                     for named, found in [([], own), *(([control], of_control) for control, of_control in beside)]
@@ -341,25 +360,49 @@ def headline(runs: Runs) -> list[Number]:
     return numbers
 
 
+def _value(summary: MetricSummary, name: str, kind: str = "") -> Value:
+    """Return the mean of a metric, of the model or of a kind of layer, under a name."""
+    return Value(name, summary.kinds[kind] if kind else summary.overall, summary.words(kind))
+
+
 def _price(runs: Runs) -> str:
-    """Return what exactly additive logits cost, in a sentence; empty if it was not measured."""
-    run = runs.find("residual") or runs.other("residual")
+    """Return what exactly additive logits cost, in a sentence with its control; empty if it was not measured."""
+    run = runs.other("residual") or runs.find("residual")
     if run is None:
         return ""
-    before, after = (run.values(name) for name in ("loss", "loss_strength_0"))
+    before, after, noise = (run.values(name) for name in ("loss", "loss_strength_0", "loss_noise"))
     if not before or len(before) != len(after):
         return ""
-    means = [sum(values) / len(values) for values in (before, after)]
-    where = "one document" if len(before) == 1 else f"{len(before)} documents"
-    verb = "rises" if means[1] >= means[0] else "falls"
-    return f"With exactly additive logits the loss {verb} from {means[0]:.2f} to {means[1]:.2f} nats (on {where})."
+    count = len(before)
+    text = f"With exactly additive logits the loss {_change(before, after)}"
+    if len(noise) != count:
+        text += "; a control was not measured"
+    else:
+        changed = _change(before, noise) if count > 1 else f"is {noise[0]:.2f}"
+        text += f"; with noise of the same size added to the logits instead, it {changed}"
+    where = "one document" if count == 1 else f"{count} documents"
+    return f"{text} ({where} of {run.directory.config['tokens']} tokens{', no interval' if count == 1 else ''})."
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> str:
+    """Return a change of the loss in words, with the interval of the difference where there are several documents."""
+    start, end = (f"{sum(values) / len(values):.2f}" for values in (before, after))
+    change = interval([y - x for x, y in zip(before, after, strict=True)])
+    if change.low is None or change.high is None:
+        verb = "rises" if float(end) > float(start) else "falls"
+        return f"stays at {end} nats" if start == end else f"{verb} from {start} to {end} nats"
+    verb = "changes" if change.low <= 0 <= change.high else "rises" if change.mean > 0 else "falls"
+    size = Interval(-change.mean, -change.high, -change.low, change.n) if verb == "falls" else change
+    return f"{verb} by {in_words(size)} nats, from {start} to {end}"
 
 
 def _floors(summaries: list[tuple[MetricSummary, str]]) -> list[Value]:
     """Return the control metric of each value, with the value's name where there are several."""
     return [
         Value(
-            ", ".join(filter(None, [one.metric.control_title, title])), Interval(one.control, None, None, one.overall.n)
+            ", ".join(filter(None, [one.metric.control_title, title])),
+            Interval(one.control, None, None, one.overall.n),
+            of=title,
         )
         for one, title in summaries
         if one.control is not None

@@ -328,13 +328,14 @@ def measure(
 def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
     """Return finished runs of the same model and weights that have no part of the page yet, without measuring.
 
-    A measurement that the report ran is shown by that run, others by their newest one.
+    A measurement is shown by its run on the most documents: of several by the report's own, else by the newest.
     """
     _, first = runs.first
     same = {name: first.directory.config[name] for name in ("weights", "weights_hash", "tokenizer_hash")}
     # A control model is known by the hash that it has in the report, since another model may have the same name.
     controls = {run.directory.config["weights"]: run.directory.config["weights_hash"] for _, run in runs.finished}
     finished = known.finished()
+    documents = {path: len(cast("list[Any]", config["documents"])) for path, config in finished}
     found: dict[str, list[Path]] = {}
     for path, config in finished:
         if same.items() <= config.items():
@@ -344,9 +345,14 @@ def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
         own = runs.weights(name)
         if name not in found or (name in DRAWN and runs.own in own):
             continue
-        shown = own if runs.own in own else _newest(found[name], runs.own)
+        # Sorting is stable: of as many documents, the report's own run is the first, then the newest.
+        first_paths = [own[runs.own].directory.path] if runs.own in own else []
+        listed = [*first_paths, *(path for path in found[name] if path not in first_paths)]
+        shown = _newest(sorted(listed, key=lambda path: -documents.get(path, 0)), runs.own)
         if not shown:
             continue
+        if shown[runs.own].directory.path in first_paths:
+            shown = own
         settings = shown[runs.own].directory.config
         for weights, weights_hash in controls.items():
             wanted = {**settings, "weights": weights, "weights_hash": weights_hash}

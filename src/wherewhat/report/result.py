@@ -17,7 +17,6 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
 from wherewhat.measures.measurement import Control
 from wherewhat.measures.registry import find_measurement
-from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.options import checked
 from wherewhat.progress import Progress, TerminalProgress
 from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save_table
@@ -196,7 +195,7 @@ class Result:
         header = [*self._header, *(f"{kind} ({len(layers)})" for kind, layers in run.kinds.items())]
         rows = ""
         for summary in run.summaries:
-            kinds = [in_words(summary.kinds[kind]) if kind in summary.kinds else "" for kind in run.kinds]
+            kinds = [summary.words(kind) if kind in summary.kinds else "" for kind in run.kinds]
             first, *cells = map(html.escape, [*_cells(summary, self._beside), *kinds])
             rows += (
                 f'<tr title="{html.escape(summary.metric.reading)}"><td style="text-align:left">{first}</td>'
@@ -220,10 +219,10 @@ class Result:
         return [f"No {weights} control: {reason}" for weights, reason in self.left_out.items()]
 
     @property
-    def _beside(self) -> dict[str, dict[str, Interval]]:
+    def _beside(self) -> dict[str, dict[str, MetricSummary]]:
         """Values of the control models by weights and metric."""
         return {
-            weights: {summary.metric.name: summary.overall for summary in one.summary()}
+            weights: {summary.metric.name: summary for summary in one.summary()}
             for weights, one in self.controls.items()
         }
 
@@ -347,10 +346,10 @@ def _copy(run: Path, out: Path) -> Path:
     return target
 
 
-def _cells(summary: MetricSummary, beside: Mapping[str, Mapping[str, Interval]]) -> list[str]:
+def _cells(summary: MetricSummary, beside: Mapping[str, Mapping[str, MetricSummary]]) -> list[str]:
     """Return title, value and controls of a metric."""
     metric = summary.metric
     own = "" if summary.control is None else f"{summary.control:.4g} {metric.control_title}"
-    others = [in_words(named[metric.name]) if metric.name in named else "" for named in beside.values()]
+    others = [named[metric.name].words() if metric.name in named else "" for named in beside.values()]
     title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
-    return [title, in_words(summary.overall), *others, own]
+    return [title, summary.words(), *others, own]

@@ -39,6 +39,7 @@ from wherewhat.report.data import (
     rounded,
     rounded_list,
     sizes,
+    summary_json,
     terms,
 )
 from wherewhat.report.excerpt import Excerpt
@@ -328,17 +329,18 @@ def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
     """Return the metrics of one measurement with intervals and controls, and its figure; the model's run is first."""
     (_, run), *controls = runs.items()
     beside = {
-        weights: {summary.metric.name: summary.overall for summary in other.summaries} for weights, other in controls
+        weights: {summary.metric.name: summary_json(summary) for summary in other.summaries}
+        for weights, other in controls
     }
     rows = [
         {
             "title": summary.metric.title,
             "unit": summary.metric.unit,
             "reading": summary.metric.reading,
-            "value": interval_json(summary.overall),
+            "value": summary_json(summary),
             "control": rounded(summary.control),
             "control_title": summary.metric.control_title,
-            "controls": {weights: interval_json(named[metric]) for weights, named in beside.items() if metric in named},
+            "controls": {weights: named[metric] for weights, named in beside.items() if metric in named},
         }
         for summary in run.summaries
         for metric in [summary.metric.name]
@@ -430,7 +432,8 @@ def _about(run: StoredRun) -> str:
     words = {QuestionMeasurement: "prompt", ChoicesMeasurement: "item"}
     word = next((word for kind, word in words.items() if isinstance(made, kind)), "document")
     count, each = len(run.documents), f" of {config['tokens']} tokens" if word == "document" else ""
-    changed = {name: value for name, value in run.options.items() if value != defaults.get(name)}
+    # By name, since a new run has its options in another order than a stored one.
+    changed = {name: value for name, value in sorted(run.options.items()) if value != defaults.get(name)}
     options = ", ".join(f"{name}={option_text(value)}" for name, value in changed.items())
     over = f"; intervals are 95 % over {word}s" if count > 1 else ""
     return (
@@ -458,7 +461,7 @@ def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> d
 
 def _number(number: Number) -> dict[str, Any]:
     def listed(values: list[Value]) -> list[dict[str, Any]]:
-        return [{"name": value.name, **interval_json(value.value)} for value in values]
+        return [{"name": value.name, "of": value.of, **interval_json(value.value, value.words)} for value in values]
 
     return {
         "title": number.title,
@@ -466,6 +469,7 @@ def _number(number: Number) -> dict[str, Any]:
         "controls": listed(number.controls),
         "kinds": listed(number.kinds),
         "reading": number.reading,
+        "price": number.price,
         "measurement": number.measurement,
         "metrics": list(number.metrics),
     }

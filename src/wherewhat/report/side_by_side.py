@@ -8,13 +8,12 @@ from typing import Any, cast
 
 import torch
 
-from wherewhat.measures.statistics import Interval, interval, welch
+from wherewhat.measures.statistics import Interval, in_words, interval, welch
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.claims.claim import declared_mean
-from wherewhat.report.data import WANTED, head_labels, interval_json, rounded
+from wherewhat.report.data import WANTED, head_labels, interval_json, rounded, summary_json
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.results import StoredRun
+from wherewhat.runs.results import MetricSummary, StoredRun
 
 SAME_WEIGHTS = 0.5
 """Least correlation of the weights of a model and its fine-tuned version; that of separate trainings is near 0."""
@@ -95,11 +94,11 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
             base = models[0].runs.find(wanted.measurement)
             for one in models:
                 run = one.runs.find(wanted.measurement)
-                summary, _ = declared_mean(run, metric)
+                summary = _summary(run, metric)
                 if run is None or summary is None:
                     continue
                 beside = {} if one.runs.own == _UNTRAINED else one.runs.weights(wanted.measurement)
-                control, _ = declared_mean(beside.get(_UNTRAINED), metric)
+                control = _summary(beside.get(_UNTRAINED), metric)
                 change, over = None, ""
                 if one is not models[0] and base is not None:
                     means = [each.document_means(metric) for each in (base, run)]
@@ -110,13 +109,24 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
                         "title": wanted.title,
                         "name": title,
                         "model": one.name,
-                        "value": interval_json(summary),
-                        "control": None if control is None else interval_json(control),
-                        "difference": None if change is None else interval_json(change),
+                        "value": summary_json(summary),
+                        "control": None if control is None else summary_json(control),
+                        "difference": None if change is None else _difference_json(summary, change),
                         "over": over,
                     }
                 )
     return rows
+
+
+def _summary(run: StoredRun | None, metric: str) -> MetricSummary | None:
+    return next((one for one in ([] if run is None else run.summaries) if one.metric.name == metric), None)
+
+
+def _difference_json(summary: MetricSummary, change: Interval) -> dict[str, Any]:
+    """Return a difference; of shares of heads in percentage points, because the count beside it has no interval."""
+    if not summary.counts:
+        return interval_json(change)
+    return interval_json(change, f"{in_words(change, percent=True).replace('%', 'points')} per document")
 
 
 def _same_texts(first: StoredRun, second: StoredRun) -> bool:

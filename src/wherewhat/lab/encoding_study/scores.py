@@ -301,7 +301,7 @@ def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: i
 
 
 def _residual(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Profile]:
-    options = ResidualConfig(strengths=config.strengths, layers=False)
+    options = ResidualConfig(strengths=config.strengths, layers=False, control=False)
     windows = corpus.windows(config.residual_documents, context, seed=config.seed)
     measured = [measure_residual(subject, ids[None], options) for ids in windows]
     costs = {

@@ -58,7 +58,7 @@ class AxesMeasurement(LayerMeasurement):
         Metric(
             "r",
             "r",
-            "Correlation of logits with a[i-j] + b[i] + c[j], mean over heads; the control is the r of pure noise.",
+            "Correlation of logits with a[i-j] + b[i] + c[j]; the control is the r of pure noise.",
             control="noise_floor",
             control_title="noise floor",
             range=SHARE,
@@ -98,7 +98,7 @@ class AxesMeasurement(LayerMeasurement):
         Metric(
             "r2",
             "additive share (r²)",
-            "Share of the logits' variance that the three terms explain, r², mean over heads.",
+            "Share of the logits' variance that the three terms explain, r².",
             range=SHARE,
         ),
         Metric("r_median", "r of the median head", "Median of r over heads.", range=SHARE),

@@ -57,6 +57,19 @@ def _share(name: str, title: str, reading: str) -> Metric:
     return Metric(name, title, reading, range=SHARE)
 
 
+def _labelled(name: str, title: str, reading: str) -> Metric:
+    """Return the share of heads with a label, ``heads_LABEL``, or ``heads_LABEL_no_sink`` for labels without the sink.
+
+    Sinks are a label of the second version alone.
+    """
+    label = name.removeprefix("heads_").removesuffix("_no_sink")
+    labels = "label_no_sink" if label == "sink" or name.endswith("_no_sink") else "label"
+    reading = (
+        f"{reading} Counted by labels over all documents together; the share is the mean over documents, each alone."
+    )
+    return Metric(name, title, reading, range=SHARE, counts=(labels, label))
+
+
 def _correlation(name: str, title: str, reading: str) -> Metric:
     return Metric(name, title, reading, range=CORRELATION)
 
@@ -220,27 +233,27 @@ class HeadsMeasurement(TextMeasurement):
             "1 if attention follows the tokens when two of them after the sink are swapped: the head attends by "
             "content (what). Uniform attention has both scores.",
         ),
-        _share(
+        _labelled(
             "heads_sink",
             "sink heads",
-            "Share of heads whose attention on the first tokens exceeds that of uniform attention by the threshold.",
+            "Heads whose attention on the first tokens exceeds that of uniform attention by the threshold.",
         ),
-        _share(
+        _labelled(
             "heads_positional_no_sink",
             "pure positional heads",
-            "Share of heads that are no sink and have a high positional score alone.",
+            "Heads that are no sink and have a high positional score alone.",
         ),
-        _share(
+        _labelled(
             "heads_symbolic_no_sink",
             "pure symbolic heads",
-            "Share of heads that are no sink and have a high symbolic score alone.",
+            "Heads that are no sink and have a high symbolic score alone.",
         ),
-        _share(
+        _labelled(
             "heads_uniform_no_sink",
             "uniform heads",
-            "Share of heads that are no sink and have two high scores: their attention is uniform.",
+            "Heads that are no sink and have two high scores: their attention is uniform.",
         ),
-        _share("heads_mixed_no_sink", "mixed heads", "Share of all other heads that are no sink."),
+        _labelled("heads_mixed_no_sink", "mixed heads", "All other heads that are no sink."),
         _share(
             "s_pos",
             "positional, all keys",
@@ -248,18 +261,18 @@ class HeadsMeasurement(TextMeasurement):
             "attention follows it, and a sink head is called symbolic.",
         ),
         _share("s_sym", "symbolic, all keys", "The symbolic score with swaps of the sink as well, as in the papers."),
-        _share(
+        _labelled(
             "heads_positional",
             "pure positional heads, all keys",
-            "Share of heads with a high positional score over all keys alone; sinks are no exception.",
+            "Heads with a high positional score over all keys alone; sinks are no exception.",
         ),
-        _share(
+        _labelled(
             "heads_symbolic",
             "pure symbolic heads, all keys",
-            "Share of heads with a high symbolic score over all keys alone; sink heads are among them.",
+            "Heads with a high symbolic score over all keys alone; sink heads are among them.",
         ),
-        _share("heads_uniform", "uniform heads, all keys", "Share of heads with two high scores over all keys."),
-        _share("heads_mixed", "mixed heads, all keys", "Share of all other heads by their scores over all keys."),
+        _labelled("heads_uniform", "uniform heads, all keys", "Heads with two high scores over all keys."),
+        _labelled("heads_mixed", "mixed heads, all keys", "All other heads by their scores over all keys."),
         Metric(
             "s_pos_logits",
             "positional, of logits",

@@ -3,23 +3,32 @@ function count(parameters) {
   if (parameters >= 1e9) return `${(parameters / 1e9).toFixed(1)} billion`;
   return parameters >= 1e6 ? `${(parameters / 1e6).toFixed(0)} million` : String(parameters);
 }
+// Controls beneath the value that they belong to.
+function listControls(place, controls, value) {
+  const own = controls.filter((control) => !control.of || control.of === value.name);
+  if (!own.length) return;
+  const list = make(place, "ul", null, { class: "controls-list", "aria-label": "to compare with" });
+  for (const control of own) make(list, "li", `${control.of ? control.name.slice(0, -control.of.length - 2) : control.name}: ${withInterval(control)}`);
+}
 function card(number) {
   const made = make(by("numbers"), "li");
   termLink(make(made, "h3"), number.title, number.metrics[0]);
   for (const value of number.values) {
     const line = make(made, "div");
-    const [mean, ...reach] = withInterval(value).split(" ");
+    // A number of heads comes before its share per document.
+    const [first, ...share] = withInterval(value).split("; ");
+    const [mean, ...reach] = first.split(" ");
     make(line, "span", mean, { class: "big" });
-    make(line, "span", ` ${[...reach, value.name].join(" ")}`);
+    make(line, "span", ` ${[[...reach, value.name].join(" "), ...share].join("; ")}`);
+    listControls(made, number.controls, value);
   }
-  const list = make(made, "ul", null, { class: "controls-list", "aria-label": "to compare with" });
-  for (const value of number.controls) make(list, "li", `${value.name}: ${withInterval(value)}`);
   if (number.kinds.length) {
     make(made, "div", "By kind of layer:", { class: "note" });
     const kinds = make(made, "ul", null, { class: "controls-list", "aria-label": "by kind of layer" });
     for (const value of number.kinds) make(kinds, "li", `${value.name}: ${withInterval(value)}`);
   }
   make(made, "div", `${number.reading} On ${sizeOf(number.measurement)}.`, { class: "note" });
+  if (number.price) make(made, "p", number.price);
 }
 // A finding leads to its section, with its metric or labels chosen by the fragment.
 function writeFindings() {

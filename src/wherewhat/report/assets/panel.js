@@ -68,8 +68,8 @@ function label() {
   const reach = (which) => (scoreOf(`${which}_low`) === null ? "" : ` (${fixed(scoreOf(`${which}_low`))} to ${fixed(scoreOf(`${which}_high`))})`);
   const score = (which) => `${fixed(scoreOf(which))}${reach(which)}`;
   const [agreeing, documents] = swapsOf(data).votes[chosen.layer][chosen.head];
-  const alone = documents > 1 ? ` in ${agreeing} of ${documents} documents` : "";
-  return `Label: ${name}${alone}${why ? `, because ${why}` : ""}. Positional ${score("s_pos")}, symbolic ${score("s_sym")} over ${chosen.keys === "all" ? "all keys" : `the keys after ${first}`}.`;
+  const alone = documents > 1 ? ` ${agreeing} of ${documents} documents alone give the same label.` : "";
+  return `Label${documents > 1 ? " over all documents" : ""}: ${name}${why ? `, because ${why}` : ""}.${alone} Positional ${score("s_pos")}, symbolic ${score("s_sym")} over ${chosen.keys === "all" ? "all keys" : `the keys after ${first}`}.`;
 }
 function drawPlace() {
   if (!isScored()) return void Plotly.purge(by("place"));
@@ -77,7 +77,7 @@ function drawPlace() {
   // One query of one document has no interval.
   const reach = (name) => ({ visible: scoreOf(`${name}_low`) !== null, type: "data", symmetric: false, array: [scoreOf(`${name}_high`) - scoreOf(name)], arrayminus: [scoreOf(name) - scoreOf(`${name}_low`)], color: "#d6277b" });
   const this_ = {
-    type: "scatter", mode: "markers", x: [scoreOf("s_pos")], y: [scoreOf("s_sym")], marker: { size: 14, color: "#d6277b", symbol: "diamond" },
+    type: "scatter", mode: "markers", x: [scoreOf("s_pos")], y: [scoreOf("s_sym")], marker: { size: 14, color: "#d6277b", symbol: "star" },
     hoverinfo: "skip", error_x: reach("s_pos"), error_y: reach("s_sym"),
   };
   draw("place", [others, this_], { showlegend: false, xaxis: { ...axisTitle("positional"), ...UNIT }, yaxis: { ...axisTitle("symbolic"), ...UNIT } });
@@ -108,7 +108,7 @@ function writeNotes() {
     : `Mean over ${documents} documents of ${tokens} tokens with its 95 % interval over documents; thin: ${passage().document} alone.`;
   const of = (name) => (sizeOf(name) ? `On ${sizeOf(name)}.` : "");
   by("planes-note").textContent = of(record().share ? "planes" : "heads");
-  by("place-note").textContent = of("heads");
+  by("place-note").textContent = [isScored() ? "The star is this head." : "", sinkMarks(), of("heads")].filter(Boolean).join(" ");
 }
 // Links to the nearest heads, which open without another entry in the history.
 function writeLike() {

@@ -15,11 +15,20 @@ function swapTrace(model, paint, colorscale, extra) {
   }));
   return { type: "scatter", mode: "markers", x: points.x, y: points.y, text: points.text, customdata: points.at, hoverinfo: "text", marker: { size: 8, color: points.colour, symbol: points.symbol, colorscale, line: { width: 0.5, color: "#888" }, ...extra } };
 }
+const sinkHeads = () => (data.swaps ? data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => [l, h])).filter(([l, h]) => labelIn(data.swaps, l, h) === "sink") : []);
+const sinkMarks = () => (chosen.keys !== "all" && sinkHeads().length ? "Diamonds are sink heads." : "");
+// Which keys the scores are over; the label of sink heads where sinks are no class of their own.
+function keysOfScores() {
+  if (chosen.keys !== "all") return ["Scores are over the keys after the sink.", sinkMarks()].filter(Boolean).join(" ");
+  const sinks = sinkHeads();
+  const symbolic = sinks.filter(([l, h]) => labelIn(data.swaps.all_keys, l, h) === "symbolic").length;
+  return sinks.length ? `Scores are over all keys: of ${plural(sinks.length, "sink head")}, ${symbolic} ${symbolic === 1 ? "is" : "are"} symbolic by them.` : "Scores are over all keys.";
+}
 function writePlane() {
   by("scatter").hidden = !data.swaps;
   by("plane-note").textContent = data.swaps
     ? "Bottom right: pure positional. Top left: pure symbolic. Top right: uniform attention. Click a head to select it. "
-      + `${chosen.keys === "all" ? "Scores are over all keys: a sink counts as symbolic." : "Scores are over the keys after the sink; diamonds are sink heads."} On ${sizeOf("heads")}.`
+      + `${keysOfScores()} On ${sizeOf("heads")}.`
     : "Not measured for this model.";
 }
 function drawScatter() {
