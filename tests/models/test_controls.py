@@ -25,8 +25,11 @@ from transformers import (
 )
 
 from wherewhat.errors import LoadError
-from wherewhat.models.controls import query_key_parts, random_control, shuffle_query_key
+from wherewhat.models.controls import check_differs, control_seed, query_key_parts, random_control, shuffle_query_key
 from wherewhat.models.loader import load
+from wherewhat.report.result import measure
+from wherewhat.runs.request import MemoryModel
+from wherewhat.runs.subject import load_model
 
 SMALL = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL_GPT = {"vocab_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
@@ -169,7 +172,7 @@ def test_random_control_is_the_models_own_initialisation(build, tmp_path):
     torch.manual_seed(12)
     again = load(folder, weights="random", seed=4, device="cpu").model
     other = load(folder, weights="random", seed=5, device="cpu").model
-    torch.manual_seed(4)
+    torch.manual_seed(control_seed(4))
     direct = AutoModelForCausalLM.from_config(build.config())
     for name, value in twin.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
@@ -181,3 +184,48 @@ def test_random_control_is_the_models_own_initialisation(build, tmp_path):
     assert half.weights == "random"
     half = half.model.state_dict()
     assert all(torch.equal(value.to(torch.bfloat16), half[name]) for name, value in twin.state_dict().items())
+
+
+def test_a_control_does_not_coincide_with_a_model_of_the_same_seed(build, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(build.config())
+    control = random_control(build.config(), seed=0)
+    matrices = [name for name, value in model.named_parameters() if value.ndim == 2]
+    assert not any(torch.equal(model.state_dict()[name], control.state_dict()[name]) for name in matrices)
+    assert len({control_seed(seed) for seed in range(100)} | set(range(100))) == 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_weights_are_refused(build, tmp_path, dtype):
+    """A model that was itself made as a control, then stored or kept in memory."""
+    folder = build.model(tmp_path / "m")
+    model = random_control(build.config(), seed=0).to(dtype)
+    model.save_pretrained(folder)
+    expected = "the random weights of seed 0 are those of the model itself: give another seed"
+    for precision in ("float32", "bfloat16"):
+        with pytest.raises(LoadError, match=expected):
+            load(folder, weights="random", seed=0, device="cpu", dtype=precision)
+    with pytest.raises(LoadError, match=expected):
+        load_model(MemoryModel(model, weights="random", seed=0))
+    load(folder, weights="random", seed=1, device="cpu")
+    with torch.no_grad():
+        model.model.norm.weight[-1] = 2  # a small difference is one
+    check_differs(random_control(build.config(), seed=0), model.named_parameters(), seed=0)
+
+
+def test_a_measurement_goes_on_without_a_control_of_equal_weights():
+    ids = torch.randint(16, (2, 24), generator=torch.Generator().manual_seed(0))
+    result = measure("axes", random_control(CONFIGS["llama"], seed=0), ids, controls=("random", "shuffled"))
+    assert list(result.left_out) == ["random"]
+    assert "No random control: the random weights of seed 0 are those of the model itself" in str(result)
+    assert "one shuffled control" in str(result)
+
+
+def test_a_model_whose_shuffling_changes_nothing_is_refused(build):
+    model = random_control(build.config(), seed=0)
+    with torch.no_grad():
+        for parts in query_key_parts(model).values():
+            for part in parts:
+                part.owner.weight.zero_()
+    with pytest.raises(LoadError, match="shuffling LlamaForCausalLM changes nothing"):
+        shuffle_query_key(model, seed=0)

@@ -56,6 +56,17 @@ def test_a_finished_request_needs_no_model(folder, text, tmp_path):
     assert list(known.runs) == ["trained", "random"]
 
 
+def test_random_runs_of_another_draw_are_not_reused(folder, text, tmp_path, monkeypatch):
+    request = asked(folder, text, model={"weights": "random"})
+    trained = KnownRuns(tmp_path).path(asked(folder, text))
+    path, name = KnownRuns(tmp_path).path(request), run(request, out=tmp_path).path.name
+    monkeypatch.setattr("wherewhat.runs.known.DRAW", 1)
+    monkeypatch.setattr("wherewhat.models.loader.DRAW", 1)
+    assert KnownRuns(tmp_path).path(asked(folder, text)) == trained
+    assert KnownRuns(tmp_path).path(request) != path
+    assert run(request, out=tmp_path).path.name != name
+
+
 CHANGES = {
     "text": lambda folder, text: text.write_text(TEXT * 5),
     "weights": lambda folder, text: _touch(folder / "model.safetensors"),

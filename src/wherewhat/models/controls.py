@@ -7,7 +7,7 @@ projections by name, fused ones by attention class. Rows are output features of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ def random_control(config: Any, *, seed: int, attn_implementation: str | None = 
 
     Args:
         config: transformers config.
-        seed: Seed of the initialisation.
+        seed: Seed of the control model; the generator starts from :func:`control_seed` of it.
         attn_implementation: Passed to transformers.
         options: Further options of `AutoModelForCausalLM.from_config`.
     """
@@ -33,10 +33,22 @@ def random_control(config: Any, *, seed: int, attn_implementation: str | None = 
 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Only the CPU's generator: torch.manual_seed would also reseed every accelerator.
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(control_seed(seed))
         return AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=attn_implementation, **options
         )
+
+
+def control_seed(seed: int) -> int:
+    """Return the seed of the generator of a random control model.
+
+    It is a hash: a model that was initialised with the same small number, as in most examples, has other weights.
+    """
+    return _generator_seed(f"wherewhat control {seed}")
+
+
+def _generator_seed(path: str) -> int:
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "little") >> 1
 
 
 def random_model(config: Any, *, seed: int, placement: dict[str, Any], **options: Any) -> Any:
@@ -50,12 +62,38 @@ def random_model(config: Any, *, seed: int, placement: dict[str, Any], **options
     return type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **placement)
 
 
+_SAMPLED = 64
+"""Entries of each tensor by which a control model is compared with its model."""
+
+
+def check_differs(control: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], *, seed: int) -> None:
+    """Refuse a random control model whose weights are those of the model itself, given by name.
+
+    A few entries of each tensor are compared, in the lower precision of the two, up to the first that differ.
+    """
+    drawn = {**dict(control.named_parameters(remove_duplicate=False)), **dict(control.named_buffers())}
+    for name, tensor in tensors:
+        own = drawn.get(name)
+        if own is None or own.shape != tensor.shape or not is_readable(own) or not is_readable(tensor):
+            return  # such as the matrix of an adapter
+        coarse = min(own.dtype, tensor.dtype, key=lambda dtype: dtype.itemsize)
+        if not torch.equal(_sample(own).to(coarse).float(), _sample(tensor).to(coarse).float()):
+            return
+    raise LoadError(f"the random weights of seed {seed} are those of the model itself: give another seed")
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    places = torch.linspace(0, tensor.numel() - 1, min(_SAMPLED, tensor.numel()), dtype=torch.float64).long()
+    return tensor.detach().reshape(-1)[places.to(tensor.device)].cpu()
+
+
 def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
     """Permute, in place, the entries of every layer's query and key projection matrices.
 
     Entries are permuted within the queries and within the keys of a layer, which keeps the distribution of each matrix
     and removes its structure. Values, outputs and all biases are not changed. Each permutation depends only on the
-    seed, the layer's name and the role, so it is the same on every device.
+    seed, the layer's name and the role, so it is the same on every device. A model in which this changes no entry, such
+    as one with constant projections, is refused.
     """
     # Weights of some formats get their final shape in the first pass only.
     if getattr(model, "hf_quantizer", None) is not None:
@@ -63,6 +101,7 @@ def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
             f"cannot shuffle {type(model).__name__}: its weights are quantised; use the checkpoint before that"
         )
     done: set[tuple[int, str]] = set()
+    changed = False
     for name, parts in query_key_parts(model).items():
         for number, part in enumerate(parts):
             parameter = getattr(part.owner, part.parameter)
@@ -74,12 +113,16 @@ def shuffle_query_key(model: torch.nn.Module, *, seed: int) -> None:
                 raise LoadError(
                     f"cannot shuffle {name}: its weights are quantised or offloaded; load it without either"
                 )
-            digest = hashlib.sha256(f"{seed}/{name}/{part.role}/{number}".encode()).digest()
-            generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            _permute(parameter, part, generator)
+            start = _generator_seed(f"{seed}/{name}/{part.role}/{number}")
+            changed |= _permute(parameter, part, torch.Generator(device="cpu").manual_seed(start))
+    if not changed:
+        raise LoadError(
+            f"shuffling {type(model).__name__} changes nothing: in each query and key projection all entries are equal"
+        )
 
 
-def _permute(parameter: torch.nn.Parameter, part: ProjectionPart, generator: torch.Generator) -> None:
+def _permute(parameter: torch.nn.Parameter, part: ProjectionPart, generator: torch.Generator) -> bool:
+    """Permute the entries of a part, and return whether one of them changed."""
     old = parameter.detach()
     chosen = old if part.rows is None else old.index_select(part.dim, part.rows.to(old.device))
     order = torch.randperm(chosen.numel(), generator=generator).to(old.device)
@@ -87,6 +130,7 @@ def _permute(parameter: torch.nn.Parameter, part: ProjectionPart, generator: tor
     # A new tensor: the old one may be a file mapped into memory.
     new = mixed if part.rows is None else old.index_copy(part.dim, part.rows.to(old.device), mixed)
     parameter.data = new.contiguous()
+    return not torch.equal(mixed, chosen)
 
 
 _SHARED = "its keys share a projection with queries or values"

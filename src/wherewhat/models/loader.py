@@ -17,7 +17,7 @@ from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import make_folder
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
-from wherewhat.models.controls import random_model, shuffle_query_key
+from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
 from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
@@ -32,7 +32,7 @@ from wherewhat.models.loaded import (
     text_prefix,
     tokenizer_hash,
 )
-from wherewhat.models.source import EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
+from wherewhat.models.source import DRAW, EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
 from wherewhat.models.suitability import (
     check_finite,
     check_layers,
@@ -116,6 +116,8 @@ def load(
         with as_one_line(LoadError, f"{source.spec!r} could not be loaded"):
             if weights == "random":
                 model = random_model(config, seed=seed, placement=placement, trust_remote_code=trust_remote_code)
+                if source.adapter is None and (stored := _present(files, source.spec)):
+                    check_differs(model, stored_tensors(stored), seed=seed)
             else:
                 options = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
                 model = _trained(folder, source.spec, config, **options, **placement)
@@ -132,7 +134,9 @@ def load(
     model.eval()
     model.requires_grad_(False)
     prefix = text_prefix(tokenizer) if source.gguf is None else (() if files.bos is None else (files.bos,))
-    identified = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
+    identified: dict[str, Any] = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
+    if weights == "random":
+        identified["draw"] = DRAW
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -190,6 +194,14 @@ def _find_files(
         for file in [config, *files, *code]
     }
     return _Files(folder, identity, files, settings)
+
+
+def _present(files: _Files, spec: str) -> list[Path]:
+    """Return the files of weights of a random control model, which needs none; an empty list if they are not here."""
+    try:
+        return files.weights or weight_files(files.folder, spec)
+    except LoadError:
+        return []
 
 
 def _try(files: _Files, spec: str, cache: Path, progress: Callable[[str], None] | None) -> int | None:

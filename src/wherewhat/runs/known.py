@@ -18,7 +18,7 @@ from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, read_regular, remove_temporaries, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, read_object, readable_json
 from wherewhat.measures.registry import code_hash, find_measurement, measurements
-from wherewhat.models.source import Weights, resolve
+from wherewhat.models.source import DRAW, Weights, resolve
 from wherewhat.options import build_config, config_values
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, collect_versions
@@ -139,6 +139,7 @@ def model_state(model: ModelRequest) -> dict[str, JSON]:
     files += sorted(file for found in folders for file in found.rglob("*") if file.is_file())
     states = [(file, file.stat()) for file in files]
     return {
+        **({"draw": DRAW} if model.weights == "random" else {}),
         "name": source.name,
         "files": [[str(file.resolve()), status.st_size, status.st_mtime_ns] for file, status in states],
         "model": {**dataclasses.asdict(model), "model": os.fspath(model.model)},
