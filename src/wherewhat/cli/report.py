@@ -56,10 +56,10 @@ def report(
 ) -> None:
     """Measure a model and write a report: one HTML file that opens offline.
 
-    The three-axis decomposition with its controls, positional and symbolic heads, frequencies, planes, controlled
-    distance, and short perturbation and length curves are measured on a few documents. Each measurement has its own
-    run directory, and an interrupted report is resumed by the same command. Several models, or a model and its control
-    models, are compared in one file.
+    The three-axis decomposition with its controls, the loss with exactly additive logits, positional and symbolic
+    heads, frequencies, planes, controlled distance, and short perturbation and length curves are measured on a few
+    documents. Each measurement has its own run directory, and an interrupted report is resumed by the same command.
+    Several models, or a model and its control models, are compared in one file.
     """
     from wherewhat.report.report import make_report
 
