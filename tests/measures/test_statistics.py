@@ -93,7 +93,7 @@ def test_intervals_end_at_the_range_of_possible_values():
 
 
 def test_welch_is_that_of_scipy_with_whole_degrees_of_freedom():
-    for sizes in ((2, 2), (3, 7), (20, 5)):
+    for sizes in ((3, 3), (3, 7), (20, 5)):
         generator = torch.Generator().manual_seed(3)
         draws = ((i + 1) * torch.randn(n, generator=generator, dtype=torch.float64) for i, n in enumerate(sizes))
         first, second = (x.tolist() for x in draws)
@@ -102,8 +102,9 @@ def test_welch_is_that_of_scipy_with_whole_degrees_of_freedom():
         assert found.mean == pytest.approx(math.fsum(second) / sizes[1] - math.fsum(first) / sizes[0]), sizes
         assert found.high - found.mean == pytest.approx(error * float(t.ppf(0.975, int(expected.df)))), sizes
         assert found.n == min(sizes)
-    assert welch([1.0], [3.0, 4.0]).low is None
-    assert welch([1.0, 1.0], [3.0, 3.0]) == Interval(2.0, 2.0, 2.0, 2)
+    for few in ([1.0], [1.0, 2.0]):
+        assert welch(few, [3.0, 4.0, 5.0]).low is None
+    assert welch([1.0] * 3, [3.0] * 4) == Interval(2.0, 2.0, 2.0, 3)
 
 
 def test_means_are_rounded_to_their_uncertainty():
