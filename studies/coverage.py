@@ -8,7 +8,8 @@ The windows are the population: 2, 3, 4 or 8 of them are drawn without replaceme
 (``statistics.interval``) contains the mean of all windows or not. Drawing without replacement avoids ties, which have
 no spread; as the mean of n of N windows varies less than that of n independent ones, errors are multiplied by
 √(1 - n/N) (Cochran, Sampling Techniques, 1977). ``Interval.within`` cannot exclude a mean inside the range and is left
-out. Quantities are grouped by their declared range, and simulated distributions follow.
+out. Quantities are grouped by their declared range: median coverage, and the lowest and highest of all quantities, or
+of the middle 90 % of single heads. Simulated distributions follow.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ KINDS = {
     UNBOUNDED: "rises, differences and ranks",
 }
 """Kinds of quantities by range."""
+
+
+HEADS = ("r_behaviour", "unique_a", "unique_c", "sink_mass", "s_pos_no_sink", "s_sym_no_sink")
+"""Metrics of single heads."""
+
+FEWER = 10
+"""Fewer draws of single heads by this factor: there are hundreds."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,14 @@ def quantities(run: StoredRun, untrained: StoredRun | None) -> Iterator[Quantity
         if other:
             change = np.array([value - other[name] for name, value in values.items()])
             yield Quantity(f"{metric.name} - untrained", KINDS[UNBOUNDED], change)
+
+
+def single_heads(run: StoredRun) -> Iterator[Quantity]:
+    """Return the numbers of every head that the page shows."""
+    for metric in HEADS:
+        for (layer, head), values in run.head_values.get(metric, {}).items():
+            if len(values) == len(run.documents):
+                yield Quantity(f"{metric}, layer {layer}, head {head}", "single heads", np.array(values))
 
 
 def coverage(values: Values, n: int, *, draws: int, seed: int = 0) -> float:
@@ -141,6 +157,7 @@ def main() -> None:
 
     texts, model = windows(given.windows), wherewhat.load(given.model)
     found: list[Quantity] = []
+    heads: list[Quantity] = []
     for name in given.measurements:
         result = wherewhat.measure(
             name,
@@ -153,16 +170,21 @@ def main() -> None:
         )
         untrained = result.controls.get("random")
         found += quantities(result.stored, None if untrained is None else untrained.stored)
-    found = [one for one in found if one.values.std() > 1e-9 * abs(one.values.mean())]
+        heads += single_heads(result.stored)
+    found, heads = ([one for one in x if one.values.std() > 1e-9 * abs(one.values.mean())] for x in (found, heads))
     covered = {one.name: [coverage(one.values, n, draws=given.draws) for n in SIZES] for one in found}
+    for seed, one in enumerate(heads):
+        covered[one.name] = [coverage(one.values, n, draws=given.draws // FEWER, seed=seed) for n in SIZES]
 
     heading = [f"{n} documents" for n in SIZES]
     row(f"{given.model}, {given.windows} windows of {given.tokens} tokens", ["quantities", "skewness", *heading])
     row("---", ["---"] * (2 + len(SIZES)))
-    for kind in dict.fromkeys(one.kind for one in found):
-        group = [one for one in found if one.kind == kind]
+    for kind in dict.fromkeys(one.kind for one in [*found, *heads]):
+        group = [one for one in [*found, *heads] if one.kind == kind]
         skew = np.quantile([abs(skewness(one.values)) for one in group], (0.5, 1))
-        levels = np.quantile([covered[one.name] for one in group], (0, 0.5, 1), axis=0).T
+        # Of hundreds of heads the middle 90 %: the extremes are those of few draws.
+        ends = (0.05, 0.95) if kind == "single heads" else (0.0, 1.0)
+        levels = np.quantile([covered[one.name] for one in group], (ends[0], 0.5, ends[1]), axis=0).T
         cells = [f"{100 * middle:.0f} ({100 * low:.0f} to {100 * high:.0f}) %" for low, middle, high in levels]
         row(kind, [str(len(group)), f"{skew[0]:.1f}, at most {skew[1]:.1f}", *cells])
     for one in found if given.all else ():

@@ -235,6 +235,12 @@ def negative(value: Interval) -> Interval:
     return Interval(-value.mean, low, high, value.n)
 
 
+def scaled(value: Interval, factor: float) -> Interval:
+    """Return the interval of a positive multiple of the value."""
+    low, high = (None if x is None else factor * x for x in (value.low, value.high))
+    return Interval(factor * value.mean, low, high, value.n)
+
+
 def document_mean(run: StoredRun, metric: str) -> Interval:
     """Return the interval over documents of a metric, averaged over heads and layers."""
     values = list(run.document_means(metric).values())
