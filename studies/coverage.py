@@ -182,7 +182,7 @@ def main() -> None:
     for kind in dict.fromkeys(one.kind for one in [*found, *heads]):
         group = [one for one in [*found, *heads] if one.kind == kind]
         skew = np.quantile([abs(skewness(one.values)) for one in group], (0.5, 1))
-        # Of hundreds of heads the middle 90 %: the extremes are those of few draws.
+        # Of hundreds of heads the middle 90 %.
         ends = (0.05, 0.95) if kind == "single heads" else (0.0, 1.0)
         levels = np.quantile([covered[one.name] for one in group], (ends[0], 0.5, ends[1]), axis=0).T
         cells = [f"{100 * middle:.0f} ({100 * low:.0f} to {100 * high:.0f}) %" for low, middle, high in levels]

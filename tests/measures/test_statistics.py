@@ -46,7 +46,7 @@ MEASURED = {
     "loss": (4.0, 0.40, 0.13),
     "rise, words at 5 %, untouched": (0.155, 0.054, 0.06),
 }
-COUNTS = {"positional heads": (15.0, 4.3, -0.1), "positional heads, all keys": (9.0, 2.8, -0.25)}
+COUNTS = {"positional heads": (13.6, 4.6, 0.1), "positional heads, all keys": (8.8, 2.6, 0.3)}
 """Mean, standard deviation and skewness over 64 documents of SmolLM2 (``studies/coverage.py``)."""
 
 
@@ -89,7 +89,7 @@ def test_intervals_of_counts_hold_the_mean_where_documents_differ():
         if documents > 2:
             assert 0.93 - 3 * error <= contained(values, mean) <= 0.97 + 3 * error, documents
         else:
-            assert contained(values, mean) < 0.94
+            assert contained(values, mean) < 0.95
             assert contained(values[values.std(1) > 0], mean) > 0.93
 
 
