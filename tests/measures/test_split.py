@@ -19,7 +19,7 @@ from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import DocumentsMeasurement, Text
 from wherewhat.measures.split.logits import logit_split, split_documents, squares
 from wherewhat.measures.split.measurement import SplitConfig, SplitMeasurement
-from wherewhat.measures.split.statistics import position_share
+from wherewhat.measures.split.statistics import jackknife_error, position_share
 from wherewhat.report.result import run
 from wherewhat.runs.execution import estimate
 from wherewhat.runs.request import ModelRequest, Request
@@ -336,6 +336,9 @@ def test_gpt2_through_the_pipeline(gpt2, texts, tmp_path):
     assert overall.n == 5
     error = stored(directory, "q_position_se", None)[None]
     assert overall.high - overall.mean == pytest.approx(2.776445 * error, rel=1e-5)
+    rest = StoredRun(directory).without_each("q_position")
+    assert list(rest) == StoredRun(directory).documents
+    assert float(jackknife_error(torch.tensor([*rest.values()], dtype=torch.float64))) == pytest.approx(error, rel=1e-9)
     assert summaries["logit_pp"].layers[1].high is not None
     assert summaries["logit_pp"].control == pytest.approx(0, abs=1e-9)  # nothing rotates, and means are constant
 

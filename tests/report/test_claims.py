@@ -219,6 +219,11 @@ RULES = (
     (7, evidence(words=FakeRun(WORDS | {"rise_words_at_5": 0.05})), "holds"),
     (8, evidence(positions=FakeRun(SWAPS)), "holds"),
     (8, evidence(positions=FakeRun(SWAPS | {"index_minus_feature": 0.5})), "holds if the same targets are meant"),
+    (  # the gap is more than half of the rise in every document, by more than the interval of the gap alone tells
+        8,
+        evidence(positions=FakeRun(SWAPS | {"index_minus_feature": 0.0518})),
+        "holds if the same targets are meant",
+    ),
     (9, evidence(extend=FakeRun(SHIFTS, methods=METHODS)), "holds"),
     (
         9,
@@ -234,6 +239,17 @@ RULES = (
         "does not hold",
     ),
     (16, evidence(prompts=FakeRun(summaries=ANSWERS, sizes=(4, 16))), "holds"),
+    (  # 0.445 ± 0.015 is above chance by half of 0.9 - 0.25, but 0.9 is uncertain too
+        16,
+        evidence(
+            prompts=FakeRun(
+                summaries=ANSWERS
+                | {"accuracy_letters_4": (near(0.9, 0.05), 0.1), "accuracy_letters_16": (near(0.445, 0.015), 0.1)},
+                sizes=(4, 16),
+            )
+        ),
+        "cannot be told",
+    ),
     (
         16,
         evidence(prompts=FakeRun(summaries=ANSWERS | {"accuracy_numbers_4": (near(0.25), 0.25)}, sizes=(4, 16))),

@@ -6,11 +6,14 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import wherewhat
 from helpers.heads import constructed_model, constructed_texts
 from wherewhat.measures.measurement import UNBOUNDED, Metric
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.split.statistics import jackknife_error
+from wherewhat.measures.statistics import Interval, around
+from wherewhat.report.claims.claim import jackknife_difference
 from wherewhat.report.findings import RULES, _verb, find
 from wherewhat.report.measurements import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
@@ -112,28 +115,52 @@ OTHERS = (
         0.25,
         "The model chooses the right alternative in 50 ± 10 % of 50 items; chance is 25 %.",
     ),
-    (
-        "split",
-        {"trained": ("k_position", 0.3, 0.25, 0.35), "random": ("k_position", 0.1, 0.05, 0.15)},
-        None,
-        "Position accounts for 30 ± 5 % of the keys' variance, against 10 ± 5 % in one untrained model (50 documents).",
-    ),
-    (
-        "split",
-        {"trained": ("k_position", 0.13, 0.08, 0.18), "random": ("k_position", 0.1, 0.05, 0.15)},
-        None,
-        None,
-    ),
-    ("split", {"trained": ("k_position", 0.3, 0.25, 0.35)}, None, None),
 )
 
 
 def test_other_measurements():
     for measurement, values, control, sentence in OTHERS:
-        rule = {"split": "position"}.get(measurement, measurement)
-        found = RULES[rule](other_runs(measurement, values, control=control))
+        found = RULES[measurement](other_runs(measurement, values, control=control))
         assert (found and found.text) == sentence
         assert found is None or found.link == f"measured-{measurement}"
+
+
+def split_run(estimate, without, *, names="abcd"):
+    """A run of split: the share of position, and what it would be without each document."""
+    about = around(estimate, float(jackknife_error(torch.tensor(without))), len(without))
+    return SimpleNamespace(
+        measurement=SimpleNamespace(name="split"),
+        summaries=[MetricSummary(Metric("k_position", "", ""), about, {}, None)],
+        without_each=lambda metric: dict(zip(names, without, strict=True)),
+    )
+
+
+def test_shares_of_position_are_compared_document_by_document():
+    """The same documents raise and lower both shares: separate intervals would include each other's means."""
+    shared = (-0.03, 0.03, 0.01, -0.01)
+    trained = split_run(0.3, [0.3 + x for x in shared])
+    untrained = split_run(0.2, [0.2 + 0.9 * x for x in shared])
+    (own, other), half = (run.summaries[0].overall for run in (trained, untrained)), trained.summaries[0].overall.reach
+    assert own.low < other.mean
+    assert other.high > own.mean
+    change = jackknife_difference(trained, "k_position", untrained)
+    assert (change.mean, change.reach, change.n) == (pytest.approx(0.1), pytest.approx(0.1 * half), 4)
+
+    def finding(*runs):
+        both = dict(zip(WEIGHTS, runs, strict=False))
+        return RULES["position"](Runs([(Request("axes"), SimpleNamespace())], others=[OtherRun(both, 0, None)]))
+
+    assert finding(trained, untrained).text == (
+        "Position accounts for 30 ± 12 % of the keys' variance, against 20 ± 11 % in one untrained model (4 documents)."
+    )
+    assert finding(trained, untrained).link == "measured-split"
+    for other in (
+        split_run(0.27, [0.27 + 0.9 * x for x in shared]),  # a difference of 0.03
+        split_run(0.2, [0.2 - x for x in shared]),  # the interval of the difference includes 0
+        split_run(0.2, [0.2 + 0.9 * x for x in shared], names="efgh"),  # other documents
+    ):
+        assert finding(trained, other) is None
+    assert finding(trained) is None
 
 
 def test_shares_that_training_changed():

@@ -95,10 +95,11 @@ def test_differences_are_paired_by_document(tuned, made):
 
 
 def test_other_documents_are_compared_by_welch():
-    one, two = {"a": 1.0, "b": 2.0}, {"a": 2.0, "c": 5.0}
+    one, two = {"a": 1.0, "b": 2.0, "e": 4.0}, {"a": 2.0, "c": 5.0, "d": 3.0}
     assert difference(one, {"a": 2.0, "b": 3.0}, paired=True) == (interval([1.0, 1.0]), "paired, 2 documents")
-    assert difference(one, two, paired=True) == (welch([1.0, 2.0], [2.0, 5.0]), "Welch, 2 and 2 documents")
-    assert difference(one, one, paired=False)[1] == "Welch, 2 and 2 documents"
+    expected = welch([1.0, 2.0, 4.0], [2.0, 5.0, 3.0])
+    assert difference(one, two, paired=True) == (expected, "Welch, 3 and 3 documents")
+    assert difference(one, one, paired=False)[1] == "Welch, 3 and 3 documents"
     assert difference({"a": 1.0}, {"a": 2.0}, paired=True) == (interval([1.0]), "one document")
 
 

@@ -194,6 +194,14 @@ def loss_metric(name: str, title: str, reading: str, *, control: str | None = No
     return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
 
 
+def without(metric: str) -> str:
+    """Return the name of the curve with a metric of all documents together without each one, ``(documents,)``.
+
+    It holds means over heads; differences of two models on the same documents are paired by it.
+    """
+    return f"{metric}_without"
+
+
 @dataclass(frozen=True)
 class DocumentScores:
     """Numbers of one model on one document.

@@ -96,11 +96,13 @@ def interval(values: Sequence[float], *, tests: int = 1) -> Interval:
 def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return the mean of the second sample minus that of the first with its 95 % interval (Welch 1947).
 
-    The degrees of freedom (Welch & Satterthwaite) are rounded down; ``n`` is the size of the smaller sample.
+    The samples must be independent. The degrees of freedom (Welch & Satterthwaite) are rounded down; ``n`` is the size
+    of the smaller sample. It contains the difference in 94 to 98 % of normal samples of three or more. A sample of two
+    has no interval: beside one of eight it would be 91 %.
     """
     means = [sum(values) / len(values) for values in (first, second)]
     n, change = min(len(first), len(second)), means[1] - means[0]
-    if n < 2:
+    if n < 3:
         return Interval(change, None, None, n)
     errors = [
         sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)

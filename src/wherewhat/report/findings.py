@@ -18,10 +18,10 @@ from wherewhat.measures.statistics import Interval, in_words, interval, share_bo
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
     LEAST_DOCUMENTS,
-    contrast,
     declared_mean,
     document_difference,
     document_mean,
+    jackknife_difference,
     model_mean,
     negative,
     untrained_difference,
@@ -246,10 +246,10 @@ def _answers(measurement: str, right: str, unit: str) -> Rule:
 
 
 def _position(runs: Runs) -> Finding | None:
-    """Compare the share of position in the keys with that of the untrained model."""
-    both = (runs.other("split", weights) for weights in (runs.own, _UNTRAINED))
+    """Compare the share of position in the keys with that of the untrained model, on the same documents."""
+    both = [runs.other("split", weights) for weights in (runs.own, _UNTRAINED)]
     own, untrained = (declared_mean(run, "k_position")[0] for run in both)
-    change = contrast(own, untrained)
+    change = jackknife_difference(both[0], "k_position", both[1])
     if own is None or untrained is None or change is None or runs.own == _UNTRAINED:
         return None
     if not supports(change, 0.0, _CLEAR_SHARE):

@@ -76,7 +76,8 @@ def difference(first: Mapping[str, float], second: Mapping[str, float], *, paire
     Args:
         first: Values by document.
         second: Values by document.
-        paired: Whether documents of the same name are the same texts; otherwise they are independent samples.
+        paired: Whether documents of the same name are the same texts; otherwise they are independent samples. A single
+            common document among others is not paired, and the interval is then slightly too wide.
     """
     common = [name for name in first if name in second] if paired else []
     if len(common) > 1 or (common and min(len(first), len(second)) == 1):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import require
-from wherewhat.measures.measurement import UNBOUNDED, Curve, DocumentScores, LayerScores, Measurement, Metric
+from wherewhat.measures.measurement import UNBOUNDED, Curve, DocumentScores, LayerScores, Measurement, Metric, without
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
@@ -206,6 +206,11 @@ class StoredRun:
     def curve(self, layer: int, name: str, *, document: int = 0) -> Tensor | None:
         """Return a curve of a layer of one document, by default the first; None if there is none."""
         return self.profiles.get(profile_name(self.documents[document], layer, name))
+
+    def without_each(self, metric: str) -> dict[str, float]:
+        """Return a metric of all documents together, mean over heads, without each of them; empty if not stored."""
+        found = self.profiles.get(profile_name(None, None, without(metric)))
+        return {} if found is None else dict(zip(self.documents, found.tolist(), strict=True))
 
     def document_means(self, metric: str) -> dict[str, float]:
         """Return a metric of each document that has it, averaged over heads and layers."""

@@ -34,7 +34,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import bilinear_margins
-from wherewhat.measures.measurement import DocumentScores, LayerScores, Subject
+from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject, without
 from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.measures.split.measurement import SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, jackknife_error
@@ -110,11 +110,11 @@ class LogitSums:
             raise MeasureError(f"logits of {count} documents cannot be split: at least {LEAST_DOCUMENTS} are needed")
         whole, terms, position = (torch.stack(x) for x in (self._whole, self._terms, self._position))
         totals = _positive(whole.sum(0))  # (3, heads)
-        without = _positive(whole.sum(0) - whole)  # (documents, 3, heads)
+        rest = _positive(whole.sum(0) - whole)  # (documents, 3, heads)
         shares = terms.sum(0) / totals[0]
-        given = (terms.sum(0) - terms) / without[:, :1]
+        given = (terms.sum(0) - terms) / rest[:, :1]
         # Position · position is estimated from the other documents, so it already leaves out the document.
-        left_out = position * (count - 1) / without
+        left_out = position * (count - 1) / rest
         pp, axes_pp, distance_pp = (
             Estimate(position[:, axis].sum(0) / totals[axis], left_out[:, axis]) for axis in range(3)
         )
@@ -287,4 +287,5 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
     found = {index: layers[index].scores(index) for index in sorted(layers)}
     names = next(iter(found.values()))[1] if found else {}
     left_out = {name: torch.cat([of_layer[name] for _, of_layer in found.values()], -1) for name in names}
-    return DocumentScores([scores for scores, _ in found.values()], whole=errors_of_means(left_out))
+    means = {without(name): Curve(values.nanmean(-1), ("document",)) for name, values in left_out.items()}
+    return DocumentScores([scores for scores, _ in found.values()], whole=errors_of_means(left_out), curves=means)

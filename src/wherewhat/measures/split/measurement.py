@@ -41,6 +41,7 @@ class SplitMeasurement(DocumentsMeasurement):
 
     name = "split"
     group = "Decomposition"
+    revision = 2
     summary = "Position and content parts of queries, keys and logits, over documents."
     config = SplitConfig
     least_documents = LEAST_DOCUMENTS

@@ -26,6 +26,7 @@ from wherewhat.report.claims.claim import (
     model_mean,
     negative,
     opposite,
+    scaled,
 )
 
 
@@ -58,7 +59,10 @@ def positions_and_features(evidence: Evidence) -> Judged:
     run = evidence.run("positions")
     same, gap = model_mean(run, "index_feature_correlation"), model_mean(run, "index_minus_feature")
     rise = model_mean(run, "rise_features_0_at_5_untouched")
-    limit = max(0.02, 0.5 * abs(rise.mean))
+    gaps, rises = (run.document_means(name) for name in ("index_minus_feature", "rise_features_0_at_5_untouched"))
+    beyond = [[sign * gaps[name] - 0.5 * rises[name] for name in gaps if name in rises] for sign in (1, -1)]
+    half = both(*(at_most(interval(values), 0.0) if values else None for values in beyond))
+    small = both(at_least(gap, -0.02), at_most(gap, 0.02))
     numbers = [
         ClaimNumber("correlation over targets of the two changes of the loss", same, 0.0, "unrelated changes"),
         ClaimNumber("loss with swapped positions minus that with swapped features", gap, rise.mean, "rise by features"),
@@ -67,7 +71,7 @@ def positions_and_features(evidence: Evidence) -> Judged:
         ClaimPart("the correlation is at least 0.5", at_least(same, 0.5), "the same targets are meant"),
         ClaimPart(
             "the losses differ by at most half of the rise by swapped features, or 0.02 nats",
-            both(at_least(gap, -limit), at_most(gap, limit)),
+            opposite(both(opposite(half), opposite(small))),
             "only the mean loss is meant",
         ),
     ]
@@ -187,8 +191,8 @@ def longer_inputs(evidence: Evidence) -> Judged:
             notes.append(
                 f"{kind.capitalize()} are not above chance ({chance_few:.2f}) with {short} alternatives already."
             )
-        half = chance_many + 0.5 * (few.mean - chance_few)
-        outcomes[kind] = at_least(many, half) if able else None
+        left = contrast(many, scaled(few, 0.5))
+        outcomes[kind] = at_least(left, chance_many - 0.5 * chance_few) if able else None
     parts = [
         ClaimPart(
             f"on letters at least half of the accuracy above chance is left with {long} alternatives",

