@@ -109,7 +109,7 @@ def test_scores_of_all_swaps_are_those_of_layers_run_again(encoding):
             before = again.run(layer.layer, again.hidden(layer.layer))
             torch.testing.assert_close(before.rot_k, layer.rot_k, atol=1e-9, rtol=0)
             swapped = functools.partial(again.swapped, layer.layer)
-            s_pos, s_sym, _ = reference_scores(before, swapped, [5, n - 1], tau=1e-2)
+            s_pos, s_sym, *_ = reference_scores(before, swapped, [5, n - 1], tau=1e-2)
             # Angles are float32; the scores divide by changes of at least tau.
             torch.testing.assert_close(fast.s_pos, s_pos, atol=1e-5, rtol=0)
             torch.testing.assert_close(fast.s_sym, s_sym, atol=1e-5, rtol=0)

@@ -55,7 +55,7 @@ def test_it_opens_offline_with_numbers_map_and_charts(opened, made, shots):
         assert "On 2 documents of 28 tokens" in card
         assert number["price"] in card
         for value in number["values"]:
-            count, *share = value["words"].split("; ")  # a number of heads comes before its share per document
+            count, *share = value["words"].split("; ")  # a number of heads comes before those of single documents
             assert "; ".join([f"{count} {value['name']}", *share]) in card
     assert opened.locator("#length-cost svg.main-svg").count() == 0  # charts wait until the reader comes near
     drawn(opened, *CHARTS)

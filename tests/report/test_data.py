@@ -16,7 +16,7 @@ from wherewhat.measures.statistics import in_words, interval
 from wherewhat.report.data import _price, band, centred_curves, drawn_distances, packed, rounded, script_json
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request
-from wherewhat.runs.results import MetricSummary
+from wherewhat.runs.results import HeadCount, MetricSummary
 
 
 def test_packed_numbers_come_back():
@@ -105,15 +105,15 @@ LABELLED = MetricSummary(
     {},
     None,
     {"full": interval([0.1, 0.1])},
-    {"": (14, 270), "full": (9, 90)},
+    {"": HeadCount(14, 270, (12, 17, 13)), "full": HeadCount(9, 90, (9, 9, 9))},
 )
 
 
-def test_a_share_of_heads_has_its_count_first():
-    """The count is of labels over all documents together, the share the mean over documents."""
-    assert LABELLED.words() == "14 of 270; 5.3 ± 1.4 % per document"
-    assert LABELLED.words("full") == "9 of 90; 10 % in each document"
-    assert replace(LABELLED, overall=interval([0.05])).words() == "14 of 270"
+def test_heads_with_a_label_are_counted():
+    """The count is of labels over all documents together, then come those of single documents."""
+    assert LABELLED.words() == "14 of 270; 12 to 17 in single documents"
+    assert LABELLED.words("full") == "9 of 90; 9 in single documents"
+    assert replace(LABELLED, counts={"": HeadCount(14, 270, (14,))}).words() == "14 of 270"
     assert replace(LABELLED, counts={}).words() == in_words(LABELLED.overall)
 
 

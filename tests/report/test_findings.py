@@ -47,8 +47,8 @@ def measured(tmp_path):
         (("uniform",) * 8, "8 of 8 heads attend uniformly, to no position and no content"),
         (
             ("positional",) * 8 + ("symbolic",) * 8,
-            "Of 16 heads, 8 follow positions alone, 8 contents alone (in a single document 8.00 ± 0 and 8.00 ± 0; in "
-            "one untrained model 0 and 0; 4 documents).",
+            "Of 16 heads, 8 follow positions alone, 8 contents alone (in single documents 8 and 8; in one untrained "
+            "model 0 and 0; 4 documents).",
         ),
     ],
     ids=str,

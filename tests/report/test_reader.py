@@ -84,6 +84,12 @@ class Stored:
         rows = self.rows.get(("heads", weights, f"{metric}_together")) or self.rows[("heads", weights, metric)]
         return Counter(LABELS[int(row["value"])] for row in rows if row["value"] is not None and row["value"] >= 0)
 
+    def counted(self, metric, weights="trained"):
+        """Number of heads with the label of a share of heads."""
+        label = metric.removeprefix("heads_").removesuffix("_no_sink")
+        version = "label_no_sink" if metric.endswith("_no_sink") or label == "sink" else "label"
+        return self.labels(weights, version)[label] if label in LABELS else None
+
 
 def interval(values, tests=1):
     """Mean and Student's interval."""
@@ -159,6 +165,12 @@ def additivity(stored, direction, own, untrained, n):
     assert int(n) == len(change)
 
 
+def single_documents(total, shares):
+    """Range of the number of heads over documents."""
+    counts = sorted({round(total * share) for share in shares})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
 def heads(stored, total, sinks, listed, single, all_keys, untrained, n):
     counts, control, papers = stored.labels(), stored.labels("random"), stored.labels(metric="label")
     assert int(total) == sum(counts.values())
@@ -169,8 +181,9 @@ def heads(stored, total, sinks, listed, single, all_keys, untrained, n):
     for (count, kind), one, other in zip(named, single.split(" and "), untrained.split(" and "), strict=True):
         assert count == counts[kind] > int(other) == control[kind]
         metric = f"heads_{kind}_no_sink"
-        assert says(one, [int(total) * share for share in stored.documents("heads", metric).values()])
+        assert one == single_documents(int(total), stored.documents("heads", metric).values())
         change = stored.difference("heads", metric, than="random")
+        assert min(change) > 0
         assert interval(change)[1] > 0
         assert int(n) == len(change) >= 3
     if all_keys is not None:
@@ -233,11 +246,12 @@ def perturbation(stored, rise, n):
     assert all(len(x) == int(n) for x in costs.values())
 
 
-def additive_loss(stored, verb, before, after, n):
-    losses = [stored.documents("residual", metric) for metric in ("loss", "loss_strength_0")]
-    means = [sum(x.values()) / len(x) for x in losses]
-    assert [float(before), float(after)] == pytest.approx(means, abs=0.0051)
-    assert (means[1] >= means[0]) == (verb == "rises")
+def additive_loss(stored, verb, before, after, noise, n):
+    losses = [stored.documents("residual", metric) for metric in ("loss", "loss_strength_0", "loss_noise")]
+    means = [sum(x.values()) / len(x) for x in losses if x]
+    assert [float(x) for x in (before or after, after)] == pytest.approx(means[:2], abs=0.0051)
+    assert verb is None or (means[1] > means[0]) == (verb == "rises")
+    assert noise is None or float(noise) == pytest.approx(means[2], abs=0.0051)
     assert n.split()[0] == {1: "one"}.get(len(losses[0]), str(len(losses[0])))
 
 
@@ -256,9 +270,9 @@ CHECKS = {
     rf"(A high r|r) is no sign of training in this model: ({MEAN}) here, ({MEAN}) in one untrained model {DOCUMENTS}": (
         additivity
     ),
-    r"Of (\d+) heads, (?:(\d+) (?:is an|are) attention sinks?; of the others, )?(.*?) \(in a single document (.*?)"
+    r"Of (\d+) heads, (?:(\d+) (?:is an|are) attention sinks?; of the others, )?(.*?) \(in single documents (.*?)"
     r"(?:; over all keys, with sinks, (.*?))?; in one untrained model (.*?); (\d+) documents\)\.": heads,
-    r"(\d+ of )(\d+) heads attends? uniformly, to no position and no content \(in a single document (.*?); in one "
+    r"(\d+ of )(\d+) heads attends? uniformly, to no position and no content \(in single documents (.*?); in one "
     r"untrained model (.*?); (\d+) documents\)\.": lambda stored, count, total, single, untrained, n: heads(
         stored, total, None, f"{count} uniformly", single, None, untrained, n
     ),
@@ -274,8 +288,9 @@ CHECKS = {
     rf"clearly more than as many random planes when it is masked) {DOCUMENTS}": bands,
     rf"(?:With 5 % of .*?, the loss of the other tokens rises by ({MEAN}) nats|No perturbation raises the loss of the "
     rf"other tokens clearly, by 0.02 nats or more) {DOCUMENTS}": perturbation,
-    rf"With exactly additive logits(?: in all heads)? the loss (rises|falls) from ({NUMBER}) to ({NUMBER}) nats"
-    rf"(?:, by {MEAN})? \((?:on )?(.*?)\)\.": additive_loss,
+    rf"With exactly additive logits(?: in all heads)? the loss (?:(rises|falls) from ({NUMBER}) to|stays at) ({NUMBER}) "
+    rf"nats(?:, by {MEAN})?(?:; with noise of the same size added to the logits instead, it is ({NUMBER}))? "
+    r"\((one document|\d+ documents)(?: of \d+ tokens, no interval)?\)\.": additive_loss,
     r"(One|Two) documents? (?:is|are) too few to say which differences are more than chance\.": too_few,
 }
 
@@ -314,7 +329,8 @@ def test_every_sentence(name, documents, tmp_path):
     if name == "noise":  # an untrained model beside another one
         assert not [text for text in sentences if text.startswith("Training")]
     captions = [caption for caption in page["captions"].values() if caption not in sentences]
-    prices = [text for card in page["numbers"] for text in re.findall(r"With exactly additive.*", card["reading"])]
+    prices = [card["price"] for card in page["numbers"] if card["price"]]
+    assert prices or name == "uniform attention"
     for text in (*sentences, *captions, *prices):
         believe(stored, text)
     cards(stored, page["numbers"])
@@ -327,12 +343,15 @@ def cards(stored, numbers):
     for card in numbers:
         names = dict(zip((value["name"] for value in card["values"]), card["metrics"], strict=True))
         for value in card["values"]:
-            agrees(value["words"], stored.mean(card["measurement"], names[value["name"]]))
+            metric = names[value["name"]]
+            agrees(value["words"], stored.mean(card["measurement"], metric), stored.counted(metric))
         for value in card["controls"]:
             weights, _, which = value["name"].removeprefix("one ").partition(" control")
             if value["name"].startswith("one "):
                 metric = names.get(which.removeprefix(", "), card["metrics"][0])
-                agrees(value["words"], stored.mean(card["measurement"], metric, weights))
+                agrees(
+                    value["words"], stored.mean(card["measurement"], metric, weights), stored.counted(metric, weights)
+                )
 
 
 def table(result, stored):
@@ -343,11 +362,16 @@ def table(result, stored):
         title = next((x for x in sorted(titles, key=len, reverse=True) if line.startswith(f"{x} ")), None)
         cells = re.split(r"  +", line)
         if title is not None and len(cells) > 1:
-            agrees(cells[1], stored.mean(result.measurement, titles[title]))
+            agrees(cells[1], stored.mean(result.measurement, titles[title]), stored.counted(titles[title]))
 
 
-def agrees(words, values):
-    """A cell: undefined without values, else their mean in words."""
+def agrees(words, values, counted=None):
+    """A cell: undefined without values, else their mean in words; of a label the number of heads."""
+    if " of " in words:
+        count, total, *single = re.fullmatch(r"(\d+) of (\d+)(?:; (.*) in single documents)?", words).groups()
+        assert int(count) == counted
+        assert single == ([None] if len(values) == 1 else [single_documents(int(total), values)])
+        return
     assert (words == "undefined") == (not values), (words, values)
     assert not values or says(words, values)
 

@@ -108,7 +108,7 @@ def test_the_price_of_additive_logits_is_beside_their_share(data, made):
 
 
 def test_heads_are_counted_alike_in_cards_and_labels(data):
-    """Labels over all documents together; the share per document beside it."""
+    """Labels over all documents together; those of single documents beside it."""
     (number,) = (number for number in data["numbers"] if "heads_sink" in number["metrics"])
     swaps = data["swaps"]
     total = sum(data["model"]["heads"])
@@ -117,7 +117,7 @@ def test_heads_are_counted_alike_in_cards_and_labels(data):
         labels = swaps if name == "sink" or metric.endswith("_no_sink") else swaps["all_keys"]
         count = sum(swaps["codes"][int(code)] == name for layer in labels["label"] for code in layer)
         assert value["words"].startswith(f"{count} of {total}; ")
-        assert value["words"].endswith(" document")
+        assert value["words"].endswith(" in single documents")
 
 
 def fitted(record, number):

@@ -307,8 +307,8 @@ WANTED = (
         ),
         "Heads that give much of their attention to the first token (sinks), and others with one score high and the "
         "other low: heads that depend on position only, or on content only. With all keys, as in the papers, sinks are "
-        "no exception. Heads are counted by their labels over all documents together; the share per document is the "
-        "mean over documents, each labelled alone.",
+        "no exception. Heads are counted by their labels over all documents together, and beside it by those of single "
+        "documents.",
     ),
 )
 """The headline numbers: title, measurement, and metrics with their names."""

@@ -19,7 +19,6 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
     LEAST_DOCUMENTS,
     declared_mean,
-    document_difference,
     document_mean,
     jackknife_difference,
     model_mean,
@@ -28,7 +27,7 @@ from wherewhat.report.claims.claim import (
 )
 from wherewhat.report.data import head_labels
 from wherewhat.report.measurements import Runs
-from wherewhat.runs.results import StoredRun
+from wherewhat.runs.results import HeadCount, StoredRun
 
 MOST = 6
 """Largest number of findings on a page."""
@@ -122,8 +121,8 @@ def _additivity(runs: Runs) -> Finding | None:
 def _pure_heads(runs: Runs) -> Finding | None:
     """Count sinks, and the other heads that follow positions alone or contents alone, if training made them.
 
-    Beside the counts over all documents together stand those of single documents with their interval, and where they
-    differ those of the papers, over all keys and with sinks among the heads.
+    Beside the counts over all documents together stand their range over single documents, and where they differ those
+    of the papers, over all keys and with sinks among the heads.
     """
     found = _labels(runs)
     labels = {"positional": "positions", "symbolic": "contents"}
@@ -133,7 +132,7 @@ def _pure_heads(runs: Runs) -> Finding | None:
     counts, untrained, total = found
     parts = [f"{counts[name]} {what} alone" for name, what in labels.items()]
     own = runs.weights("heads")[runs.own]
-    beside = [f"in a single document {' and '.join(in_words(_in_documents(own, name, total)) for name in labels)}"]
+    beside = [f"in single documents {' and '.join(_single(own, name, total) for name in labels)}"]
     all_keys = _count(own, all_keys=True)
     if any(all_keys[name] != counts[name] for name in labels):
         beside.append(f"over all keys, with sinks, {' and '.join(str(all_keys[name]) for name in labels)}")
@@ -163,8 +162,8 @@ def _uniform_heads(runs: Runs) -> Finding | None:
     own, count = runs.weights("heads")[runs.own], counts["uniform"]
     verb = "attends" if count == 1 else "attend"
     text = (
-        f"{count} of {total} heads {verb} uniformly, to no position and no content (in a single document "
-        f"{in_words(_in_documents(own, 'uniform', total))}; in one untrained model {untrained['uniform']}; "
+        f"{count} of {total} heads {verb} uniformly, to no position and no content (in single documents "
+        f"{_single(own, 'uniform', total)}; in one untrained model {untrained['uniform']}; "
         f"{_count_documents(own)})."
     )
     return Finding(text, "heads?label=uniform", _surprise(count, untrained["uniform"], total))
@@ -326,25 +325,27 @@ def _share(label: str) -> str:
     return "heads_sink" if label == "sink" else f"heads_{label}_no_sink"
 
 
-def _in_documents(run: StoredRun, label: str, total: int) -> Interval:
-    """Return the number of heads with a label in a single document, with its interval over documents."""
-    counts = [total * share for share in run.document_means(_share(label)).values()]
-    return interval(counts).within((0.0, float(total)))
+def _single(run: StoredRun, label: str, total: int) -> str:
+    """Return the range over documents of the number of heads with a label, in words."""
+    shares = run.document_means(_share(label)).values()
+    return HeadCount(0, total, tuple(round(total * share) for share in shares)).single
 
 
 def _learned(runs: Runs, label: str) -> bool:
     """Return whether more heads have a label than in the untrained model.
 
-    The interval of the difference over documents must say so, and the counts over all documents together.
+    That must hold in every document, by the interval of the difference over documents, and by the counts over all
+    documents together.
     """
     counted, found = _labels(runs), runs.weights("heads")
     if counted is None or not counted[0][label]:
         return False
-    change = document_difference(found[runs.own], _share(label), found[_UNTRAINED])
-    if change is None or change.low is None or change.n < LEAST_DOCUMENTS or change.low <= 0:
+    own, untrained = (found[weights].document_means(_share(label)) for weights in (runs.own, _UNTRAINED))
+    changes = [own[name] - untrained[name] for name in own if name in untrained]
+    if len(changes) < LEAST_DOCUMENTS or min(changes) <= 0 or (interval(changes).low or 0.0) <= 0:
         return False
-    counts, untrained, total = counted
-    return _more(counts[label], untrained[label], total)
+    counts, others, total = counted
+    return _more(counts[label], others[label], total)
 
 
 def _more(count: int, other: int, total: int) -> bool:

@@ -68,6 +68,35 @@ _Values = dict[str | None, dict[int | None, list[float]]]
 
 
 @dataclass(frozen=True)
+class HeadCount:
+    """Number of heads with a label.
+
+    Its range over documents is given instead of an interval: how many heads are sinks differs between texts in a way
+    that Student's interval does not cover.
+
+    Attributes:
+        count: Heads that have it over all documents together.
+        total: Heads with any label.
+        documents: Heads that have it in each document, labelled alone.
+    """
+
+    count: int
+    total: int
+    documents: tuple[int, ...]
+
+    def words(self) -> str:
+        """Return ``14 of 270; 12 to 17 in single documents``."""
+        single = f"; {self.single} in single documents" if len(self.documents) > 1 else ""
+        return f"{self.count} of {self.total}{single}"
+
+    @property
+    def single(self) -> str:
+        """Range over documents in words."""
+        low, high = min(self.documents), max(self.documents)
+        return str(low) if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
 class MetricSummary:
     """One metric of one run.
 
@@ -77,8 +106,8 @@ class MetricSummary:
         layers: The same for each layer by index.
         control: The control metric over all layers, if there is one.
         kinds: Mean over the layers of each kind, where the model has layers of several kinds.
-        counts: Of the share of heads with a label: the number of heads with it over all documents together, and that of
-            labelled heads, by kind of layer; under "" of the whole model. Empty for other metrics.
+        counts: Of the share of heads with a label: the numbers of heads by kind of layer; under "" of the whole model.
+            Empty for other metrics.
     """
 
     metric: Metric
@@ -86,23 +115,14 @@ class MetricSummary:
     layers: dict[int, Interval]
     control: float | None
     kinds: dict[str, Interval] = field(default_factory=dict)
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    counts: dict[str, HeadCount] = field(default_factory=dict)
 
     def words(self, kind: str = "") -> str:
-        """Return the mean with its interval, of the model or of a kind of layer; of a label first the number of heads.
-
-        ``14 of 270; 5.2 ± 0.7 % per document``: labels over all documents together, and the mean over documents,
-        each labelled alone.
-        """
+        """Return the mean with its interval, of the model or of a kind of layer; of a label the number of heads."""
         mean = self.kinds[kind] if kind else self.overall
-        if kind not in self.counts:
-            return in_words(mean) if math.isfinite(mean.mean) else "undefined"
-        count, total = self.counts[kind]
-        if mean.n < 2:
-            return f"{count} of {total}"
-        if mean.low == mean.high:
-            return f"{count} of {total}; {100 * mean.mean:.3g} % in each document"
-        return f"{count} of {total}; {in_words(mean, percent=True)} per document"
+        if kind in self.counts:
+            return self.counts[kind].words()
+        return in_words(mean) if math.isfinite(mean.mean) else "undefined"
 
 
 def head_labels(
@@ -272,17 +292,19 @@ class StoredRun:
                 found.append(dataclasses.replace(summary, counts=self._counts(metric)))
         return found
 
-    def _counts(self, metric: Metric) -> dict[str, tuple[int, int]]:
-        """Count the heads with the label of a metric, over all documents together, see :class:`MetricSummary`."""
+    def _counts(self, metric: Metric) -> dict[str, HeadCount]:
+        """Count the heads with the label of a metric."""
         if metric.counts is None:
             return {}
         name, label = metric.counts
         labels, code = head_labels(self.head_values, name), self.measurement.codes[name].index(label)
-        found = {}
+        single, found = self.head_documents(name), {}
         for kind, layers in {"": sorted({layer for layer, _ in labels}), **self.kinds}.items():
             codes = [x for (layer, _), x in labels.items() if layer in layers]
+            listed = [by_document for (layer, _), by_document in single.items() if layer in layers]
             if codes:
-                found[kind] = (codes.count(code), len(codes))
+                counts = (sum(one.get(document) == code for one in listed) for document in self.documents)
+                found[kind] = HeadCount(codes.count(code), len(codes), tuple(counts))
         return found
 
     def _pooled(self) -> dict[str, dict[str, list[float]]]:

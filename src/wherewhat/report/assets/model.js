@@ -15,7 +15,7 @@ function card(number) {
   termLink(make(made, "h3"), number.title, number.metrics[0]);
   for (const value of number.values) {
     const line = make(made, "div");
-    // A number of heads comes before its share per document.
+    // A number of heads comes before those of single documents.
     const [first, ...share] = withInterval(value).split("; ");
     const [mean, ...reach] = first.split(" ");
     make(line, "span", mean, { class: "big" });
