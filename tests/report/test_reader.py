@@ -288,8 +288,8 @@ CHECKS = {
     rf"clearly more than as many random planes when it is masked) {DOCUMENTS}": bands,
     rf"(?:With 5 % of .*?, the loss of the other tokens rises by ({MEAN}) nats|No perturbation raises the loss of the "
     rf"other tokens clearly, by 0.02 nats or more) {DOCUMENTS}": perturbation,
-    rf"With exactly additive logits(?: in all heads)? the loss (?:(rises|falls) from ({NUMBER}) to|stays at) ({NUMBER}) "
-    rf"nats(?:, by {MEAN})?(?:; with noise of the same size added to the logits instead, it is ({NUMBER}))? "
+    rf"With exactly additive logits(?: in all heads)? the loss (?:(rises|falls) from ({NUMBER}) to|stays at) ({NUMBER})"
+    rf" nats(?:, by {MEAN})?(?:; with noise of the same size added to the logits instead, it is ({NUMBER}))? "
     r"\((one document|\d+ documents)(?: of \d+ tokens, no interval)?\)\.": additive_loss,
     r"(One|Two) documents? (?:is|are) too few to say which differences are more than chance\.": too_few,
 }
