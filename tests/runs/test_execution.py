@@ -167,7 +167,7 @@ def test_a_run_that_lacked_only_its_end_still_says_the_encoding(folder, text, tm
     rows = zip(table["metric"], table["unit"], strict=True)
     assert {unit for metric, unit in rows if metric == "additive_cost_of_layer"} == {"nats"}
     made = SimpleNamespace(config={"measurement": "heads", "options": {"gamma": 0.2, "seed": 0}})  # gamma was dropped
-    assert [metric.name for metric in StoredRun(made).metrics][:2] == ["s_pos", "s_sym"]
+    assert [metric.name for metric in StoredRun(made).metrics][:2] == ["s_pos_no_sink", "s_sym_no_sink"]
 
 
 # What is said before long work
