@@ -140,7 +140,7 @@ def training(stored, verb, what, own, untrained, n):
     change = stored.difference("axes", metric, than="random")
     assert clear(change, 0.05, draws=stored.draws(metric))
     means = [sum(x) / len(x) for x in values.values()]
-    assert max(means) >= 1.5 * min(means)
+    assert max(means) >= 2 * min(means)
     word = verb.split()[0]
     assert DIRECTIONS[word] * (means[0] - means[1]) > 0
     low, high = RATIOS.get(word, (0, math.inf))

@@ -34,7 +34,7 @@ MOST = 6
 
 _UNTRAINED = "random"
 
-_CLEAR_RATIO, _CLEAR_SHARE, _CLEAR_CHANGE = 1.5, 0.05, 0.1
+_CLEAR_RATIO, _CLEAR_SHARE, _CLEAR_CHANGE = 2.0, 0.05, 0.1
 """Smallest ratio and difference of shares, and change of r, that are more than between two untrained models.
 
 Heads of an untrained model share its embeddings, so that their spread does not say all about other untrained models.
