@@ -353,7 +353,7 @@ def test_rules_judge_known_numbers(subtests):
 def test_retrieval_heads_are_counted_in_both_versions():
     labels = {"label": [2.0] * 10 + [1.0] * 30, "label_no_sink": [4.0] * 7 + [2.0] * 3 + [1.0] * 30}
     found = judge(KNOWN[24], evidence(heads=FakeRun({}, RETRIEVAL | labels))).judged
-    note = "Of 40 heads, 7 are attention sinks and 3 others are pure symbolic heads; over all keys, 10 are."
+    note = "Attention sinks: 7 of 40 heads; pure symbolic heads among the others: 3; over all keys, with sinks: 10."
     assert list(found.notes) == [note]
     versions = ["without the sink"] * 2 + ["over all keys"] * 2
     assert [number.title.rsplit("scored ", 1)[1] for number in found.numbers] == versions
