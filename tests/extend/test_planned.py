@@ -261,10 +261,13 @@ def test_other_caches_and_padding_are_refused():
         assert empty.get_seq_length() == N
         with pytest.raises(MeasureError, match="cannot be cropped"):
             empty.crop(-1)
-        with pytest.raises(MeasureError, match="without left padding"):
+        with pytest.raises(MeasureError, match="without padding"):
             model(input_ids=ids, attention_mask=(torch.arange(N) > 2).long()[None])
+        for use_cache in (True, False):
+            with pytest.raises(MeasureError, match="positions do not go up one by one"):
+                model(input_ids=ids, position_ids=torch.arange(N)[None] % 9, use_cache=use_cache)
     wide = dataclasses.replace(plan, window=12, sinks=3)
     for size in (10, 40):  # within the window, and beyond it
         mask = (torch.arange(size) >= 4).long()[None]
-        with torch.no_grad(), planned(model, wide), pytest.raises(MeasureError, match="the first key is hidden"):
+        with torch.no_grad(), planned(model, wide), pytest.raises(MeasureError, match="without padding"):
             model.generate(tokens(size), attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0)

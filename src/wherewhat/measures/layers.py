@@ -1,8 +1,8 @@
 """Functions of one captured layer: axes, swap scores, planes, frequencies and attention statistics.
 
 Each takes a :class:`~wherewhat.captures.attention.LayerAttention`, which :func:`wherewhat.attention` returns, and uses
-its scale, mask, window, bias, soft-cap and sinks. Layers of several texts or with a cache are refused, and masks that
-are no causal band (padding, chunks, prefixes) by the functions that are not defined on them.
+its scale, mask, window, bias, soft-cap and sinks. Layers of several texts, of padded or packed ones, or with a cache
+are refused, and other masks that are no causal band (chunks, prefixes) by the functions that are not defined on them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
+from wherewhat.extend.attention import check_unpadded
 from wherewhat.measures.attention import AttentionStats, attention_stats
 from wherewhat.measures.axes.fit import AxesFit, fit_layer
 from wherewhat.measures.axes.measurement import Method
@@ -45,6 +46,7 @@ def _layer(layer: Any) -> Any:
         advice = "give one of them, such as layers[0]" if listed else "give a layer that wherewhat.attention returned"
         raise MeasureError(f"layer is of type {type(layer).__name__}: {advice}")
     check_single_text(layer)
+    check_unpadded(layer)
     check_finite(layer.rot_q, layer.rot_k)
     return layer
 
