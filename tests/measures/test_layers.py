@@ -172,6 +172,23 @@ def test_padded_and_packed_layers_are_refused(case, family):
             getattr(wherewhat, function)(kept[1])
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_queries_come_back_in_their_order(family):
+    """Identity: each column belongs to the query that was asked for, repeated ones too."""
+    layer = wherewhat.attention(shared(family), tokens(41))[1]
+    asked = [30, 10, -1, 10]
+    found = wherewhat.swaps(layer, asked)
+    assert found.queries == (30, 10, 40, 10)
+    for column, query in enumerate(asked):
+        alone = wherewhat.swaps(layer, [query])
+        for name in ("s_pos", "s_sym", "s_pos_no_sink", "s_sym_no_sink", "exclusion", "effective"):
+            torch.testing.assert_close(getattr(found, name)[:, column], getattr(alone, name)[:, 0])
+    if layer.rotation is not None:
+        assert wherewhat.frequencies(layer, asked).queries == (30, 10, 40, 10)
+    with pytest.raises(WherewhatError, match="queries is empty"):
+        wherewhat.swaps(layer, [])
+
+
 WRONG = {
     "ids outside the vocabulary": ([[1, 10**6]], "is not in the vocabulary"),
     "negative ids": ([[-1, 2]], "is not in the vocabulary"),

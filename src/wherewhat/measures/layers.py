@@ -36,7 +36,9 @@ from wherewhat.measures.tensors import check_finite, check_single_text
 from wherewhat.options import checked, short_repr
 
 Queries = Literal["last", "all"] | int | Sequence[int]
-"""``last``, ``all`` with at least two keys before them, a number of evenly spaced queries, or their positions."""
+"""``last``, ``all`` with at least two keys before them, a number of evenly spaced queries, or their positions.
+
+Positions are kept in their order, repeated ones too; negative ones count from the end."""
 
 
 def _layer(layer: Any) -> Any:
@@ -81,7 +83,7 @@ def swaps(
 
     Args:
         layer: One layer of one text.
-        queries: ``last``, ``all``, a number of evenly spaced queries, or positions.
+        queries: ``last``, ``all``, a number of evenly spaced queries, or positions in any order.
         tau: Temperature of the swap weights.
         block: Tokens per swapped block.
         skip: Number of first keys that are never swapped.
@@ -143,7 +145,7 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
 
     Args:
         layer: One layer of one text, with rotation.
-        queries: ``last``, ``all``, a number of evenly spaced queries, or positions.
+        queries: ``last``, ``all``, a number of evenly spaced queries, or positions in any order.
         tau: Temperature of the swap weights.
     """
     _check_rotation(layer)
@@ -188,6 +190,8 @@ def _positions(layer: LayerAttention, queries: Queries) -> list[int]:
     if isinstance(queries, str):
         return choose_queries(layer.n, count=1 if queries == "last" else 0)
     if not isinstance(queries, int):
+        if not queries:
+            raise MeasureError("queries is empty: give 'last', 'all', a number from 1, or positions")
         return choose_queries(layer.n, count=1, positions=list(queries))
     if queries < 1:
         raise MeasureError(f"queries is {queries}: give 'last', 'all', a number from 1, or positions")
