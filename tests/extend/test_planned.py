@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import json
 import sys
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
+from fuzz.mutations import changed
 from helpers.capture import proved, shared, tiny, tokens
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import intervene
@@ -236,6 +238,50 @@ def test_plan_of_another_model_is_refused():
         pass
     with torch.no_grad(), planned(other, plan, other_weights=True):
         other(input_ids=tokens(N))
+
+
+def test_damaged_plan_files_are_refused_in_one_line_or_can_be_written_again(tmp_path):
+    """Every change of a plan's file gives one line that names it, or a plan that can be used and saved."""
+    layers = {0: LayerHeads(4, 2), 3: LayerHeads(2, 2)}
+    scores = {0: (0.5, 0.25), 3: (1.0, 0.0)}
+    provenance = {"sentence": "a", "share": 0.5, "rows": [{"rise": 0.1}]}
+    plan = Plan("m", "f", 8, 2, layers, {0: (1,), 3: ()}, scores=scores, provenance=provenance)
+    original = json.loads(plan.save(tmp_path / "plan.json").read_text())
+    path, refused = tmp_path / "changed.json", 0
+    for seed in range(150):
+        tree, change = changed(original, Random(seed))
+        path.write_text(json.dumps(tree))
+        message = ""
+        try:
+            Plan.load(path).save(tmp_path / "again.json")
+        except ConfigError as error:
+            message = str(error)
+        refused += bool(message)
+        assert "\n" not in message, change
+        assert len(message) < 400, change
+    assert 60 < refused < 150
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scores", ["a", "b"]), ("scores", [1.0]), ("scores", [1.0, float("nan")]), ("full", ["0"]), ("heads", 3)],
+)
+def test_the_field_of_a_damaged_layer_is_named(tmp_path, name, value):
+    plan = Plan("m", "f", 8, 2, {0: LayerHeads(4, 2)}, {0: (1,)}, scores={0: (0.5, 0.25)})
+    tree = json.loads(plan.save(tmp_path / "plan.json").read_text())
+    tree["layers"]["0"][name] = value
+    (tmp_path / "plan.json").write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match=rf"{name}.*"):
+        Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(("name", "value"), [("provenance", 3), ("model", 3), ("fingerprint", None), ("layers", [1])])
+def test_the_damaged_field_of_a_plan_is_named(tmp_path, name, value):
+    plan = Plan("m", "f", 8, 2, {0: LayerHeads(4, 2)}, {0: (1,)})
+    tree = json.loads(plan.save(tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(tree | {name: value}))
+    with pytest.raises(ConfigError, match=name):
+        Plan.load(tmp_path / "plan.json")
 
 
 def test_plans_that_make_no_sense_are_refused():
