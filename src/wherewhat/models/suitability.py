@@ -14,6 +14,7 @@ from safetensors import safe_open
 from wherewhat.boundary import MOST_LAYERS, read_json, size_in_words
 from wherewhat.errors import LoadError, as_one_line
 from wherewhat.imports import quiet
+from wherewhat.models.folder import has_tokenizer
 from wherewhat.models.loaded import PROBE
 
 # Words, numbers, repeated letters and other scripts: a pattern of a tokenizer may take exponential time on them.
@@ -62,9 +63,10 @@ def describe_folder(folder: str) -> dict[str, int | None]:
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, **options)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            for text in (PROBE, _LINE):
-                tokenizer(text)
+            if has_tokenizer(Path(folder)):
+                tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+                for text in (PROBE, _LINE):
+                    tokenizer(text)
             parameters = count_parameters(config)
     except MemoryError:
         raise
