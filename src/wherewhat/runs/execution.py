@@ -26,6 +26,7 @@ from wherewhat.measures.measurement import (
     QuestionMeasurement,
     Subject,
     Text,
+    check_declared,
     measure_text,
 )
 from wherewhat.measures.registry import code_hash, find_measurement
@@ -183,7 +184,9 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
             seed=loaded.seed,
             document=None if key == _TOGETHER else key,
         )
-        part = _part(measurement.all_metrics(config), source, compute())
+        scores = compute()
+        check_declared(measurement, config, scores)
+        part = _part(measurement.all_metrics(config), source, scores)
         # Scores of all documents together may need what was not stored, such as curves.
         if not part.scores and not (key == _TOGETHER and measurement.combines):
             raise TextError(f"{source.document or 'the documents together'} gave no scores")
