@@ -28,6 +28,10 @@ class LoadError(WherewhatError):
     """A model cannot be found, read or used."""
 
 
+class TooLargeError(LoadError):
+    """A model does not fit into the memory that is free now: the next attempt may succeed."""
+
+
 class CaptureError(WherewhatError):
     """A model's attention cannot be captured exactly."""
 

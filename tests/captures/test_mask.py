@@ -3,10 +3,14 @@
 import pytest
 import torch
 
-from wherewhat.captures.attention import Mask
+from helpers.capture import proved, tokens
+from wherewhat.captures.attention import LOW, Mask
+from wherewhat.captures.plan import Hiding, hiding_of
+from wherewhat.captures.session import capture_with
+from wherewhat.errors import CaptureError
 
 N, M, HEADS, BATCH = 7, 11, 3, 2
-LOW = torch.finfo(torch.float32).min
+LOWEST = torch.finfo(torch.float32).min
 ROWS = [
     slice(None),
     slice(0, 3),
@@ -50,6 +54,7 @@ def test_additive_mask_with_alibi_inside():
         bias = alibi(M).to(dtype)
         for low in (torch.finfo(dtype).min, -torch.inf, -1e4):
             mask = Mask(added=(torch.where(visible, bias, low).expand(BATCH, HEADS, N, M),))
+            mask = hiding_of(mask, N, M).applied(mask, "layer", M)
             for rows in ROWS:
                 seen = visible[rows]
                 assert torch.equal(mask.visible(rows, N, M), seen.expand(BATCH, HEADS, *seen.shape)), (dtype, low, rows)
@@ -65,7 +70,7 @@ def test_terms_add_up_and_any_of_them_hides():
     )
     shown[..., 0] = True
     mask = Mask(
-        added=(alibi(M), torch.where(seen, 0.0, LOW)[None, None], torch.full((1, 1, 1, 1), 0.25)),
+        added=(alibi(M), torch.where(seen, 0.0, LOWEST)[None, None], torch.full((1, 1, 1, 1), 0.25)),
         hidden=(~dense(N, M, window=6)[None, None],),
         visible_only=(shown,),
     )
@@ -92,7 +97,7 @@ def test_a_long_alibi_hides_nothing(apart):
     n, slope = 40, 0.75
     far = -slope * (20_000 - torch.arange(n, dtype=torch.float32)).view(1, 1, 1, n)
     future = ~dense(n, n, causal=True)[None, None]
-    mask = Mask(added=(far,), hidden=(future,)) if apart else Mask(added=(far.masked_fill(future, LOW),))
+    mask = Mask(added=(far,), hidden=(future,)) if apart else Mask(added=(far.masked_fill(future, LOWEST),))
     assert torch.equal(mask.visible(slice(None), n, n)[0, 0], dense(n, n, causal=True))
     bias = mask.bias(slice(None), n, n)
     centred = torch.where(~future, bias - bias.gather(-1, torch.zeros_like(bias[..., :1], dtype=torch.long)), 0)
@@ -110,7 +115,7 @@ def test_a_long_alibi_hides_nothing_when_the_bias_covers_later_keys_too():
 
 
 def test_a_row_that_sees_nothing_stays_so():
-    for low in (LOW, -torch.inf):
+    for low in (LOWEST, -torch.inf):
         added = torch.zeros(1, 1, N, M)
         added[:, :, 2] = low
         visible = Mask(added=(added,)).visible(slice(None), N, M)
@@ -124,7 +129,7 @@ def test_double_precision_bias_keeps_its_digits():
 
 
 def test_rows_may_be_given_by_their_indices():
-    added = torch.where(dense(N, M, causal=True, window=5), alibi(M), LOW)
+    added = torch.where(dense(N, M, causal=True, window=5), alibi(M), LOWEST)
     hidden = torch.zeros(1, 1, 1, M, dtype=torch.bool)
     hidden[..., 2] = True
     mask = Mask(causal=True, added=(added,), hidden=(hidden,))
@@ -139,3 +144,47 @@ def test_only_causal_means_nothing_else():
     others["visible_only"] = (torch.ones(M, dtype=torch.bool),)
     assert not any(Mask(causal=True, **{name: value}).only_causal for name, value in others.items())
     assert not Mask().only_causal
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_strong_alibi_slope_is_no_mask(dtype, apart):
+    """A head of slope 0.84 sees all of 16,000 keys, although its bias goes down to -13,440."""
+    m = 16_000
+    bias = (-0.84 * (m - 1 - torch.arange(m + 4.0))).to(dtype).view(1, 1, 1, m + 4)
+    later = torch.arange(m + 4).view(1, 1, 1, m + 4) >= m
+    low = torch.zeros_like(bias).masked_fill(later, torch.finfo(dtype).min)
+    mask = Mask(added=(bias, low)) if apart else Mask(added=(bias.masked_fill(later, torch.finfo(dtype).min),))
+    assert hiding_of(mask, 1, m + 4) == Hiding()
+    assert torch.equal(mask.visible(slice(None), 1, m + 4), ~later)
+    assert torch.equal(mask.bias(slice(None), 1, m + 4), torch.where(later, 0.0, bias.float()))
+
+
+@pytest.mark.parametrize("low", [-1e4, -65504.0, -1e9])
+def test_a_proof_says_which_number_hides(low):
+    """Where keys are hidden by a number, a proof sees it before any bias is as low, and how far a bias stays above."""
+    short = torch.where(dense(23, 23, causal=True), -0.84 * (22 - torch.arange(23.0)), low)
+    hiding = hiding_of(Mask(added=(short,)), 23, 23)
+    reach = hiding.reach
+    assert hiding.below == low / 2
+    assert reach == pytest.approx(-low / 2 / 0.84, rel=1e-5, abs=1)
+    m = min(reach, 16_000)
+    row = -0.84 * (m - 1 - torch.arange(float(m)))
+    row[m // 2] = low
+    mask = hiding.applied(Mask(added=(row,)), "layer", m)
+    assert torch.equal(mask.visible(slice(None), 1, m)[0, 0, 0], torch.arange(m) != m // 2)
+    with pytest.raises(CaptureError, match=f"at most {reach:,} tokens"):
+        hiding.applied(mask, "layer", reach + 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "below"), [("openai-gpt", LOW), ("llama", LOW), ("falcon:alibi", None), ("bloom", None)]
+)
+def test_the_number_that_hides_is_part_of_the_proof(family, below):
+    model, proof = proved(family)
+    plan = proof.plan
+    assert {layer.hiding for layer in plan.layers} == {Hiding(below)}, plan.layers
+    seen = []
+    with torch.no_grad(), capture_with(model, plan, lambda a: seen.append(a.visible())):
+        model(input_ids=tokens(40), use_cache=False)
+    assert all(bool((x == dense(40, 40, causal=True)).all()) for x in seen)

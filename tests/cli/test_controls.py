@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import wherewhat.models.loader
-from wherewhat.errors import LoadError
+from wherewhat.errors import LoadError, TooLargeError
 from wherewhat.models.controls import shuffle_query_key
 from wherewhat.report.report import make_report
-from wherewhat.runs.execution import run_with_controls
+from wherewhat.runs.execution import run_control, run_with_controls
+from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 
 REASON = "cannot shuffle model.layers.0.self_attn: its weights are quantised or offloaded; load it without either"
@@ -61,13 +62,38 @@ def test_python(model, text, tmp_path):
         run_with_controls(request.with_weights("shuffled"), ("random",), out=tmp_path)
 
 
+def refuse_to_load(*_, **__):
+    raise AssertionError("the model is not needed")
+
+
+def test_a_control_that_cannot_be_made_is_not_tried_again(model, text, tmp_path, monkeypatch):
+    request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
+    made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
+    monkeypatch.setattr("wherewhat.runs.execution.load_model", refuse_to_load)
+    again = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
+    known = KnownRuns(tmp_path).find_all(request, ("random", "shuffled"))
+    for other in (again, known):
+        assert other.left_out == made.left_out == {"shuffled": REASON}
+        assert {name: run.path for name, run in other.runs.items()} == {name: x.path for name, x in made.runs.items()}
+
+
+def test_a_control_that_was_too_large_is_tried_again(model, text, tmp_path, monkeypatch):
+    def too_large(*_, **__):
+        raise TooLargeError("more than main memory")
+
+    request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
+    with monkeypatch.context() as patch:
+        patch.setattr("wherewhat.runs.execution.load_model", too_large)
+        assert run_control(request.with_weights("random"), out=tmp_path) == "more than main memory"
+    assert not isinstance(run_control(request.with_weights("random"), out=tmp_path), str)
+
+
 @pytest.mark.slow
-def test_report_in_python_tries_the_control_again(model, text, tmp_path, monkeypatch):
+def test_report_in_python_keeps_the_reason(model, text, tmp_path, monkeypatch):
     def made():
         return make_report(ModelRequest(model=model, device="cpu"), out=tmp_path, text=[str(text)], tokens=24)
 
     first = made()
     assert f"axes (shuffled): {REASON}" in first.data["models"][0]["left_out"]
     monkeypatch.setattr(wherewhat.models.loader, "shuffle_query_key", shuffle_query_key)
-    again = made()
-    assert not [line for line in again.data["models"][0]["left_out"] if "shuffled" in line]
+    assert made().data["models"][0]["left_out"] == first.data["models"][0]["left_out"]

@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import json
 import sys
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
+from fuzz.mutations import changed
 from helpers.capture import proved, shared, tiny, tokens
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import intervene
@@ -238,6 +240,50 @@ def test_plan_of_another_model_is_refused():
         other(input_ids=tokens(N))
 
 
+def test_damaged_plan_files_are_refused_in_one_line_or_can_be_written_again(tmp_path):
+    """Every change of a plan's file gives one line that names it, or a plan that can be used and saved."""
+    layers = {0: LayerHeads(4, 2), 3: LayerHeads(2, 2)}
+    scores = {0: (0.5, 0.25), 3: (1.0, 0.0)}
+    provenance = {"sentence": "a", "share": 0.5, "rows": [{"rise": 0.1}]}
+    plan = Plan("m", "f", 8, 2, layers, {0: (1,), 3: ()}, scores=scores, provenance=provenance)
+    original = json.loads(plan.save(tmp_path / "plan.json").read_text())
+    path, refused = tmp_path / "changed.json", 0
+    for seed in range(150):
+        tree, change = changed(original, Random(seed))
+        path.write_text(json.dumps(tree))
+        message = ""
+        try:
+            Plan.load(path).save(tmp_path / "again.json")
+        except ConfigError as error:
+            message = str(error)
+        refused += bool(message)
+        assert "\n" not in message, change
+        assert len(message) < 400, change
+    assert 60 < refused < 150
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scores", ["a", "b"]), ("scores", [1.0]), ("scores", [1.0, float("nan")]), ("full", ["0"]), ("heads", 3)],
+)
+def test_the_field_of_a_damaged_layer_is_named(tmp_path, name, value):
+    plan = Plan("m", "f", 8, 2, {0: LayerHeads(4, 2)}, {0: (1,)}, scores={0: (0.5, 0.25)})
+    tree = json.loads(plan.save(tmp_path / "plan.json").read_text())
+    tree["layers"]["0"][name] = value
+    (tmp_path / "plan.json").write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match=rf"{name}.*"):
+        Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(("name", "value"), [("provenance", 3), ("model", 3), ("fingerprint", None), ("layers", [1])])
+def test_the_damaged_field_of_a_plan_is_named(tmp_path, name, value):
+    plan = Plan("m", "f", 8, 2, {0: LayerHeads(4, 2)}, {0: (1,)})
+    tree = json.loads(plan.save(tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(tree | {name: value}))
+    with pytest.raises(ConfigError, match=name):
+        Plan.load(tmp_path / "plan.json")
+
+
 def test_plans_that_make_no_sense_are_refused():
     layers = {0: LayerHeads(4, 2)}
     with pytest.raises(ConfigError, match="window=0 and sinks=2"):
@@ -261,10 +307,13 @@ def test_other_caches_and_padding_are_refused():
         assert empty.get_seq_length() == N
         with pytest.raises(MeasureError, match="cannot be cropped"):
             empty.crop(-1)
-        with pytest.raises(MeasureError, match="without left padding"):
+        with pytest.raises(MeasureError, match="without padding"):
             model(input_ids=ids, attention_mask=(torch.arange(N) > 2).long()[None])
+        for use_cache in (True, False):
+            with pytest.raises(MeasureError, match="positions do not go up one by one"):
+                model(input_ids=ids, position_ids=torch.arange(N)[None] % 9, use_cache=use_cache)
     wide = dataclasses.replace(plan, window=12, sinks=3)
     for size in (10, 40):  # within the window, and beyond it
         mask = (torch.arange(size) >= 4).long()[None]
-        with torch.no_grad(), planned(model, wide), pytest.raises(MeasureError, match="the first key is hidden"):
+        with torch.no_grad(), planned(model, wide), pytest.raises(MeasureError, match="without padding"):
             model.generate(tokens(size), attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import wherewhat
-from helpers.capture import tiny, tokens
+from helpers.capture import shared, tiny, tokens
 from measures.axes.dense import dense_fits
 from wherewhat.captures.proof import capture
 from wherewhat.errors import WherewhatError
@@ -149,11 +149,44 @@ def test_padding_is_refused():
     with pytest.raises(WherewhatError, match="the text is padded"):
         wherewhat.attention(model, {"input_ids": ids, "attention_mask": mask})
     assert len(wherewhat.attention(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})) > 1
-    kept = []
+
+
+NOT_ONE_TEXT = {
+    "padded on the left": {"attention_mask": torch.arange(41)[None] >= 5},
+    "padded on the right": {"attention_mask": torch.arange(41)[None] < 30},
+    "with a hole": {"attention_mask": torch.arange(41)[None] != 20},
+    "packed": {"position_ids": torch.arange(41)[None] % 20},
+    "packed, with a mask": {"position_ids": torch.arange(41)[None] % 20, "attention_mask": torch.ones(1, 41)},
+}
+
+
+@pytest.mark.parametrize("case", NOT_ONE_TEXT)
+@pytest.mark.parametrize("family", ["llama", "gptj", "mistral"])
+def test_padded_and_packed_layers_are_refused(case, family):
+    kept, model = [], shared(family)
+    given = {name: value.long() for name, value in NOT_ONE_TEXT[case].items()}
     with torch.no_grad(), capture(model, lambda layer: kept.append(layer.copied())):
-        model(ids[:1], attention_mask=mask[:1])
-    with pytest.raises(WherewhatError, match="not a causal band"):
-        wherewhat.axes(kept[0])
+        model(tokens(41), use_cache=False, **given)
+    for function in FUNCTIONS:
+        with pytest.raises(WherewhatError, match="give one text per row, without padding or packing"):
+            getattr(wherewhat, function)(kept[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_queries_come_back_in_their_order(family):
+    """Identity: each column belongs to the query that was asked for, repeated ones too."""
+    layer = wherewhat.attention(shared(family), tokens(41))[1]
+    asked = [30, 10, -1, 10]
+    found = wherewhat.swaps(layer, asked)
+    assert found.queries == (30, 10, 40, 10)
+    for column, query in enumerate(asked):
+        alone = wherewhat.swaps(layer, [query])
+        for name in ("s_pos", "s_sym", "s_pos_no_sink", "s_sym_no_sink", "exclusion", "effective"):
+            torch.testing.assert_close(getattr(found, name)[:, column], getattr(alone, name)[:, 0])
+    if layer.rotation is not None:
+        assert wherewhat.frequencies(layer, asked).queries == (30, 10, 40, 10)
+    with pytest.raises(WherewhatError, match="queries is empty"):
+        wherewhat.swaps(layer, [])
 
 
 WRONG = {

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
-from wherewhat.errors import LoadError
+import wherewhat
+from wherewhat.errors import ConfigError, LoadError
 from wherewhat.models.loader import load
 
 
@@ -52,8 +53,23 @@ def test_folder_lacks_something(build, tmp_path):
     (folder / "config.json").write_text(config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    refused(folder, "no tokenizer")
+    without = load(str(folder), device="cpu")
+    assert without.encode([1, 2, 3]).tolist() == [1, 2, 3]  # token ids need none
+    with pytest.raises(
+        ConfigError, match=r"no tokenizer in .*: add tokenizer.json beside the weights, or give token ids"
+    ):
+        without.encode("a text")
+    ids = [[1 + (7 * i) % 11 for i in range(16)], [1 + (5 * i) % 11 for i in range(16)]]
+    measured = wherewhat.measure("attention", str(folder), texts=ids, out=tmp_path / "runs")
+    assert len(measured.heads()) > 0
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        wherewhat.measure("attention", str(folder), texts=["a text"], out=tmp_path / "runs")
     build.tokenizer(folder)
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 2**31
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    refused(folder, "one with the id 2,147,483,648: ids below 16,777,216")
     (folder / "tokenizer.json").write_text("{")
     refused(folder, "tokenizer of .* cannot be read")
     build.tokenizer(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from helpers.tolerance import rounding
 from wherewhat.errors import LoadError, WherewhatError
 from wherewhat.measures import registry
 from wherewhat.measures.registry import measurements
+from wherewhat.runs.comparison import compare, within_ranges
 from wherewhat.runs.request import model_request
 
 WORDS = "the cat sat on the mat and the dog ran after the cat into the house by the river "
@@ -236,7 +238,77 @@ RETURNED = {
     "nothing": (lambda layer: None, "returned NoneType"),
     "a tensor": (lambda layer: layer.k, "returned Tensor"),
     "another name": (lambda layer: {"rwong": torch.ones(layer.heads)}, "is not one of its metrics"),
+    "another name in scores": (
+        lambda layer: wherewhat.LayerScores(layer.layer, {"rwong": torch.ones(layer.heads)}, {"uniform": 0.5}),
+        "returned 'rwong', which is not one of its metrics: ['wrong']",
+    ),
+    "a misspelt control": (
+        lambda layer: wherewhat.LayerScores(layer.layer, {"wrong": torch.ones(layer.heads)}, {"unifrom": 0.5}),
+        "returned 'unifrom', which is not one of its metrics",
+    ),
+    "no control": (
+        lambda layer: wherewhat.LayerScores(layer.layer, {"wrong": torch.ones(layer.heads)}),
+        "returned 'wrong' without its control 'uniform'",
+    ),
 }
+
+
+def test_a_metric_is_declared_once_and_is_not_its_own_control():
+    metric = wherewhat.Metric("one", "one", "One.")
+    own = wherewhat.Metric("two", "two", "Two.", control="two")
+    for metrics, words in (((metric, metric), "'one' twice"), ((metric, own), "'two' as its own control")):
+        declared = {"name": "again", "summary": "A.", "metrics": metrics, "measure": lambda *_: {}}
+        with pytest.raises(WherewhatError, match=words):
+            wherewhat.register(type("Again", (wherewhat.LayerMeasurement,), declared))
+
+
+def test_categories_are_counted_and_never_averaged(model, monkeypatch, tmp_path):
+    """By hand: head h of document d has the category (h + d) % 2 and one undefined head; shares, and the commonest."""
+    monkeypatch.setattr(registry, "_known", dict(measurements()))
+
+    @wherewhat.register
+    class Kind(wherewhat.LayerMeasurement):
+        """A category of every head."""
+
+        name = "kind"
+        metrics = (wherewhat.Metric("kind", "kind", "Kind of head."), wherewhat.Metric("size", "size", "A number."))
+        codes: ClassVar = {"kind": ("even", "odd", "never")}
+
+        def measure(self, layer, config):
+            first = documents.pop(0) if layer.layer == 0 else 0
+            heads = (torch.arange(layer.heads) + first) % 2
+            heads[-1] = -1 if layer.layer == 0 else heads[-1]
+            return {"kind": heads, "size": torch.ones(layer.heads)}
+
+    documents = [0, 1, 1]
+    texts = [[1 + i % 9 for i in range(n, n + 16)] for n in (0, 3, 5)]
+    found = wherewhat.measure("kind", model, texts=texts, out=tmp_path / "store")
+    # Layer 0: (0 1 0 -), (1 0 1 -), (1 0 1 -); layer 1: (0 1 0 1) three times.
+    heads = found.heads()
+    assert heads[heads.layer == 0].kind.tolist()[:3] == ["odd", "even", "odd"]
+    assert heads[heads.layer == 0].kind.isna().tolist() == [False, False, False, True]
+    assert heads[heads.layer == 1].kind.tolist() == ["even", "odd", "even", "odd"]
+    assert found.stored.head_means["kind"] == {0: [1.0, 0.0, 1.0, None], 1: [0.0, 1.0, 0.0, 1.0]}
+    shares = {summary.metric.name: summary for summary in found.summary()}
+    assert list(shares) == ["kind=even", "kind=odd", "size"]
+    # Shares of 7 heads in each document: 4, 3 and 3 are even.
+    assert shares["kind=even"].overall.mean == pytest.approx((4 + 3 + 3) / 21)
+    assert shares["kind=even"].layers[0].mean == pytest.approx((2 + 1 + 1) / 9)
+    assert set(found.layers().columns) == {"layer", "kind=even", "kind=odd", "size"}
+    with pytest.raises(WherewhatError, match="is a category, whose codes have no mean"):
+        found.stored.document_means("kind")
+    figure = found.plot("map", metric="kind")
+    assert {code for row in figure.data[0].z for code in row} == {0, 1, None}
+    assert "kind: odd" in figure.data[0].text[0][0]
+    assert list(figure.data[0].colorbar.ticktext) == ["even", "odd", "never"]
+    for metrics in (None, ["kind"], ["kind=odd"]):
+        rows = {row["metric"]: row for row in compare([tmp_path / "store"], metrics=metrics).groups.to_dicts()}
+        assert "kind" not in rows
+        assert rows["kind=odd"]["mean"] == pytest.approx((3 + 4 + 4) / 21)
+    assert rows.keys() == {"kind=odd"}
+    shown = within_ranges(compare([tmp_path / "store"], metrics=["kind"]).groups).to_dicts()
+    assert {row["metric"] for row in shown} == {"kind=even", "kind=odd", "kind=never"}
+    assert all(0 <= row["low"] <= row["high"] <= 1 for row in shown)
 
 
 def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, subtests):
@@ -248,7 +320,7 @@ def test_what_an_own_measurement_returns_is_checked(model, monkeypatch, subtests
         """Returns something else."""
 
         name = "wrong"
-        metrics = (wherewhat.Metric("wrong", "wrong", "Wrong."),)
+        metrics = (wherewhat.Metric("wrong", "wrong", "Wrong.", control="uniform"),)
 
         def measure(self, layer, config):
             return returned(layer)

@@ -12,10 +12,11 @@ from transformers import LlamaForCausalLM
 from helpers.models import llama_config, save_model
 from wherewhat.errors import CaptureError, StoreError, TextError
 from wherewhat.measures.measurement import DocumentScores, Text, TextMeasurement
-from wherewhat.progress import duration
+from wherewhat.progress import Silent, duration
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import estimate, memory
+from wherewhat.runs.execution import LastModel, estimate, measure, memory, prepare
+from wherewhat.runs.execution import run as execution_run
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun, stored_document
 from wherewhat.runs.subject import load
@@ -201,3 +202,25 @@ def test_memory_counts_the_weights_and_grows_with_the_text():
     weights = sum(p.numel() * 4 for p in model.parameters())
     assert memory(model, 0) == weights
     assert memory(model, 1000) > memory(model, 10) > weights
+
+
+def test_axes_without_curves_leave_out_the_scores_that_need_them(folder, text, tmp_path):
+    """Identity: without curves, all scores of single documents are the same; a resumed run has the same bytes."""
+    other = tmp_path / "other.txt"
+    other.write_text("a dog and a cat ran on the mat . " * 4)
+    plain = Request(measurement="axes", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    without = replace(plain, options={"curves": False})
+    whole = run(plain, out=tmp_path / "whole")
+    made = run(without, out=tmp_path / "made")
+    shared = ("r_shared", "r_shared_pooled", "r_separate")
+    kept = [row for row in whole.scores().to_pylist() if row["metric"] not in shared]
+    assert made.scores().to_pylist() == kept
+    assert len(made.heads()) > 0
+    assert "r_shared" in whole.heads().columns
+    execution_run(replace(without, text=(text,)), out=tmp_path / "one")  # a single document has no such scores anyway
+    prepared = prepare(without, out=tmp_path / "resumed", progress=Silent(), models=(models := LastModel()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "finish", lambda *_, **__: None)
+        measure(prepared, progress=Silent(), models=models)
+    resumed = execution_run(without, out=tmp_path / "resumed")
+    assert (resumed.path / "scores.parquet").read_bytes() == (made.path / "scores.parquet").read_bytes()

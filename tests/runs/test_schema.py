@@ -10,6 +10,7 @@ import pytest
 
 from helpers.runs import complete_run
 from wherewhat.errors import StoreError
+from wherewhat.measures.registry import measurements
 from wherewhat.runs.schema import (
     COLUMNS,
     KEY_NAMES,
@@ -170,3 +171,9 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
         read_scores(path)
     with pytest.raises(StoreError, match="No such file"):
         read_scores(tmp_path / "missing")
+
+
+def test_units_of_the_documentation_are_those_that_are_stored():
+    (unit,) = (column for column in COLUMNS if column.name == "unit")
+    stored = {metric.unit for measurement in measurements().values() for metric in measurement.metrics}
+    assert set(re.findall(r"`(\w+)`", unit.meaning)) <= stored

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler
 
 import wherewhat
 from helpers.capture import tiny, tokens
@@ -91,6 +93,23 @@ def test_mixed_precision_does_not_change_the_records(tmp_path):
     assert torch.equal(first.run.records["axes.r"][0], second.run.records["axes.r"][0])
     assert not torch.equal(first.run.records["axes.r"][1], second.run.records["axes.r"][1])
     assert made.model.forward.__name__ == made.model.forward.__wrapped__.__name__  # still wrapped in autocast
+
+
+def test_logs_reach_callbacks_before_it_without_looking_at_frames(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect, "currentframe", lambda: None)
+    before, added, model = Recording(), callback(out=tmp_path), trainee()
+    other, own = (CallbackHandler([before], model, None, None, None) for _ in range(2))
+    own.add_callback(added)
+    other.add_callback(added)
+    other.remove_callback(added)
+    args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    state, control = TrainerState(max_steps=2), TrainerControl()
+    own.on_train_begin(args, state, control)
+    assert [step for step, logs in before.logs if "wherewhat/axes/r" in logs] == [0]
+    state.global_step = 2
+    own.on_step_end(args, state, control)
+    assert [step for step, logs in before.logs if "wherewhat/axes/r" in logs] == [0, 2]
+    assert [log["step"] for log in state.log_history] == [0, 2]
 
 
 @pytest.mark.slow

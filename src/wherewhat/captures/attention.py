@@ -13,8 +13,8 @@ from torch import Tensor
 from wherewhat.captures.rotation import Rotation
 from wherewhat.options import short_repr
 
-_HIDDEN_BELOW = -9e3
-"""A key this far below the row's best key is hidden: models add -inf, the dtype's minimum or -1e4."""
+LOW = -9e3
+"""Logits below this get no weight in a short text: models hide keys by -inf, the dtype's minimum or -1e4."""
 
 Rows = slice | Tensor
 """Some queries: a slice or their indices."""
@@ -25,8 +25,9 @@ class Mask:
     """The mask and additive bias of one attention call.
 
     Models mix the two: a float mask may contain ALiBi, and a bias may be separate from the mask. Each additive term is
-    kept as the model made it, and their sum is split row by row: entries far below the row's largest one hide a key,
-    the others are bias. The threshold is relative, since ALiBi makes whole rows of a long text very negative.
+    kept as the model made it. Its entries near the minimum of its dtype hide a key, and the others are bias, however
+    negative: ALiBi reaches -13,000 in 16,000 tokens. Models that hide keys by another number, such as -1e4, show it in
+    their proof, which gives ``hides``.
 
     Attributes:
         causal: The kernel hides keys after the query (SDPA's ``is_causal``).
@@ -35,6 +36,7 @@ class Mask:
         visible_only: Boolean terms, True where the key is visible.
         window: The kernel hides keys at distance ``window`` and more (flash attention).
         device: Device of the terms.
+        hides: Entries of additive terms at or below it hide a key; None for half the minimum of each term's dtype.
     """
 
     causal: bool = False
@@ -43,6 +45,7 @@ class Mask:
     visible_only: tuple[Tensor, ...] = ()
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    hides: float | None = None
 
     __repr__ = short_repr
 
@@ -63,15 +66,17 @@ class Mask:
 
     def visible(self, rows: Rows, n: int, m: int) -> Tensor:
         """Return True where a query sees a key: ``(batch or 1, heads or 1, rows, m)`` for ``rows`` of ``n`` queries."""
-        shown, total = self._shown(rows, n, m), self._total(rows, n, m)
-        return shown if total is None else shown & (total > self._floor(total, shown))
+        shown, hidden = self._shown(rows, n, m), self._hidden(rows, m)
+        return shown if hidden is None else shown & ~hidden
 
     def bias(self, rows: Rows, n: int, m: int) -> Tensor | None:
         """Return the finite part of the additive terms, broadcastable to ``(batch, heads, rows, m)``, or None."""
-        total = self._total(rows, n, m)
-        if total is None:
+        hidden = self._hidden(rows, m)
+        if hidden is None:
             return None
-        return torch.where(total > self._floor(total, self._shown(rows, n, m)), total, 0.0)
+        parts = (_rows(term, rows, m) for term in self.added)
+        total = sum(part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts)
+        return torch.where(hidden, 0.0, total)
 
     def _shown(self, rows: Rows, n: int, m: int) -> Tensor:
         """Return the visible keys without regard to the additive terms."""
@@ -88,20 +93,14 @@ class Mask:
             out = out & _rows(term, rows, m)
         return out
 
-    def _total(self, rows: Rows, n: int, m: int) -> Tensor | None:
-        """Return the sum of the additive terms, in float32 or higher precision."""
-        total: Tensor | None = None
+    def _hidden(self, rows: Rows, m: int) -> Tensor | None:
+        """Return True where an additive term hides a key, broadcastable to ``(batch, heads, rows, m)``, or None."""
+        hidden: Tensor | None = None
         for term in self.added:
-            part = _rows(term, rows, m)
-            part = part.to(torch.promote_types(part.dtype, torch.float32))
-            total = part if total is None else total + part
-        return total
-
-    def _floor(self, total: Tensor, shown: Tensor) -> Tensor:
-        """Return the threshold at or below which the summed terms hide a key, ``(batch or 1, heads or 1, rows, 1)``."""
-        best = total.masked_fill(~shown, -torch.inf).amax(-1, keepdim=True)
-        nothing = max(-1e30, *(0.99 * torch.finfo(term.dtype).min for term in self.added))
-        return torch.where(best > nothing, best + _HIDDEN_BELOW, best)
+            limit = torch.finfo(term.dtype).min / 2 if self.hides is None else self.hides
+            here = _rows(term, rows, m) <= limit
+            hidden = here if hidden is None else hidden | here
+        return hidden
 
 
 def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:

@@ -376,7 +376,8 @@ class _MaskJoiner:
         if len(rules) == len(self._chunks) and len(windows) <= 1:
             window = next(iter(windows), None)
             if window is None or all(stop <= window for stop, found in rules if found is None):
-                return Mask(causal=True, window=window, added=self._key_terms, device=device)
+                hides = self._chunks[0].mask.hides
+                return Mask(causal=True, window=window, added=self._key_terms, device=device, hides=hides)
         return ChunkedMask(device=device, chunks=tuple(self._chunks))
 
     def _set_key_terms(self, name: str, terms: tuple[Tensor, ...], *, complete: bool) -> None:
@@ -419,5 +420,5 @@ def _mask_rule(attention: LayerAttention, start: int, stop: int) -> Mask | None:
     window = None if seen == stop else seen
     if window is not None and m - n + 1 < min(window, start + 1):
         return None  # the first query would need keys that are no longer cached
-    rule = Mask(causal=True, window=window, device=mask.device)
+    rule = Mask(causal=True, window=window, device=mask.device, hides=mask.hides)
     return rule if bool((visible == rule.visible(everything, n, m)).all()) else None

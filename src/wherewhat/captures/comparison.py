@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.guard import output_excess, rounded_weights
-from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder
+from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder, hiding_of
 from wherewhat.captures.session import capture_with, describe, observing
 from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
@@ -139,7 +139,8 @@ class LayerProof:
 def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
     """Compare one layer's normal and eager attention with the recomputed one."""
     positions = torch.arange(native.key.shape[2], device=native.key.device)
-    normal, slow = describe(plan, native, positions), describe(plan, eager, positions)
+    hiding = hiding_of(eager.mask, eager.query.shape[2], eager.key.shape[2])
+    normal, slow = describe(plan, native, positions), describe(replace(plan, hiding=hiding), eager, positions)
     return LayerProof(
         plan=plan,
         heads=normal.heads,

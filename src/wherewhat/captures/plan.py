@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wherewhat.captures.attention import LOW, Mask
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall
 from wherewhat.captures.rotation import IdentifiedRotation, LiveFrequencies, Rotation, identify_rotation
 from wherewhat.captures.watch import ModelWatch, Route
@@ -54,6 +55,61 @@ class RotaryPlan:
 
 
 @dataclass(frozen=True)
+class Hiding:
+    """How the additive terms of a layer hide keys, as a short pass shows it.
+
+    Attributes:
+        below: Entries at or below it hide a key; None for half the minimum of the dtype, which no bias reaches.
+        reach: Most keys at which the layer's bias stays above ``below``; None if there is no limit.
+    """
+
+    below: float | None = None
+    reach: int | None = None
+
+    def applied(self, mask: Mask, name: str, m: int) -> Mask:
+        """Return the mask of a call with ``m`` keys, with this threshold."""
+        if self.below is None or not mask.added:
+            return mask
+        if self.reach is not None and m > self.reach:
+            raise CaptureError(
+                f"{name} hides keys by adding about {2 * self.below:,.0f}, which its bias reaches in long texts: give "
+                f"at most {self.reach:,} tokens (now {m:,})"
+            )
+        return replace(mask, hides=self.below)
+
+
+_SHORT = 32
+"""Keys among which no bias falls below a hidden key."""
+
+
+def hiding_of(mask: Mask, n: int, m: int) -> Hiding:
+    """Return how the additive terms of a mask of ``n`` queries and ``m`` keys hide keys.
+
+    Only the first queries and keys are read, among which a bias is small: what lies far below the best key is hidden.
+    Without a bias, every such number hides. With one, only the number that the model itself uses does.
+    """
+    hidden, slope, biased = -torch.inf, 0.0, False
+    for term in mask.added:
+        values = _few(term, n, m).double()
+        best = values.amax(-1, keepdim=True)
+        low = values < best + LOW
+        lowest = torch.finfo(term.dtype).min / 2
+        hidden = max([hidden, *values[low & (values > lowest)].tolist()])
+        bias = values.masked_fill(low | (values <= lowest), torch.nan)
+        biased = biased or bool(bias.nan_to_num().any())
+        slope += float(bias.diff(dim=-1).abs().nan_to_num().amax()) if bias.shape[-1] > 1 else 0.0
+    if not biased:
+        return Hiding(LOW)
+    return Hiding() if hidden == -torch.inf else Hiding(hidden / 2, int(-hidden / 2 / slope) if slope else None)
+
+
+def _few(term: Tensor, n: int, m: int) -> Tensor:
+    """Return the first entries of a broadcastable term: of the queries whose keys are the first ones, and of these."""
+    term = term[(None,) * (4 - term.ndim)][..., :m][..., :_SHORT]
+    return term if term.shape[-2] == 1 else term[..., : min(n, _SHORT), :]
+
+
+@dataclass(frozen=True)
 class LayerPlan:
     """One expected attention call of the forward pass.
 
@@ -64,6 +120,7 @@ class LayerPlan:
         dtype: Dtype of its queries.
         rotary: Its rotation; None if there is none, or none that can be undone.
         note: Remark on the layer's rotation, or empty.
+        hiding: How its additive terms hide keys, see :class:`Hiding`.
     """
 
     name: str
@@ -72,6 +129,7 @@ class LayerPlan:
     dtype: torch.dtype
     rotary: RotaryPlan | None
     note: str = ""
+    hiding: Hiding = Hiding()
 
     @property
     def rotation(self) -> Rotation | None:
@@ -143,7 +201,8 @@ def plan_from(model: nn.Module, record: PassRecorder, route: Route) -> CapturePl
     for index, (call, rotations) in enumerate(zip(record.attention, record.rotary, strict=True)):
         rotary, note = _layer_rotary(call, rotations, live)
         occurrence = names[:index].count(names[index])
-        plans.append(LayerPlan(names[index], occurrence, layers[index], call.query.dtype, rotary, note))
+        hiding = hiding_of(call.mask, call.query.shape[2], call.key.shape[2])
+        plans.append(LayerPlan(names[index], occurrence, layers[index], call.query.dtype, rotary, note, hiding))
     return CapturePlan(route, tuple(_agreed(plans, record.rotary)))
 
 

@@ -180,7 +180,7 @@ def describe(plan: LayerPlan, call: AttentionCall, positions: Tensor) -> LayerAt
         value=call.value,
         output=call.output,
         scale=call.scale,
-        mask=call.mask,
+        mask=plan.hiding.applied(call.mask, plan.name, call.key.shape[2]),
         rotation=plan.rotation,
         positions=positions,
         softcap=call.softcap,

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - the name the whole field us
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from wherewhat.captures.attention import Mask
+from wherewhat.captures.attention import LOW, Mask
 from wherewhat.captures.calls import AttentionCall, version_of
 from wherewhat.captures.watch import ModelWatch
 
@@ -62,7 +62,6 @@ _SAME = {
     *(Tensor.flatten, torch.flatten, torch.nan_to_num, Tensor.double),
 }
 _FLOOR = {torch.max, torch.maximum, Tensor.max, Tensor.maximum, torch.clamp, Tensor.clamp}
-_LOW = -9e3
 
 
 def _trace(
@@ -129,7 +128,7 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], note: Trac
 
 def _is_low(value: Any) -> bool:
     """Return whether a logit of this value gets no weight."""
-    return value is not None and float(value.max() if isinstance(value, Tensor) else value) < _LOW
+    return value is not None and float(value.max() if isinstance(value, Tensor) else value) < LOW
 
 
 _thread = threading.local()

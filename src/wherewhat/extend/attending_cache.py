@@ -18,7 +18,7 @@ from wherewhat.captures.proof import PROMPT_TOKENS, Proof
 from wherewhat.captures.session import observing
 from wherewhat.captures.watch import ModelWatch
 from wherewhat.errors import CaptureError, MeasureError, one_line
-from wherewhat.extend.attention import check_unpadded
+from wherewhat.extend.attention import ONE_TEXT, check_unpadded
 from wherewhat.extend.edits import LayerEdits, edited_layer
 
 _OTHER_RULE = "the cache was filled under another plan or method: start with a new one"
@@ -167,8 +167,6 @@ def attending_cache(
     rules: Mapping[int, Any],
     make: Callable[[Any, RunningPass], AttendingLayer],
     edit: Callable[[LayerPlan, AttentionCall], Tensor | None],
-    *,
-    by_index: bool = False,
 ) -> Iterator[None]:
     """Replace the attention of ``model`` inside the context, in passes with a cache by that of the cache's layers.
 
@@ -178,7 +176,6 @@ def attending_cache(
         rules: Rules of the layers whose cache is replaced; empty for the model's own cache.
         make: Returns the cache of a layer from its rule.
         edit: Returns the output ``(batch, n, heads, d_v)`` of a layer in passes without such a cache.
-        by_index: Whether the layers take a token's index for its position, so that positions must go up one by one.
     """
     running = RunningPass()
     named = {plan.layer: getattr(model.get_submodule(plan.name), "layer_idx", None) for plan in proof.plan.layers}
@@ -198,20 +195,18 @@ def attending_cache(
         running.start()
         given = dict(zip(watch.structure.parameters, args, strict=False)) | kwargs
         accepted = "past_key_values" in watch.structure.parameters
-        new = _with_cache(model, given, cached, make, running, accepted=accepted)
-        if by_index:
-            _check_positions(given | new)
+        new = _with_cache(model, given, cached, make, running, accepted=accepted) if cached else {}
+        _check_positions(given | new)
         return args, kwargs | new
 
     watch = ModelWatch(model)
-    handle = model.register_forward_pre_hook(place, with_kwargs=True) if cached else None
+    handle = model.register_forward_pre_hook(place, with_kwargs=True)
     try:
         with observing(watch, LayerEdits(watch, proof.plan, attend), route=proof.plan.route):
             yield
     finally:
         running.closed = True
-        if handle is not None:
-            handle.remove()
+        handle.remove()
 
 
 def _with_cache(
@@ -260,13 +255,15 @@ def _check_positions(given: Mapping[str, Any]) -> None:
     layers = getattr(given.get("past_key_values"), "layers", None) or ()
     layer = next((x for x in layers if isinstance(x, AttendingLayer)), None)
     if layer is None:
+        if positions is not None and bool((positions.diff(dim=-1) != 1).any()):
+            raise MeasureError(f"positions do not go up one by one: {ONE_TEXT}")
         return
     offset = torch.zeros(1, 1, dtype=torch.long)  # positions that are not given continue those of the cache
     if positions is not None:
         offset = positions - torch.arange(layer.count, layer.count + positions.shape[-1], device=positions.device)
     first = offset[..., :1] if layer.offset is None else layer.offset.to(offset.device)
     if not bool((offset == first).all()):
-        raise MeasureError("positions do not go up one by one: give one text per row without padding or gaps")
+        raise MeasureError(f"positions do not go up one by one: {ONE_TEXT}")
     # One row for all texts if it is the same, which stays right when texts of the batch are repeated or selected.
     layer.offset = first[:1] if bool((first == first[:1]).all()) else first
 

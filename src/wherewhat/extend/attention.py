@@ -163,17 +163,40 @@ def only_causal(attention: LayerAttention) -> bool:
 
 
 def check_unpadded(attention: LayerAttention) -> None:
-    """Refuse texts in which a key's index is not its position in the text."""
-    steps = attention.positions.diff(dim=-1)
-    if bool((steps != 1).any()):
-        raise MeasureError(
-            "positions do not go up one by one: length methods count keys, so give one text per row without padding"
-        )
-    if attention.mask.has_terms:
-        first = slice(0, 1) if attention.declared_window is None else slice(attention.m - attention.n, None)
-        mask = _mask_terms(attention, slice(0, 1), first)
-        if not bool(mask.visible(slice(None), 1, 1)[..., 0, 0].all()):
-            raise MeasureError("the first key is hidden: length methods count keys, so give texts without left padding")
+    """Refuse padded and packed texts, in which the index of a key is not its place in the text.
+
+    Every token of a text sees itself, whatever the window or the chunk; a padded one is hidden from all queries.
+    """
+    if bool((attention.positions.diff(dim=-1) != 1).any()):
+        raise MeasureError(f"positions do not go up one by one in layer {attention.layer}: {ONE_TEXT}")
+    if not attention.mask.has_terms:
+        return
+    n, m = attention.n, attention.m
+    own = _own_terms(attention.mask, n, m).visible(slice(None), 1, n).flatten(0, 2).all(0)
+    if n < m and attention.declared_window is None:  # a cached key
+        first = _mask_terms(attention, slice(0, 1), slice(0, 1)).visible(slice(None), 1, 1)
+        own = torch.cat([first.all()[None], own[1:]])
+    hidden = (~own).nonzero().flatten().tolist()
+    if hidden:
+        what = f"token {hidden[0]}" if hidden[0] else "the first key"
+        raise MeasureError(f"{what} is hidden in layer {attention.layer}, as padding is: {ONE_TEXT}")
+
+
+ONE_TEXT = "give one text per row, without padding or packing"
+"""What to do about padded and packed texts."""
+
+
+def _own_terms(mask: Mask, n: int, m: int) -> Mask:
+    """Return the terms of a mask at each query and its own key, as a mask of one query and ``n`` keys."""
+
+    def diagonal(term: Tensor) -> Tensor:
+        term = term[(None,) * (4 - term.ndim)][..., :m]
+        term = term if term.shape[-1] == 1 else term[..., m - n :]
+        if 1 in term.shape[-2:]:
+            return term if term.shape[-2] == 1 else term.mT
+        return term.diagonal(dim1=-2, dim2=-1)[..., None, :]
+
+    return mask.mapped(diagonal, causal=False, window=None)
 
 
 def default_block_mib(device: torch.device) -> int:

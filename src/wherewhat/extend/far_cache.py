@@ -68,7 +68,7 @@ def _cached(model: nn.Module, proof: Proof, method: NearFar) -> AbstractContextM
         return method.attend(edited_layer(layer, call))
 
     rules = {plan.layer: method for plan in proof.plan.layers}
-    return attending_cache(model, proof, rules, FarLayer, edit, by_index=True)
+    return attending_cache(model, proof, rules, FarLayer, edit)
 
 
 def _hides_later_keys_only(attention: LayerAttention) -> bool:

@@ -35,7 +35,7 @@ def planned(
 
     Passes with a cache, such as those of ``model.generate``, store all keys only for groups with a head that sees
     everything. A short comparison shows first that they give the same logits as passes without a cache; models that
-    do not use transformers' attention interface keep their own cache. Texts must not be padded on the left.
+    do not use transformers' attention interface keep their own cache. Padded and packed texts are refused.
 
     Args:
         model: A causal language model of transformers, in evaluation mode.

@@ -13,7 +13,7 @@ from torch import nn
 
 from wherewhat.boundary import check_whole_number, output_file, output_folder, read_user_file
 from wherewhat.captures.proof import Proof
-from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.errors import ConfigError, MeasureError, one_line
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object, readable_json
 from wherewhat.imports import require
@@ -73,25 +73,35 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        counts = [number for layer in self.layers.values() for number in (layer.heads, layer.groups)]
-        for number in (self.window, self.sinks, *counts, *(one for chosen in self.full.values() for one in chosen)):
-            if not isinstance(number, int) or isinstance(number, bool):
-                raise ConfigError(f"{number!r} in a plan is not a whole number")
-            check_whole_number("a number in a plan", number)
-        if min(counts, default=1) < 1:
-            raise ConfigError("a layer of the plan has no heads")
+        _check_types(self)
         if self.unit not in ("group", "head"):
-            raise ConfigError(f"unit is {self.unit!r}: a plan chooses group or head")
+            raise ConfigError(f"unit is {_shown(self.unit)}: a plan chooses group or head")
         if self.window < 1 or self.sinks < 0:
             raise ConfigError(
                 f"window={self.window} and sinks={self.sinks}: give a window of 1 or more, sinks of 0 or more"
             )
-        for layer, chosen in self.full.items():
-            count = self.layers[layer].units(self.unit) if layer in self.layers else 0
-            if any(not 0 <= one < count for one in chosen) or len(set(chosen)) < len(chosen):
+        for layer, count in self.layers.items():
+            if count.groups < 1 or count.heads < 1 or count.heads % count.groups:
                 raise ConfigError(
-                    f"layer {layer} of the plan lists {chosen}, but has {count} {self.unit}s with full attention"
+                    f"layer {layer} of the plan has {count.heads} heads in {count.groups} groups: groups must be equal"
                 )
+        for layer, chosen in self.full.items():
+            count_here = self._units(layer)
+            if any(not 0 <= one < count_here for one in chosen) or len(set(chosen)) < len(chosen):
+                raise ConfigError(
+                    f"layer {layer} of the plan lists {_shown(chosen)}, but has {count_here} {self.unit}s with full "
+                    "attention"
+                )
+        for layer, scores in self.scores.items():
+            if len(scores) not in (0, self._units(layer)):
+                raise ConfigError(
+                    f"scores of layer {layer} of the plan are {len(scores)} numbers, not one for each of its "
+                    f"{self._units(layer)} {self.unit}s"
+                )
+
+    def _units(self, layer: int) -> int:
+        """Return the number of groups or heads of a layer; 0 if it is not planned."""
+        return self.layers[layer].units(self.unit) if layer in self.layers else 0
 
     def __repr__(self) -> str:
         kept = f"{self.share:.0%} of {self.unit}s in full"
@@ -154,6 +164,8 @@ class Plan:
         if not isinstance(found, dict) or found.get("wherewhat_plan") != _VERSION:
             raise ConfigError(f"{path} is not a plan: give a file that 'wherewhat plan' wrote")
         try:
+            if not isinstance(found["layers"], dict) or not all(isinstance(x, dict) for x in found["layers"].values()):
+                raise ConfigError(f"layers of the plan is {_shown(found['layers'])}, not an object of objects")
             layers = {int(layer): values for layer, values in found["layers"].items()}
             return cls(
                 model=found["model"],
@@ -166,8 +178,12 @@ class Plan:
                 scores={layer: tuple(values["scores"]) for layer, values in layers.items()},
                 provenance=found["provenance"],
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"the plan {path} is damaged ({type(error).__name__}: {error}): make it again") from error
+        except ConfigError as error:
+            raise ConfigError(f"the plan {path} is damaged: {error}") from error
+        except KeyError as error:
+            raise ConfigError(f"the plan {path} is damaged: it has no {error}; make it again") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the plan {path} is damaged ({one_line(error)}): make it again") from error
 
     def save_pattern(self, folder: str | Path) -> Path:
         """Write the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), also used by kvpress.
@@ -259,6 +275,45 @@ class Plan:
             raise MeasureError(
                 f"the plan is of {self.model}, and {proof.name} has other weights: make a plan of this model{advice}"
             )
+
+
+def _check_types(plan: Plan) -> None:
+    """Refuse a plan with a field of another type, or one that cannot be written as JSON."""
+    for name in ("model", "fingerprint"):
+        if not isinstance(value := getattr(plan, name), str):
+            raise ConfigError(f"{name} of the plan is {_shown(value)}, not a string")
+    for name in ("layers", "full", "scores", "provenance"):
+        if not isinstance(value := getattr(plan, name), Mapping):
+            raise ConfigError(f"{name} of the plan is {_shown(value)}, not a mapping")
+    whole: list[tuple[str, Any]] = [("window", plan.window), ("sinks", plan.sinks)]
+    for layer, count in plan.layers.items():
+        whole += [
+            ("a layer", layer),
+            (f"heads of layer {layer}", count.heads),
+            (f"groups of layer {layer}", count.groups),
+        ]
+    whole += [(f"full of layer {layer}", one) for layer, chosen in plan.full.items() for one in chosen]
+    for name, number in whole:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ConfigError(f"{name} of the plan is {_shown(number)}, not a whole number")
+        check_whole_number(f"{name} of the plan", number)
+    for layer, scores in plan.scores.items():
+        for number in scores:
+            if not isinstance(number, int | float) or isinstance(number, bool):
+                raise ConfigError(f"scores of layer {layer} of the plan have {_shown(number)}, not a number")
+            check_whole_number(f"a score of layer {layer} of the plan", number)
+    for name in ("model", "fingerprint", "scores", "provenance"):
+        value = getattr(plan, name)
+        try:
+            readable_json({str(key): x for key, x in value.items()} if isinstance(value, Mapping) else value)
+        except (ConfigError, TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{name} of the plan cannot be written as JSON ({one_line(error)})") from error
+
+
+def _shown(value: Any) -> str:
+    """Return a value in a few characters of one line."""
+    text = ascii(value) if not isinstance(value, int) or value.bit_length() <= 128 else "a large number"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def plannable(proof: Proof) -> dict[int, LayerHeads]:

@@ -1,8 +1,8 @@
 """Functions of one captured layer: axes, swap scores, planes, frequencies and attention statistics.
 
 Each takes a :class:`~wherewhat.captures.attention.LayerAttention`, which :func:`wherewhat.attention` returns, and uses
-its scale, mask, window, bias, soft-cap and sinks. Layers of several texts or with a cache are refused, and masks that
-are no causal band (padding, chunks, prefixes) by the functions that are not defined on them.
+its scale, mask, window, bias, soft-cap and sinks. Layers of several texts, of padded or packed ones, or with a cache
+are refused, and other masks that are no causal band (chunks, prefixes) by the functions that are not defined on them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
+from wherewhat.extend.attention import check_unpadded
 from wherewhat.measures.attention import AttentionStats, attention_stats
 from wherewhat.measures.axes.fit import AxesFit, fit_layer
 from wherewhat.measures.axes.measurement import Method
@@ -35,7 +36,9 @@ from wherewhat.measures.tensors import check_finite, check_single_text
 from wherewhat.options import checked, short_repr
 
 Queries = Literal["last", "all"] | int | Sequence[int]
-"""``last``, ``all`` with at least two keys before them, a number of evenly spaced queries, or their positions."""
+"""``last``, ``all`` with at least two keys before them, a number of evenly spaced queries, or their positions.
+
+Positions are kept in their order, repeated ones too; negative ones count from the end."""
 
 
 def _layer(layer: Any) -> Any:
@@ -45,6 +48,7 @@ def _layer(layer: Any) -> Any:
         advice = "give one of them, such as layers[0]" if listed else "give a layer that wherewhat.attention returned"
         raise MeasureError(f"layer is of type {type(layer).__name__}: {advice}")
     check_single_text(layer)
+    check_unpadded(layer)
     check_finite(layer.rot_q, layer.rot_k)
     return layer
 
@@ -79,7 +83,7 @@ def swaps(
 
     Args:
         layer: One layer of one text.
-        queries: ``last``, ``all``, a number of evenly spaced queries, or positions.
+        queries: ``last``, ``all``, a number of evenly spaced queries, or positions in any order.
         tau: Temperature of the swap weights.
         block: Tokens per swapped block.
         skip: Number of first keys that are never swapped.
@@ -141,7 +145,7 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
 
     Args:
         layer: One layer of one text, with rotation.
-        queries: ``last``, ``all``, a number of evenly spaced queries, or positions.
+        queries: ``last``, ``all``, a number of evenly spaced queries, or positions in any order.
         tau: Temperature of the swap weights.
     """
     _check_rotation(layer)
@@ -186,6 +190,8 @@ def _positions(layer: LayerAttention, queries: Queries) -> list[int]:
     if isinstance(queries, str):
         return choose_queries(layer.n, count=1 if queries == "last" else 0)
     if not isinstance(queries, int):
+        if not queries:
+            raise MeasureError("queries is empty: give 'last', 'all', a number from 1, or positions")
         return choose_queries(layer.n, count=1, positions=list(queries))
     if queries < 1:
         raise MeasureError(f"queries is {queries}: give 'last', 'all', a number from 1, or positions")

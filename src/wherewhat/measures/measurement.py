@@ -189,6 +189,11 @@ class Metric:
     counts: tuple[str, str] | None = None
 
 
+def share_name(metric: str, category: str) -> str:
+    """Return the name of the share of heads with a category, such as ``label=positional``."""
+    return f"{metric}={category}"
+
+
 def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:
     """Return a metric that is a loss in nats."""
     return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
@@ -373,7 +378,8 @@ class Measurement(ABC):
         recorded: Options that differ from the defaults when it is recorded during a training, where curves are not kept
             and time matters.
         revision: Bump when results change: runs of an earlier revision are measured again.
-        codes: Names that the values 0, 1, … of a metric stand for, by metric, such as labels of heads.
+        codes: Names that the values 0, 1, … of a metric stand for, by metric, such as labels of heads. Such a metric is
+            a category, which is counted and never averaged; values below 0 are undefined.
     """
 
     name: ClassVar[str]
@@ -539,6 +545,29 @@ def _layer_scores(
             )
         heads[name] = values.detach().cpu().repeat_interleave(layer.heads // len(values))
     return LayerScores(layer.layer, heads)
+
+
+def check_declared(measurement: Measurement, config: Any, scores: DocumentScores) -> None:
+    """Refuse scores that a measurement of another package does not declare, and a declared control without scores.
+
+    They would be stored and shown nowhere. Measurements of this package also store numbers that only their own figures
+    and the functions of theirs that combine documents read.
+    """
+    if type(measurement).__module__.startswith("wherewhat."):
+        return
+    metrics = measurement.all_metrics(config)
+    others = {name for metric in metrics for name in (metric.control, metric.error, *(metric.bounds or ())) if name}
+    known = [metric.name for metric in metrics]
+    layers = [name for layer in scores.layers for name in (*layer.heads, *layer.whole)]
+    returned = list(dict.fromkeys([*layers, *scores.whole]))
+    for name in returned:
+        if name not in known and name not in others and name not in measurement.codes:
+            raise MeasureError(f"{measurement.name} returned '{name}', which is not one of its metrics: {known}")
+    for metric in metrics:
+        if metric.name in returned and metric.control is not None and metric.control not in returned:
+            raise MeasureError(
+                f"{measurement.name} returned '{metric.name}' without its control '{metric.control}': return it, or NaN"
+            )
 
 
 def check_minimum(config: Any, least: int, *names: str, most: int = MOST_TOKENS) -> None:

@@ -52,6 +52,11 @@ def register(declared: _Declared) -> _Declared:
         raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")
     if not is_dataclass(declared.config):
         raise ConfigError(f"the config of the measurement {declared.__name__} is {declared.config!r}: give a dataclass")
+    names = [metric.name for metric in declared.metrics]
+    for metric in declared.metrics:
+        if names.count(metric.name) > 1 or metric.control == metric.name:
+            what = "twice" if names.count(metric.name) > 1 else "as its own control"
+            raise ConfigError(f"the measurement {declared.__name__} declares the metric '{metric.name}' {what}")
     measurement = declared()
     known = measurements().get(measurement.name)
     again = declared.__module__ == "__main__" and type(known).__qualname__ == declared.__qualname__

@@ -135,10 +135,9 @@ def _check_complete(file: Path) -> None:
         raise LoadError(f"weights file {str(file)!r} is truncated or corrupted ({reason}): get it again") from None
 
 
-def check_tokenizer_files(folder: Path, spec: str) -> None:
-    """Refuse a folder without tokenizer files, for which transformers may build an empty tokenizer."""
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
-        raise LoadError(f"{spec!r} has no tokenizer in {str(folder)!r}: add tokenizer.json beside the weights")
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has tokenizer files; without them transformers may build an empty tokenizer."""
+    return any(any(folder.glob(pattern)) for pattern in _TOKENIZERS)
 
 
 def is_adapter(folder: Path, spec: str) -> bool:

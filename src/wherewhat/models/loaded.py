@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -201,8 +201,38 @@ def describe_dtype(model: torch.nn.Module) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class NoTokenizer:
+    """Stands for the tokenizer of a model without one: it shows ids as numbers and reads no text.
+
+    Args:
+        problem: Message of the error when a text is given.
+    """
+
+    is_fast = False
+    bos_token_id = eos_token_id = unk_token_id = None
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def decode(self, ids: list[int]) -> str:
+        """Return ids as numbers, each with a leading space."""
+        return "".join(f" {index}" for index in ids)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse a text."""
+        raise ConfigError(self._problem)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse everything else that a tokenizer can do, except private names, which are asked for by copies."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self.__call__()
+
+
 def text_prefix(tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that a tokenizer puts in front of a text: usually BOS or nothing, two tokens for GLM."""
+    if isinstance(tokenizer, NoTokenizer):
+        return ()
     body = list(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     full = list(tokenizer(PROBE, add_special_tokens=True)["input_ids"])
     for start in range(len(full) - len(body) + 1):
@@ -211,8 +241,22 @@ def text_prefix(tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
+_MOST_IDS = 2**24
+"""Largest number of token ids of a tokenizer: writing its rules takes memory for each id, even one without a token."""
+
+
 def tokenizer_hash(tokenizer: Any, prefix: tuple[int, ...]) -> str:
-    """Return the hash of a tokenizer's prefix and rules, or of its vocabulary if its rules cannot be serialised."""
+    """Return the hash of a tokenizer's prefix and rules, or of its vocabulary if its rules cannot be serialised.
+
+    It is "none" for a model without a tokenizer.
+    """
+    if isinstance(tokenizer, NoTokenizer):
+        return "none"
+    ids = tokenizer.get_vocab().values()
+    if max(ids, default=0) >= _MOST_IDS:
+        raise LoadError(
+            f"the tokenizer has {len(ids):,} tokens, and one with the id {max(ids):,}: ids below {_MOST_IDS:,} work"
+        )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None and hasattr(backend, "to_str") else ""
     vocabulary = sorted(tokenizer.get_vocab().items()) if not rules else None

@@ -18,11 +18,12 @@ from wherewhat.files import make_folder
 from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
 from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
-from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, check_tokenizer_files, weight_files
+from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, has_tokenizer, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
     PROBE,
     LoadedModel,
+    NoTokenizer,
     check_attention,
     check_device_map,
     describe_device,
@@ -104,7 +105,6 @@ def load(
         parameters = None if trust_remote_code else _try(files, source.spec, cache, progress)
     with quiet(), torch.random.fork_rng(devices=[]):
         config = read_config(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
-        check_tokenizer_files(folder, source.spec)
         tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         if parameters is not None and not hasattr(config, "quantization_config"):
             if weights != "random" and source.gguf is None:
@@ -245,9 +245,13 @@ def _trained(folder: Path, spec: str, config: Any, **options: Any) -> Any:
 
 
 def _load_tokenizer(folder: Path, spec: str, *, trust_remote_code: bool, local_only: bool) -> Any:
-    """Return the tokenizer of a model folder, checked to produce tokens."""
+    """Return the tokenizer of a model folder, checked to produce tokens; one that reads no text if it has none."""
     from transformers import AutoTokenizer
 
+    if not has_tokenizer(folder):
+        return NoTokenizer(
+            f"{spec!r} has no tokenizer in {str(folder)!r}: add tokenizer.json beside the weights, or give token ids"
+        )
     with as_one_line(LoadError, f"the tokenizer of {spec!r} cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=local_only

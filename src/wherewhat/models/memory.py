@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,32 +19,21 @@ from torch import Tensor, nn
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.imports import quiet
 from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
-from wherewhat.models.loaded import LoadedModel, describe_device, describe_dtype, text_prefix, tokenizer_hash
+from wherewhat.models.loaded import (
+    LoadedModel,
+    NoTokenizer,
+    describe_device,
+    describe_dtype,
+    text_prefix,
+    tokenizer_hash,
+)
 from wherewhat.models.source import Weights
 
 # Differ between copies of one model, and change no number.
 _NOT_HASHED = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
-class NoTokenizer:
-    """Stands for the tokenizer of a model that was given without one: it shows ids as numbers and reads no text."""
-
-    is_fast = False
-    bos_token_id = eos_token_id = unk_token_id = None
-
-    def decode(self, ids: list[int]) -> str:
-        """Return ids as numbers, each with a leading space."""
-        return "".join(f" {index}" for index in ids)
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse a text."""
-        raise ConfigError("the model has no tokenizer: give tokenizer=…, or token ids instead of texts")
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Refuse everything else that a tokenizer can do, except private names, which are asked for by copies."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        self.__call__()
+_NO_TOKENIZER = "the model has no tokenizer: give tokenizer=…, or token ids instead of texts"
 
 
 def load_memory(
@@ -69,10 +58,11 @@ def load_memory(
         hashed: Whether to hash the weights, which takes about a second per GB; runs need it, single passes do not.
     """
     model = module if weights == "trained" else _control(module, weights, seed)
-    prefix = loaded.prefix if loaded is not None else () if tokenizer is None else text_prefix(tokenizer)
+    tokenizer = NoTokenizer(_NO_TOKENIZER) if tokenizer is None else tokenizer
+    prefix = text_prefix(tokenizer) if loaded is None else loaded.prefix
     return LoadedModel(
         model=model,
-        tokenizer=cast("Any", NoTokenizer()) if tokenizer is None else tokenizer,
+        tokenizer=tokenizer,
         spec="a model in memory" if loaded is None else loaded.spec,
         name=name,
         weights=weights if loaded is None or weights != "trained" else loaded.weights,
@@ -81,7 +71,7 @@ def load_memory(
         device=describe_device(model),
         revision=None if loaded is None else loaded.revision,
         weights_hash=weights_hash(model) if hashed else "",
-        tokenizer_hash="none" if tokenizer is None else tokenizer_hash(tokenizer, prefix),
+        tokenizer_hash=tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
     )
 

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 
 from wherewhat.boundary import MOST_LAYERS, read_json, size_in_words
-from wherewhat.errors import LoadError, as_one_line
+from wherewhat.errors import LoadError, TooLargeError, as_one_line
 from wherewhat.imports import quiet
+from wherewhat.models.folder import has_tokenizer
 from wherewhat.models.loaded import PROBE
 
 # Words, numbers, repeated letters and other scripts: a pattern of a tokenizer may take exponential time on them.
@@ -62,9 +63,10 @@ def describe_folder(folder: str) -> dict[str, int | None]:
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, **options)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            for text in (PROBE, _LINE):
-                tokenizer(text)
+            if has_tokenizer(Path(folder)):
+                tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+                for text in (PROBE, _LINE):
+                    tokenizer(text)
             parameters = count_parameters(config)
     except MemoryError:
         raise
@@ -176,7 +178,7 @@ def check_memory(parameters: int, dtype: torch.dtype, device: torch.device | Non
         found[f"the memory of {device}"] = torch.cuda.mem_get_info(device)[0]
     for place, free in found.items():
         if free is not None and needed > free:
-            raise LoadError(
+            raise TooLargeError(
                 f"{spec!r} needs {size_in_words(needed)} for its {parameters:,} weights, {size_in_words(free)} of "
                 f"{place} are free: use a smaller dtype, or --device-map auto"
             )

@@ -207,9 +207,11 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
     title = words[name].title if name in words else name
     width = max(len(values) for values in layers.values())
     grid = [[*values, *[None] * (width - len(values))] for values in layers.values()]
+    names = run.categories.get(name)
     hover = [
         [
-            f"layer {layer}, head {head}<br>{plain(title)}: {'undefined' if v is None else f'{v:.4g}'}"
+            f"layer {layer}, head {head}<br>{plain(title)}: "
+            f"{'undefined' if v is None else f'{v:.4g}' if names is None else plain(names[int(v)])}"
             for head, v in enumerate(row)
         ]
         for layer, row in zip(layers, grid, strict=True)
@@ -228,6 +230,9 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
             "colorbar": {"title": {"text": words[name].unit if name in words else ""}},
         }
     )
+    if names is not None:
+        ticks = {"tickvals": list(range(len(names))), "ticktext": list(map(plain, names))}
+        figure.update_traces(zmin=0, zmax=len(names) - 1, colorbar=ticks)
     return styled(figure, title=f"{title}: {run.title}", x="head", y="layer")
 
 

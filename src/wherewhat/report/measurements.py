@@ -306,7 +306,7 @@ def measure(
             progress.say(f"{number + 1} of {len(scheduled)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
             outcome = _outcome(request, out, progress, models, first=scheduled[0].request, tolerated=tolerated)
-            # A control model may succeed the next time, such as with more memory.
+            # Of a control model run_control keeps it.
             if isinstance(outcome, str) and request.model == scheduled[0].request.model:
                 earlier.keep(request, outcome)
             left -= expected[number]

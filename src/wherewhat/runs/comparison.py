@@ -13,7 +13,8 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.hashes import canonical_json
 from wherewhat.imports import require
 from wherewhat.measures import statistics
-from wherewhat.measures.measurement import UNBOUNDED
+from wherewhat.measures.measurement import SHARE, UNBOUNDED, share_name
+from wherewhat.measures.registry import measurements
 from wherewhat.options import nearest
 from wherewhat.runs.index import FACTS, open_index
 
@@ -140,6 +141,13 @@ def within_ranges(table: pl.DataFrame) -> pl.DataFrame:
         for name in table["measurement"].unique().to_list()
         for metric in known_metrics(name)
     }
+    shares = {
+        (name, share_name(metric, category))
+        for name in table["measurement"].unique().to_list()
+        for metric, categories in (measurements()[name].codes if name in measurements() else {}).items()
+        for category in categories
+    }
+    metrics |= dict.fromkeys(shares, SHARE)
     ranges = [metrics.get(pair, UNBOUNDED) for pair in table.select("measurement", "metric").iter_rows()]
     least, most = (pl.Series([pair[i] for pair in ranges], dtype=pl.Float64) for i in (0, 1))
     return table.with_columns(low=pl.col("low").clip(lower_bound=least), high=pl.col("high").clip(upper_bound=most))
@@ -260,9 +268,12 @@ def _short_options(values: pl.LazyFrame) -> pl.LazyFrame:
 
 def known_metrics(measurement: str) -> Sequence[Metric]:
     """Return the metrics that a measurement declares, most important first; none for an unknown measurement."""
-    from wherewhat.measures.registry import measurements
-
     return measurements()[measurement].metrics if measurement in measurements() else ()
+
+
+def _of_metric(metric: str, known: Sequence[str]) -> list[str]:
+    """Return the metric, or for a category the shares of its values."""
+    return [name for name in known if name == metric or name.startswith(f"{metric}=")]
 
 
 def _where(values: pl.LazyFrame, wanted: Mapping[str, str]) -> pl.LazyFrame:
@@ -287,14 +298,15 @@ def _with_metrics(values: pl.LazyFrame, metrics: Sequence[str] | None) -> pl.Laz
     there = values.select("measurement", "metric").unique().collect()
     known = sorted(set(there["metric"]))
     if metrics:
-        for name in metrics:
-            if name not in known:
+        wanted = {name: _of_metric(name, known) for name in metrics}
+        for name, found in wanted.items():
+            if not found:
                 raise ConfigError(f"no run holds the metric '{name}': {nearest(name, known)}")
-        return values.filter(pl.col("metric").is_in(list(metrics)))
+        return values.filter(pl.col("metric").is_in([name for found in wanted.values() for name in found]))
     shown = []
     for measurement in sorted(set(there["measurement"].drop_nulls())):
         has = sorted(there.filter(pl.col("measurement") == measurement)["metric"])
-        listed = [metric.name for metric in known_metrics(measurement) if metric.name in has] or has
+        listed = [name for metric in known_metrics(measurement) for name in _of_metric(metric.name, has)] or has
         shown += [{"measurement": measurement, "metric": name} for name in listed[:SHOWN]]
     chosen = pl.LazyFrame(shown, schema={"measurement": pl.String, "metric": pl.String})
     return values.join(chosen, on=["measurement", "metric"], how="semi")

@@ -16,7 +16,7 @@ import torch
 
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.captures.summary import layer_kinds
-from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, WherewhatError
+from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, TooLargeError, WherewhatError
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
     DocumentScores,
@@ -26,6 +26,7 @@ from wherewhat.measures.measurement import (
     QuestionMeasurement,
     Subject,
     Text,
+    check_declared,
     measure_text,
 )
 from wherewhat.measures.registry import code_hash, find_measurement
@@ -183,7 +184,12 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
             seed=loaded.seed,
             document=None if key == _TOGETHER else key,
         )
-        part = _part(measurement.all_metrics(config), source, compute())
+        scores = compute()
+        check_declared(measurement, config, scores)
+        part = _part(measurement.all_metrics(config), source, scores)
+        # Scores of all documents together may need what was not stored, such as curves.
+        if not part.scores and not (key == _TOGETHER and measurement.combines):
+            raise TextError(f"{source.document or 'the documents together'} gave no scores")
         directory.save(key, part, seconds=time.perf_counter() - started)
 
     settings = new_process_settings(weight_dtypes(loaded.model))
@@ -258,8 +264,6 @@ def _part(metrics: Sequence[Metric], source: ScoreSource, found: DocumentScores)
         for name, values in layer.heads.items():
             defined = [_defined(value) for value in values.tolist()]
             scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
-    if not scores:
-        raise TextError(f"{document or 'the documents together'} gave no scores")
     return PartResult(scores=scores, profiles=profiles)
 
 
@@ -359,9 +363,17 @@ def run_control(
 ) -> RunDirectory | str:
     """Return the finished run of a control model, or in one line why there is none.
 
-    Some models have no such control model: quantised weights, for example, cannot be permuted.
+    Some models have no such control model: quantised weights, for example, cannot be permuted. The reason is stored, so
+    that it is not tried again with the same model, options and versions.
     """
+    known = KnownRuns(out)
+    reason = known.find(request)
+    if isinstance(reason, str):
+        return reason
+    path = known.path(request)
     try:
         return run(request, out=out, progress=progress, models=models)
     except (LoadError, CaptureError, MeasureError) as error:
+        if not isinstance(error, TooLargeError):
+            known.write(path, str(error), command=request.command())
         return str(error)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
 from wherewhat.hashes import canonical_json, parse_object
+from wherewhat.measures.measurement import share_name
+from wherewhat.measures.registry import measurements
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.storage import Folder, Place, open_place
 
@@ -24,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 INDEX = "index.parquet"
 _OPENED_TOGETHER = 512
+_VERSION = "2"
+"""Part of every stamp: rows of an index with another one are made again."""
 
 FACTS: dict[str, str] = {
     "run": "str",
@@ -157,11 +161,11 @@ def _finished(place: Place) -> dict[str, str]:
                 seal = (place.path / name / COMPLETE).stat()
             except OSError:
                 continue  # an unfinished run, or no run at all
-            found[name] = f"{seal.st_mtime_ns}-{seal.st_size}"
+            found[name] = f"{seal.st_mtime_ns}-{seal.st_size}-{_VERSION}"
         return found
     names = [name for name in place.names("") if name not in (INDEX, "sweeps")]
     # The name ends in the hash of the configuration, so a finished run does not change.
-    return {path.rpartition("/")[0]: "" for path in place.read_many(f"{name}/{COMPLETE}" for name in names)}
+    return {path.rpartition("/")[0]: _VERSION for path in place.read_many(f"{name}/{COMPLETE}" for name in names)}
 
 
 def _read(place: Place) -> pl.LazyFrame | None:
@@ -248,8 +252,26 @@ def _values(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> p
 
 
 def _means(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Return means over heads and layers; of a category the share of each of its values, such as ``label=sink``."""
     import polars as pl
 
-    strings = [pl.col(name).cast(pl.String) for name in ("run", "metric", "document")]
+    strings = [pl.col(name).cast(pl.String) for name in ("run", "measurement", "metric", "document")]
     defined = rows.select(*strings, "value").filter(pl.col("value").is_not_null())
-    return defined.group_by("run", "metric", "document").agg(pl.col("value").mean())
+    codes = pl.LazyFrame(
+        [
+            {"measurement": name, "metric": metric, "code": float(code), "share": share_name(metric, category)}
+            for name, measurement in measurements().items()
+            for metric, categories in measurement.codes.items()
+            for code, category in enumerate(categories)
+        ],
+        schema={"measurement": pl.String, "metric": pl.String, "code": pl.Float64, "share": pl.String},
+    )
+    pair = ["measurement", "metric"]
+    shares = (
+        defined.filter(pl.col("value") >= 0)
+        .join(codes, on=pair)
+        .with_columns(metric=pl.col("share"), value=(pl.col("value") == pl.col("code")).cast(pl.Float64))
+    )
+    columns = ["run", "metric", "document", "value"]
+    both = pl.concat([defined.join(codes, on=pair, how="anti").select(columns), shares.select(columns)])
+    return both.group_by("run", "metric", "document").agg(pl.col("value").mean())

@@ -68,14 +68,18 @@ class KnownRuns:
             return None
 
     def find_all(self, request: Request, controls: Iterable[Weights]) -> Controlled | None:
-        """Return the finished runs of a model and its control models; None if one of them is not known."""
+        """Return the finished runs of a model and its control models, and why one cannot be made; None if not known."""
         runs: dict[str, RunDirectory] = {}
+        left_out: dict[str, str] = {}
         for weights in (request.model.weights, *controls):
             found = self.find(request.with_weights(weights))
-            if not isinstance(found, RunDirectory):
+            if found is None or (isinstance(found, str) and not runs):  # the model itself is tried again
                 return None
-            runs[weights] = found
-        return Controlled(runs, {})
+            if isinstance(found, str):
+                left_out[weights] = found
+            else:
+                runs[weights] = found
+        return Controlled(runs, left_out)
 
     def keep(self, request: Request, outcome: RunDirectory | str) -> None:
         """Store the outcome of a request."""

@@ -346,7 +346,8 @@ class TrainingRun:
             declared = measurements().get(measurement)
             prefix = f"{measurement}."
             if declared is not None and declared.metrics:
-                known = [(f"{prefix}{metric.name}", metric.title) for metric in declared.metrics]
+                numbers = [metric for metric in declared.metrics if metric.name not in declared.codes]
+                known = [(f"{prefix}{metric.name}", metric.title) for metric in numbers]
             else:  # of a package that is not installed: the names are all that is known
                 known = [(name, name.removeprefix(prefix)) for name in self.records.values if name.startswith(prefix)]
             found[measurement] = [one for one in known if one[0] in self.records.values][:MAIN_METRICS]

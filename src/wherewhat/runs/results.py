@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import require
-from wherewhat.measures.measurement import UNBOUNDED, Curve, DocumentScores, LayerScores, Measurement, Metric, without
+from wherewhat.measures.measurement import (
+    SHARE,
+    UNBOUNDED,
+    Curve,
+    DocumentScores,
+    LayerScores,
+    Measurement,
+    Metric,
+    share_name,
+    without,
+)
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
@@ -232,8 +242,15 @@ class StoredRun:
         found = self.profiles.get(profile_name(None, None, without(metric)))
         return {} if found is None else dict(zip(self.documents, found.tolist(), strict=True))
 
+    @property
+    def categories(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the codes of each metric that is a category, which is never averaged."""
+        return self.measurement.codes
+
     def document_means(self, metric: str) -> dict[str, float]:
         """Return a metric of each document that has it, averaged over heads and layers."""
+        if metric in self.categories:
+            raise ConfigError(f"'{metric}' is a category, whose codes have no mean: count its values")
         found: dict[str, list[float]] = {}
         for name, document, _, _, value in self._rows:
             if name == metric and document is not None and value is not None:
@@ -262,14 +279,15 @@ class StoredRun:
 
     @cached_property
     def head_means(self) -> dict[str, Heads]:
-        """Means over documents of everything that the run has for each head, by metric."""
+        """Means over documents of everything that the run has for each head, by metric; of categories the commonest."""
         means: dict[str, Heads] = {}
         for metric, places in self.head_values.items():
             layers = means.setdefault(metric, {})
+            average = commonest if metric in self.categories else _average
             for layer in sorted({layer for layer, _ in places}):
                 count = 1 + max(head for at, head in places if at == layer)
                 listed = [places.get((layer, head)) for head in range(count)]
-                layers[layer] = [sum(values) / len(values) if values else None for values in listed]
+                layers[layer] = [average(values or ()) for values in listed]
         return means
 
     @cached_property
@@ -285,11 +303,18 @@ class StoredRun:
                 together.setdefault(name, {})[layer] = value
         pooled, found = self._pooled(), []
         for metric in self.metrics:
-            if metric.name in by_metric:
-                values, control = by_metric[metric.name], by_metric.get(metric.control or "")
-                kinds = _by_kind(values, pooled.get(metric.name), self.kinds)
-                summary = _summary(metric, values, control, together, len(self.documents), kinds)
-                found.append(dataclasses.replace(summary, counts=self._counts(metric)))
+            if metric.name not in by_metric:
+                continue
+            if metric.name in self.categories:
+                shares = _shares(metric, self.categories[metric.name], by_metric[metric.name])
+                for share, values in shares:
+                    kinds = _by_kind(values, None, self.kinds)
+                    found.append(_summary(share, values, None, {}, len(self.documents), kinds))
+                continue
+            values, control = by_metric[metric.name], by_metric.get(metric.control or "")
+            kinds = _by_kind(values, pooled.get(metric.name), self.kinds)
+            summary = _summary(metric, values, control, together, len(self.documents), kinds)
+            found.append(replace(summary, counts=self._counts(metric)))
         return found
 
     def _counts(self, metric: Metric) -> dict[str, HeadCount]:
@@ -322,6 +347,48 @@ class StoredRun:
                 for metric, value in numbers.items():
                     found.setdefault(metric, {}).setdefault(kind, []).append(value)
         return found
+
+
+def commonest(codes: Sequence[float]) -> float | None:
+    """Return the code that most documents have; the first of several, and None if none is defined."""
+    defined = [code for code in codes if code >= 0]
+    return max(defined, key=defined.count) if defined else None
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _shares(metric: Metric, names: Sequence[str], documents: _Values) -> Iterator[tuple[Metric, _Values]]:
+    """Yield each category that occurs as a metric: 1 where a value is this category, 0 where it is another."""
+    defined: _Values = {}
+    for document, layers in documents.items():
+        kept = {layer: [code for code in codes if code >= 0] for layer, codes in layers.items()}
+        defined[document] = {layer: codes for layer, codes in kept.items() if codes}
+    defined = {document: layers for document, layers in defined.items() if layers}
+    seen = {code for layers in defined.values() for codes in layers.values() for code in codes}
+    for code, name in enumerate(names):
+        if code in seen:
+            share = replace(
+                metric,
+                name=share_name(metric.name, name),
+                title=f"{metric.title}: {name}",
+                reading=f"Share of '{name}'. {metric.reading}",
+                unit="",
+                control=None,
+                control_title="",
+                error=None,
+                bounds=None,
+                proportion=False,
+                range=SHARE,
+            )
+            yield (
+                share,
+                {
+                    document: {layer: [float(x == code) for x in codes] for layer, codes in layers.items()}
+                    for document, layers in defined.items()
+                },
+            )
 
 
 def _by_kind(documents: _Values, pooled: Mapping[str, Sequence[float]] | None, kinds: Kinds) -> dict[str, Interval]:
@@ -457,7 +524,7 @@ def _wide_heads(run: StoredRun) -> pa.Table:
         layers = means[metric]
         values = [layers[i][h] if i in layers and h < len(layers[i]) else None for i, h in places]
         columns[metric] = pa.array(values, pa.float64())
-    for metric, names in run.measurement.codes.items():
+    for metric, names in run.categories.items():
         if metric in columns:
             columns[metric] = pa.array([_commonest(run, metric, names, place) for place in places], pa.string())
     return pa.table(columns)
@@ -465,8 +532,8 @@ def _wide_heads(run: StoredRun) -> pa.Table:
 
 def _commonest(run: StoredRun, metric: str, names: Sequence[str], place: tuple[int, int]) -> str | None:
     """Return the name that most documents have for a head; the first of several."""
-    codes = run.head_values.get(metric, {}).get(place, [])
-    return names[int(max(codes, key=codes.count))] if codes else None
+    code = commonest(run.head_values.get(metric, {}).get(place, []))
+    return None if code is None else names[int(code)]
 
 
 def _tidy_heads(run: StoredRun) -> pa.Table:

@@ -54,7 +54,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("head", "int32", True, True, "Query head, from 0; null for the layer or the model as a whole."),
     Column("metric", "string", False, True, "Name of the metric."),
     Column("value", "float64", True, False, "The number; null where it is undefined, never NaN."),
-    Column("unit", "string", True, False, "Unit of the value, such as `nat` or `token`; null for a pure number."),
+    Column("unit", "string", True, False, "Unit of the value, such as `nats` or `tokens`; null for a pure number."),
 )
 
 KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.key)
@@ -88,7 +88,7 @@ class ScoreSource:
 
     Examples:
         >>> source = ScoreSource(measurement="entropy", model="smollm2", weights="trained", seed=0)
-        >>> [row.value for row in source.heads("mean", [1.5, 2.0], layer=0, unit="nat")]
+        >>> [row.value for row in source.heads("mean", [1.5, 2.0], layer=0, unit="nats")]
         [1.5, 2.0]
     """
 

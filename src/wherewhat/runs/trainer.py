@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,6 +67,9 @@ class TrainerCallback(TransformersCallback):  # type: ignore[misc] # transformer
         out: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> None:
+        _tell_callbacks()
+        self._handlers: list[CallbackHandler] = []
+        self._handler: CallbackHandler | None = None
         check_positive(every=every, tokens=tokens, documents=documents)
         choose_measurements(measurements, options)
         self.recorder: TrainingRecorder | None = None
@@ -83,6 +86,7 @@ class TrainerCallback(TransformersCallback):  # type: ignore[misc] # transformer
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Record the model before the first step."""
         self.recorder = self.run = None
+        self._handler = next((one for one in reversed(self._handlers) if self._is_called_by(one, given)), None)
         if not state.is_world_process_zero:
             return
         try:
@@ -149,25 +153,34 @@ class TrainerCallback(TransformersCallback):  # type: ignore[misc] # transformer
             return
         logs = {**numbers, **({} if state.epoch is None else {"epoch": state.epoch})}
         state.log_history.append({**logs, "step": state.global_step})
-        handler = _calling_handler(self)
-        if handler is not None:
+        if self._handler is not None:
             # Not handler.on_log, which would cancel the log of the loss that is due at the same step.
-            handler.call_event("on_log", args, state, control, logs=logs)
+            self._handler.call_event("on_log", args, state, control, logs=logs)
+
+    def _is_called_by(self, handler: CallbackHandler, given: Mapping[str, Any]) -> bool:
+        """Return whether a handler has this callback, and the model and optimizer that an event was given."""
+        same = all(getattr(handler, name) is given.get(name) for name in ("model", "optimizer"))
+        return same and any(one is self for one in handler.callbacks)
 
 
-def _calling_handler(callback: TrainerCallback) -> Any:
-    """Return the handler that is calling a callback; None if it is called by something else.
+def _tell_callbacks() -> None:
+    """Make handlers tell callbacks of this module that they were added to them.
 
     A callback is given neither the trainer nor its handler, and the integrations that report logs are before it in the
-    list, so that numbers added in its own ``on_log`` would not reach them.
+    handler's list, so that numbers added in its own ``on_log`` would not reach them.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, CallbackHandler) and any(one is callback for one in owner.callbacks):
-            return owner
-        frame = frame.f_back
-    return None
+    original = CallbackHandler.add_callback
+    if hasattr(original, "tells_wherewhat"):
+        return
+
+    @functools.wraps(original)
+    def add_callback(handler: Any, callback: Any) -> None:
+        original(handler, callback)
+        if isinstance(handler.callbacks[-1], TrainerCallback):
+            handler.callbacks[-1]._handlers.append(handler)
+
+    add_callback.tells_wherewhat = True  # type: ignore[attr-defined]
+    CallbackHandler.add_callback = add_callback
 
 
 def _check_whole(args: Any, model: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -28,6 +28,7 @@ from wherewhat.measures.measurement import (
     Measurement,
     QuestionMeasurement,
     Text,
+    check_declared,
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement
@@ -49,6 +50,7 @@ from wherewhat.runs.records import (
     study_config,
 )
 from wherewhat.runs.request import MemoryModel, model_request
+from wherewhat.runs.results import commonest
 from wherewhat.runs.schema import Profile
 from wherewhat.runs.subject import ModelSubject, device_type
 from wherewhat.text.documents import Document, documents_of, embedded_documents
@@ -266,7 +268,10 @@ class TrainingRecorder:
             found = measure_texts(self._subject, self._texts, self._chosen)
         scores: dict[str, Tensor] = {}
         for measurement, documents in found.items():
-            for name, values in _means(documents, self._heads).items():
+            for document in documents:
+                check_declared(*self._chosen[measurement], document)
+            categories = self._chosen[measurement][0].codes
+            for name, values in _means(documents, self._heads, categories).items():
                 scores[f"{measurement}.{name}"] = values.float()
                 self._axes[f"{measurement}.{name}"] = ("head",) * values.ndim
         return scores
@@ -394,8 +399,13 @@ def _in_tokens(loaded: LoadedModel, documents: Sequence[Document], tokens: int) 
     return [document_text(loaded, document, length) for document in documents]
 
 
-def _means(documents: Sequence[DocumentScores], heads: Mapping[int, int]) -> dict[str, Tensor]:
-    """Return means over documents: of heads, over all layers ``(heads,)``, and of the whole model ``()``."""
+def _means(
+    documents: Sequence[DocumentScores], heads: Mapping[int, int], categories: Collection[str]
+) -> dict[str, Tensor]:
+    """Return means over documents: of heads, over all layers ``(heads,)``, and of the whole model ``()``.
+
+    Of ``categories``, which have no mean, the value of most documents is returned.
+    """
     indices = sorted(heads)
     starts = dict(zip(indices, accumulate((heads[i] for i in indices), initial=0), strict=False))
     found: dict[str, list[Tensor]] = {}
@@ -414,4 +424,14 @@ def _means(documents: Sequence[DocumentScores], heads: Mapping[int, int]) -> dic
             found.setdefault(name, []).append(values)
     if not found:
         raise MeasureError("the texts gave no scores")
-    return {name: torch.stack(listed).nanmean(0) for name, listed in found.items()}
+    return {
+        name: _commonest(torch.stack(listed)) if name in categories else torch.stack(listed).nanmean(0)
+        for name, listed in found.items()
+    }
+
+
+def _commonest(codes: Tensor) -> Tensor:
+    """Return the commonest code of each head in ``(documents, heads)``; NaN where none is defined."""
+    columns = map(commonest, codes.view(len(codes), -1).T.tolist())  # NaN is not at least 0, as defined codes are
+    found = [torch.nan if code is None else code for code in columns]
+    return torch.tensor(found, dtype=torch.float64).view(codes.shape[1:])

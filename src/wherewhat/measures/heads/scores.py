@@ -34,7 +34,8 @@ def head_correlations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
 
 def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> DocumentScores:
     """Return swap scores, patterns, axes and frequencies of every head on one text ``(1, n)``."""
-    queries = choose_queries(ids.shape[1], count=config.queries, positions=config.positions)
+    # Means over queries count each of them once.
+    queries = sorted(set(choose_queries(ids.shape[1], count=config.queries, positions=config.positions)))
     mixing = subject.key_mixing()
     found: dict[int, LayerScores] = {}
 

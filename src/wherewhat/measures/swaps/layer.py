@@ -281,7 +281,7 @@ def swap_scores(
         q: Queries before rotation, ``(heads, n, d)``.
         k: Keys before rotation, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
         rotation: Rotation of both; None for none.
-        queries: ``last``, ``all`` (with at least two keys before them), or positions.
+        queries: ``last``, ``all`` (with at least two keys before them), or positions in any order.
         scale: Factor on the dot product; 1/√d by default.
         softcap: ``softcap · tanh(logit / softcap)``, if given.
         bias: Added to the logits, broadcastable to ``(heads, n, n)``; it stays with positions when keys are swapped.
@@ -322,6 +322,8 @@ def swap_scores(
             raise MeasureError(f"queries={queries!r} must be 'last', 'all' or positions")
         chosen = choose_queries(n, count=1 if queries == "last" else 0)
     else:
+        if not queries:
+            raise MeasureError("queries is empty: give 'last', 'all' or positions")
         chosen = choose_queries(n, count=1, positions=queries)
     return layer_swaps(
         attention, chosen, tau=tau, block=block, skip=skip, sink_tokens=sink_tokens, taus=taus, blocks=blocks

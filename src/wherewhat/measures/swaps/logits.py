@@ -275,10 +275,10 @@ def choose_queries(n: int, *, count: int, positions: Sequence[int] = ()) -> list
     Args:
         n: Number of tokens.
         count: Number of queries, spread evenly up to the last token; 0 for all with at least two keys before them.
-        positions: Positions to use instead; negative ones count from the end.
+        positions: Positions to use instead, in this order; negative ones count from the end.
     """
     if positions:
-        chosen = sorted({p + n if p < 0 else p for p in positions})
+        chosen = [p + n if p < 0 else p for p in positions]
         for p in chosen:
             if not 2 <= p < n:
                 raise MeasureError(f"a query at position {p} of {n} tokens cannot be scored: 2 to {n - 1} can")
