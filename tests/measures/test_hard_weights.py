@@ -88,6 +88,8 @@ def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[st
             heads = curve.values.movedim(curve.axes.index("head"), 0) if "head" in curve.axes else curve.values[None]
             if name in ("plane_q_direction", "plane_k_direction") and bool(heads[..., -1].isnan().all()):
                 heads = heads[..., :-1]  # what does not turn, beside the planes, has no direction
+            if name.endswith("_no_sink_by_query"):
+                heads = heads[..., 1:]  # the first query has one key after the sink
             if not bool(heads[~constant if "head" in curve.axes else slice(None)].isfinite().all()):
                 yield f"curve {name} of layer {layer.layer}"
         yield from (f"{name} of layer {layer.layer}" for name, x in layer.whole.items() if not abs(x) < torch.inf)

@@ -354,7 +354,8 @@ def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
         if shown[runs.own].directory.path in first_paths:
             shown = own
         settings = shown[runs.own].directory.config
-        for weights, weights_hash in controls.items():
+        # The report's own runs have the control models of the schedule, whatever else is in the folder.
+        for weights, weights_hash in () if shown is own else controls.items():
             wanted = {**settings, "weights": weights, "weights_hash": weights_hash}
             matching = [path for path, other in finished if other == wanted and weights not in shown]
             shown |= _newest(matching, str(weights))
