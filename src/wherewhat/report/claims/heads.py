@@ -292,8 +292,8 @@ def retrieval_heads(evidence: Evidence) -> Judged:
     symbolic = LABELS.index("symbolic")
     no_sink, all_keys = (list(head_labels(run, all_keys=every).values()) for every in (False, True))
     note = (
-        f"Attention sinks: {no_sink.count(LABELS.index('sink'))} of {len(no_sink)} heads; pure symbolic heads among the "
-        f"others: {no_sink.count(symbolic)}; over all keys, with sinks: {all_keys.count(symbolic)}."
+        f"Attention sinks: {no_sink.count(LABELS.index('sink'))} of {len(no_sink)} heads; pure symbolic heads among "
+        f"the others: {no_sink.count(symbolic)}; over all keys, with sinks: {all_keys.count(symbolic)}."
     )
     return Judged(numbers, parts, [note])
 
