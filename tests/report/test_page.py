@@ -270,7 +270,7 @@ def test_heads_like_this_one_are_nearest_and_open(opened, made):
     opened.select_option("#layer", "1")
     opened.select_option("#head", "2")
     (model,) = made.report.data["models"]
-    compared = ("s_pos", "s_sym", "r", "unique_a", "unique_c", "sink_mass", "entropy")
+    compared = ("s_pos_no_sink", "s_sym_no_sink", "r", "unique_a", "unique_c", "sink_mass", "entropy")
     grid = np.array([m["values"]["trained"] for m in model["metrics"] if m["id"] in compared], float).reshape(-1, 8)
     spread = grid.std(1)
     points = ((grid - grid.mean(1, keepdims=True))[spread > 0] / spread[spread > 0, None]).T
@@ -299,11 +299,11 @@ def test_terms_lead_to_their_definitions(opened, made):
     (model,) = made.report.data["models"]
     opened.click("#all-numbers summary")
     links = opened.eval_on_selector_all("a.term[href]", "(links) => links.map((link) => link.getAttribute('href'))")
-    assert {"#term-r", "#term-r_behaviour", "#term-s_pos", "#term-key-term", "#method-distance"} <= set(links)
+    assert {"#term-r", "#term-r_behaviour", "#term-s_pos_no_sink", "#term-key-term", "#method-distance"} <= set(links)
     for link in set(links):
         assert opened.locator(link).count() == 1, link
     for term in model["terms"]:
-        assert opened.text_content(f"#term-{term['id']} + dd") == term["reading"]
+        assert opened.text_content(f"[id='term-{term['id']}'] + dd") == term["reading"]
     opened.select_option("#head", "1")
     opened.click("#numbers a.term >> nth=0")
     until(opened, "Math.abs(document.getElementById('term-r_behaviour').getBoundingClientRect().top) < innerHeight")
