@@ -175,14 +175,17 @@ def test_padded_and_packed_layers_are_refused(case, family):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_queries_come_back_in_their_order(family):
     """Identity: each column belongs to the query that was asked for, repeated ones too."""
-    layer = wherewhat.attention(shared(family), tokens(41))[1]
+    # In float64: weights of swaps, at the scale of τ = 1e-4, enlarge the rounding of logits.
+    layer = wherewhat.attention(shared(family, dtype=torch.float64), tokens(41))[1]
     asked = [30, 10, -1, 10]
     found = wherewhat.swaps(layer, asked)
     assert found.queries == (30, 10, 40, 10)
     for column, query in enumerate(asked):
         alone = wherewhat.swaps(layer, [query])
         for name in ("s_pos", "s_sym", "s_pos_no_sink", "s_sym_no_sink", "exclusion", "effective"):
-            torch.testing.assert_close(getattr(found, name)[:, column], getattr(alone, name)[:, 0])
+            # Each may leave out swaps that weigh up to 1e-7.
+            ours, theirs = getattr(found, name)[:, column], getattr(alone, name)[:, 0]
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
     if layer.rotation is not None:
         assert wherewhat.frequencies(layer, asked).queries == (30, 10, 40, 10)
     with pytest.raises(WherewhatError, match="queries is empty"):
