@@ -63,8 +63,9 @@ def counted(codes: Tensor) -> str:
 
 def describe(run: StoredRun) -> Places:
     """Print labels in both versions, with and without a class of sinks, and areas under the curves; return heads."""
-    places = sorted(head_labels(run))
-    sink = torch.tensor([head_labels(run)[place] == LABELS.index("sink") for place in places])
+    labels = head_labels(run)
+    places = sorted(labels)
+    sink = torch.tensor([labels[place] == LABELS.index("sink") for place in places])
     write(f"{run.title}: {len(places)} heads, {len(run.documents)} documents")
     write("  sink / positional / symbolic / uniform / mixed")
     for version, ending in reversed(VERSIONS.items()):

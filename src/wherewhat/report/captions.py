@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from wherewhat.measures.statistics import Interval, in_words, interval
+from wherewhat.measures.statistics import in_words, interval
 from wherewhat.report.claims.claim import LEAST_DOCUMENTS, document_difference, document_mean, model_mean
+from wherewhat.report.data import count_documents
 from wherewhat.report.findings import RULES, supports
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import StoredRun
@@ -35,7 +36,7 @@ def _scatter(runs: Runs) -> str | None:
     own, all_keys = (model_mean(both[runs.own], name) for name in (metric, "corr_pos_sym"))
     text = (
         f"Over heads, the positional and the symbolic score correlate by {in_words(own)} over the keys after the sink "
-        f"and by {in_words(all_keys)} over all keys ({_documents(own)})"
+        f"and by {in_words(all_keys)} over all keys ({_documents(own.n)})"
     )
     if "random" in both and runs.own != "random" and both["random"].values(metric):
         text += f"; in one untrained model by {in_words(model_mean(both['random'], metric))} after the sink"
@@ -51,7 +52,7 @@ def _distance(runs: Runs) -> str | None:
     change = document_difference(run, "key_rank_correlation", run, "key_rank_correlation_scrambled")
     if change is None or not own.n or not control.n:
         return None
-    numbers = f"rank correlation {in_words(own)}, with random phases {in_words(control)} ({_documents(own)})"
+    numbers = f"rank correlation {in_words(own)}, with random phases {in_words(control)} ({_documents(own.n)})"
     if not supports(change, 0.0, _CLEAR):
         return f"How well the order of keys is kept: {numbers}."
     if change.mean > 0:
@@ -76,7 +77,7 @@ def _bands(runs: Runs) -> str | None:
     clear = {band: cost for band, cost in costs.items() if cost.mean > 0 and supports(cost, 0.0, _CLEAR)}
     if not costs:
         return None
-    documents = _documents(next(iter(costs.values())))
+    documents = _documents(next(iter(costs.values())).n)
     if len(run.documents) < LEAST_DOCUMENTS:
         return _undecided(run)
     if not clear:
@@ -99,7 +100,11 @@ def _by_rule(rule: str, measurement: str, otherwise: str) -> Caption:
         finding = RULES[rule](runs)
         if finding is not None:
             return finding.text
-        return _undecided(run) if len(run.documents) < LEAST_DOCUMENTS else f"{otherwise} ({_counted(run)})."
+        return (
+            _undecided(run)
+            if len(run.documents) < LEAST_DOCUMENTS
+            else f"{otherwise} ({_documents(len(run.documents))})."
+        )
 
     return caption
 
@@ -118,15 +123,10 @@ CAPTIONS: Mapping[str, Caption] = {
 """The rules by chart."""
 
 
-def _documents(about: Interval) -> str:
-    few = ", too few for a comparison" if about.n < LEAST_DOCUMENTS else ""
-    return f"{about.n} documents{few}" if about.n > 1 else f"one document{few}"
+def _documents(count: int) -> str:
+    return f"{count_documents(count)}{', too few for a comparison' if count < LEAST_DOCUMENTS else ''}"
 
 
 def _undecided(run: StoredRun) -> str:
     counted = "One document is" if len(run.documents) == 1 else "Two documents are"
     return f"{counted} too few to say which differences are more than chance."
-
-
-def _counted(run: StoredRun) -> str:
-    return _documents(Interval(0.0, None, None, len(run.documents)))

@@ -117,6 +117,11 @@ def script_json(data: Any) -> str:
     return plain.translate(_HTML)
 
 
+def count_documents(count: int) -> str:
+    """Return a number of documents in words: ``one document``, ``4 documents``."""
+    return "one document" if count == 1 else f"{count} documents"
+
+
 def interval_json(value: Interval, words: str | None = None) -> dict[str, Any]:
     """Return a mean with its 95 % interval, in numbers and in words, and its number of documents."""
     numbers = {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
@@ -380,8 +385,8 @@ def _price(runs: Runs) -> str:
     else:
         changed = _change(before, noise) if count > 1 else f"is {noise[0]:.2f}"
         text += f"; with noise of the same size added to the logits instead, it {changed}"
-    where = "one document" if count == 1 else f"{count} documents"
-    return f"{text} ({where} of {run.directory.config['tokens']} tokens{', no interval' if count == 1 else ''})."
+    size = f"{count_documents(count)} of {run.directory.config['tokens']} tokens"
+    return f"{text} ({size}{', no interval' if count == 1 else ''})."
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> str:

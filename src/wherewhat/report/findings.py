@@ -25,7 +25,7 @@ from wherewhat.report.claims.claim import (
     negative,
     untrained_difference,
 )
-from wherewhat.report.data import head_labels
+from wherewhat.report.data import count_documents, head_labels
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import HeadCount, StoredRun
 
@@ -93,7 +93,7 @@ def _of_training(metric: str, what: str) -> Rule:
         verb = _verb(own.mean, untrained.mean)
         text = (
             f"Training {verb} what only {what} explains: {in_words(own, percent=True)} of the logits' variance, "
-            f"against {in_words(untrained, percent=True)} in one untrained model ({_documents(own)})."
+            f"against {in_words(untrained, percent=True)} in one untrained model ({count_documents(own.n)})."
         )
         return Finding(text, f"heads?metric={metric}", _strength(change, 0.0))
 
@@ -106,7 +106,7 @@ def _additivity(runs: Runs) -> Finding | None:
     if found is None:
         return None
     own, untrained, change = found
-    sizes = f"{in_words(own)} here, {in_words(untrained)} in one untrained model ({_documents(own)})"
+    sizes = f"{in_words(own)} here, {in_words(untrained)} in one untrained model ({count_documents(own.n)})"
     if supports(change, 0.0, _CLEAR_CHANGE):
         verb = "more" if change.mean > 0 else "less"
         return Finding(f"Training made logits {verb} additive: r is {sizes}.", "heads?metric=r", _strength(change, 0.0))
@@ -140,7 +140,7 @@ def _pure_heads(runs: Runs) -> Finding | None:
     sinks = counts["sink"] if _learned(runs, "sink") else 0
     verb = "is an attention sink" if sinks == 1 else "are attention sinks"
     apart = f"{sinks} {verb}; of the others, " if sinks else ""
-    text = f"Of {total} heads, {apart}{_follow(parts)} ({'; '.join(beside)}; {_count_documents(own)})."
+    text = f"Of {total} heads, {apart}{_follow(parts)} ({'; '.join(beside)}; {count_documents(len(own.documents))})."
     strength = max(_surprise(counts[name], untrained[name], total) for name in labels)
     return Finding(text, f"heads?label={','.join(labels)}", strength)
 
@@ -164,7 +164,7 @@ def _uniform_heads(runs: Runs) -> Finding | None:
     text = (
         f"{count} of {total} heads {verb} uniformly, to no position and no content (in single documents "
         f"{_single(own, 'uniform', total)}; in one untrained model {untrained['uniform']}; "
-        f"{_count_documents(own)})."
+        f"{count_documents(len(own.documents))})."
     )
     return Finding(text, "heads?label=uniform", _surprise(count, untrained["uniform"], total))
 
@@ -179,7 +179,7 @@ def _sink(runs: Runs) -> Finding | None:
         return None
     text = (
         f"Heads give {in_words(own, percent=True)} of their attention to the first token; uniform attention would give "
-        f"{100 * even.mean:.2g} % ({_documents(own)})."
+        f"{100 * even.mean:.2g} % ({count_documents(own.n)})."
     )
     return Finding(text, "heads?metric=sink_mass", _strength(own, even.mean))
 
@@ -206,7 +206,7 @@ def _perturbation(runs: Runs) -> Finding | None:
     among = f", the clearest of {len(costs)} perturbations" if len(costs) > 1 else ""
     text = (
         f"With {percent(rates[0])} % of {KINDS[kind]}{among}, the loss of the other tokens rises by "
-        f"{in_words(clear[kind])} nats ({_documents(clear[kind])})."
+        f"{in_words(clear[kind])} nats ({count_documents(clear[kind].n)})."
     )
     return Finding(text, "perturbation", _strength(clear[kind], 0.0))
 
@@ -226,7 +226,7 @@ def _length(runs: Runs) -> Finding | None:
     best = min(helping, key=lambda name: helping[name].mean)
     text = (
         f"Beyond the trained length, {best} lowers the loss most of {len(rises)} methods, by "
-        f"{in_words(negative(helping[best]))} nats per token ({_documents(helping[best])})."
+        f"{in_words(negative(helping[best]))} nats per token ({count_documents(helping[best].n)})."
     )
     return Finding(text, "length", _strength(helping[best], 0.0))
 
@@ -255,7 +255,7 @@ def _position(runs: Runs) -> Finding | None:
         return None
     text = (
         f"Position accounts for {in_words(own, percent=True)} of the keys' variance, against "
-        f"{in_words(untrained, percent=True)} in one untrained model ({_documents(own)})."
+        f"{in_words(untrained, percent=True)} in one untrained model ({count_documents(own.n)})."
     )
     return Finding(text, "measured-split", _strength(change, 0.0))
 
@@ -269,7 +269,7 @@ def _residual(runs: Runs) -> Finding | None:
     before = model_mean(run, "loss").mean
     text = (
         f"With exactly additive logits in all heads the loss rises from {before:.2f} to {before + cost.mean:.2f} nats, "
-        f"by {in_words(cost)} ({_documents(cost)})."
+        f"by {in_words(cost)} ({count_documents(cost.n)})."
     )
     return Finding(text, "measured-residual", _strength(cost, 0.0))
 
@@ -391,12 +391,3 @@ _VERBS = (
     (0.57, 1.0, "lowered"),
 )
 """Ratios and the verbs for them."""
-
-
-def _documents(about: Interval) -> str:
-    return f"{about.n} documents" if about.n > 1 else "one document"
-
-
-def _count_documents(run: StoredRun) -> str:
-    """Return the number of documents of a run, in words."""
-    return _documents(Interval(0.0, None, None, len(run.documents)))
