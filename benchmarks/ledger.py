@@ -42,7 +42,6 @@ from wherewhat.errors import WherewhatError
 from wherewhat.measures.choices import Choices
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
-    DocumentScores,
     DocumentsMeasurement,
     Measurement,
     QuestionMeasurement,
@@ -58,6 +57,7 @@ from wherewhat.options import build_config
 from wherewhat.runs.inputs import Input, blank, model_inputs
 from wherewhat.runs.request import Request
 from wherewhat.runs.subject import ModelSubject
+from wherewhat.scores import Scores
 from wherewhat.text.documents import Document
 from wherewhat.text.files import read_documents
 
@@ -186,7 +186,7 @@ class Work:
     """
 
     ids: Sequence[Tensor]
-    run: Callable[[], DocumentScores]
+    run: Callable[[], Scores]
 
 
 def measured(
@@ -201,7 +201,7 @@ def measured(
     counter = PassCounter(model, subject.proof)
     pairs: list[tuple[float, float]] = []
     floors: list[float] = []
-    scores: list[DocumentScores] = []
+    scores: list[Scores] = []
     peaks = (None, None)
 
     def plain(work: Work) -> None:

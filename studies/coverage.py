@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 import wherewhat
-from wherewhat.measures.measurement import NON_NEGATIVE, SHARE, UNBOUNDED
 from wherewhat.measures.statistics import student
 from wherewhat.runs.results import StoredRun
+from wherewhat.scores import NON_NEGATIVE, SHARE, UNBOUNDED
 
 Values = npt.NDArray[np.float64]
 

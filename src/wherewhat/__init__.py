@@ -18,13 +18,9 @@ if TYPE_CHECKING:
     from wherewhat.measures.layers import attention_statistics, axes, frequencies, planes, swaps
     from wherewhat.measures.measurement import (
         ChoicesMeasurement,
-        Curve,
-        DocumentScores,
         DocumentsMeasurement,
         LayerMeasurement,
-        LayerScores,
         Measurement,
-        Metric,
         QuestionMeasurement,
         Text,
         TextMeasurement,
@@ -42,21 +38,20 @@ if TYPE_CHECKING:
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
     from wherewhat.runs.triattention import save_triattention
+    from wherewhat.scores import Column, Metric, Scores
     from wherewhat.text.documents import Document, embedded_documents
     from wherewhat.text.files import read_documents
 
 _HOMES = {
     "ChoicesMeasurement": "wherewhat.measures.measurement",
-    "Curve": "wherewhat.measures.measurement",
+    "Column": "wherewhat.scores",
     "Document": "wherewhat.text.documents",
-    "DocumentScores": "wherewhat.measures.measurement",
     "DocumentsMeasurement": "wherewhat.measures.measurement",
     "Judgement": "wherewhat.report.claims.judgement",
     "LayerAttention": "wherewhat.captures.attention",
     "LayerMeasurement": "wherewhat.measures.measurement",
-    "LayerScores": "wherewhat.measures.measurement",
     "Measurement": "wherewhat.measures.measurement",
-    "Metric": "wherewhat.measures.measurement",
+    "Metric": "wherewhat.scores",
     "ModelRequest": "wherewhat.runs.request",
     "Plan": "wherewhat.extend.plan",
     "Proof": "wherewhat.captures.proof",
@@ -64,6 +59,7 @@ _HOMES = {
     "Request": "wherewhat.runs.request",
     "Result": "wherewhat.report.result",
     "RunDirectory": "wherewhat.runs.directory",
+    "Scores": "wherewhat.scores",
     "SupportedModel": "wherewhat.models.source",
     "Text": "wherewhat.measures.measurement",
     "TextMeasurement": "wherewhat.measures.measurement",
@@ -96,14 +92,12 @@ _HOMES = {
 
 __all__ = [
     "ChoicesMeasurement",
-    "Curve",
+    "Column",
     "Document",
-    "DocumentScores",
     "DocumentsMeasurement",
     "Judgement",
     "LayerAttention",
     "LayerMeasurement",
-    "LayerScores",
     "Measurement",
     "Metric",
     "ModelRequest",
@@ -113,6 +107,7 @@ __all__ = [
     "Request",
     "Result",
     "RunDirectory",
+    "Scores",
     "SupportedModel",
     "Text",
     "TextMeasurement",

@@ -63,6 +63,17 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def link_file(source: Path, path: Path) -> None:
+    """Give a file that is never changed a second name, atomically; copy it where the file system has no hard links."""
+    with _renamed(path) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+
+
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Create a folder that is renamed to `path` when the context ends without an error.

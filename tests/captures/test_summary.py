@@ -16,7 +16,7 @@ from helpers.models import llama_config
 from wherewhat.captures.proof import capture, prove
 from wherewhat.captures.summary import ProofTable
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores
+from wherewhat.scores import Column, Scores
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +136,17 @@ def test_models_and_texts_print_in_a_line(model):
 
 
 def test_long_sequences_are_shortened():
-    layer = LayerScores(3, {"r": torch.ones(9)}, {"floor": 0.123456}, {"a": Curve(torch.ones(9, 5), ("head", "lag"))})
+    layer = Scores(
+        layer=3,
+        heads={"r": torch.ones(9)},
+        whole={"floor": 0.123456},
+        curves={"a": Column(torch.ones(9, 5), ("head", "lag"))},
+    )
     shown = (
-        "LayerScores(layer=3, heads={r: float32[9]}, whole={floor: 0.1235}, "
-        "curves={a: Curve(values=float32[9, 5], axes=['head', 'lag'])})"
+        "Scores(layer=3, heads={r: float32[9]}, whole={floor: 0.1235}, "
+        "curves={a: Column(values=float32[9, 5], axes=['head', 'lag'])})"
     )
     assert repr(layer) == shown
-    assert repr(DocumentScores([layer] * 30)) == (
-        f"DocumentScores(layers=[{', '.join([shown] * 4)}, … 30 in all], whole={{}}, curves={{}})"
+    assert repr(Scores(layers=[layer] * 30)) == (
+        f"Scores(layers=[{', '.join([shown] * 4)}, … 30 in all], whole={{}}, curves={{}})"
     )

@@ -8,7 +8,8 @@ import torch
 
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import PartResult, Provenance
-from wherewhat.runs.schema import Profile, ScoreSource, profile_name
+from wherewhat.runs.schema import ScoreSource, profile_name
+from wherewhat.scores import Column
 
 CONFIG = {"measurement": "entropy", "model": "tiny", "tokens": 128, "rate": 0.1, "layers": [0, 1]}
 KEYS = ["Moby-Dick/1", "../Émile", "a", "B"]
@@ -26,7 +27,7 @@ def compute(key: str) -> PartResult:
         rows += source.heads("mean", values, layer=layer, unit="nat")
         rows.append(source.score("rank", None, layer=layer))
         curve = torch.rand(3, 16, generator=generator)
-        profiles[profile_name(key, layer, "decay")] = Profile(curve, ("head", "distance"))
+        profiles[profile_name(key, layer, "decay")] = Column(curve, ("head", "distance"))
     return PartResult(scores=rows, profiles=profiles)
 
 

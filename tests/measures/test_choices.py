@@ -29,7 +29,7 @@ from wherewhat.measures.choices import (
     perturb_context,
     score_choices,
 )
-from wherewhat.measures.measurement import DocumentScores, Spans, Text
+from wherewhat.measures.measurement import Spans, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
 from wherewhat.report.result import run
@@ -37,6 +37,7 @@ from wherewhat.runs.inputs import blank, item_choices
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import ModelSubject, load
+from wherewhat.scores import Scores
 from wherewhat.text.questions import read_items
 
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 20, 3))
@@ -206,9 +207,9 @@ def test_together_by_hand():
     config = ChoicesConfig(rates=(0.1,))
     rows = [(1, 0, 0.0), (1, 1, 1.0), (0, 0, 1.0), (1, 0, 1.0)]
     documents = [
-        DocumentScores(
-            [],
-            {
+        Scores(
+            layers=[],
+            whole={
                 "accuracy": float(before),
                 "accuracy_norm": 1.0,
                 "accuracy_words_at_10": float(after),

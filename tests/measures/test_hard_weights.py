@@ -19,12 +19,13 @@ from wherewhat.captures.proof import Proof, prove
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.heads.measurement import HeadsConfig
-from wherewhat.measures.measurement import DocumentScores, DocumentsMeasurement, Spans, Text, measure_text
+from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, measure_text
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 from wherewhat.numerics import new_process_settings
 from wherewhat.runs.subject import ModelSubject
+from wherewhat.scores import Scores
 
 FAMILIES = ("llama", "gemma3_text", "gpt2", "gpt_neox", "bloom", "qwen3", "gemma2")
 ROTATED = ("llama", "gemma3_text", "gpt_neox", "qwen3", "gemma2")
@@ -66,7 +67,7 @@ def _undefined(attention: LayerAttention) -> tuple[torch.Tensor, torch.Tensor]:
     return (used == 0).all(-1), (turning == 0).all(-1)
 
 
-def measured(name: str, family: str, dtype: torch.dtype) -> DocumentScores:
+def measured(name: str, family: str, dtype: torch.dtype) -> Scores:
     measurement = find_measurement(name)
     subject = ModelSubject(SimpleNamespace(model=hard(family, dtype)), hard_proof(family, dtype))
     options = OPTIONS.get(name, measurement.config())
@@ -77,7 +78,7 @@ def measured(name: str, family: str, dtype: torch.dtype) -> DocumentScores:
     return measure_text(measurement, subject, text, options)
 
 
-def lost(scores: DocumentScores, family: str, dtype: torch.dtype) -> Iterator[str]:
+def lost(scores: Scores, family: str, dtype: torch.dtype) -> Iterator[str]:
     """Numbers that are not finite though the head has logits."""
     for layer in scores.layers:
         constant, unused = undefined(family, dtype)[layer.layer]

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import DocumentScores, Question
+from wherewhat.measures.measurement import Question
 from wherewhat.measures.prompts import PromptsConfig, PromptsMeasurement, _third, answer_prompt
 from wherewhat.measures.statistics import wilson
+from wherewhat.scores import Scores
 
 
 @dataclass
@@ -63,7 +64,7 @@ def test_accuracy_by_size_and_place():
 
 def asked(size, place, *, right):
     whole = {"accuracy": float(right), "chance": 1 / size, "answer_place": place / max(1, size - 1)}
-    return DocumentScores([], whole | {f"accuracy_binding_{size}": float(right)})
+    return Scores(whole=whole | {f"accuracy_binding_{size}": float(right)})
 
 
 def test_thirds_do_not_differ_where_only_the_size_does():

@@ -10,12 +10,13 @@ import pytest
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures import registry
-from wherewhat.measures.measurement import Capacity, LayerMeasurement, LayerScores, Metric, ReportRun
+from wherewhat.measures.measurement import Capacity, LayerMeasurement, ReportRun
 from wherewhat.measures.registry import find_measurement, measurements, register
 from wherewhat.options import option
 from wherewhat.report.report import make_report
 from wherewhat.report.result import Result
 from wherewhat.runs.request import ModelRequest
+from wherewhat.scores import Metric, Scores
 from wherewhat.sweep.cells import expand
 from wherewhat.sweep.file import read_sweep_file
 
@@ -38,7 +39,7 @@ class KeyNorm(LayerMeasurement):
 
     def measure(self, layer, config):
         norms = layer.k[0].norm(config.order, -1).mean(-1).repeat_interleave(layer.heads // layer.kv_heads)
-        return LayerScores(layer.layer, {"key_norm": norms.cpu()})
+        return Scores(layer=layer.layer, heads={"key_norm": norms.cpu()})
 
     def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
         return ReportRun(1.0, documents=1, controls=("random",))

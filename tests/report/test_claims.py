@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from helpers.capture import tiny
 from wherewhat import Judgement, judge_claims
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import UNBOUNDED, Capacity, Metric
+from wherewhat.measures.measurement import Capacity
 from wherewhat.measures.statistics import Interval
 from wherewhat.report import measurements
 from wherewhat.report.claims.claim import (
@@ -36,6 +36,7 @@ from wherewhat.report.measurements import Runs, given_text, schedule
 from wherewhat.report.sections import _claims, _first_undamaged
 from wherewhat.runs import execution
 from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.scores import UNBOUNDED, Metric
 
 DOCUMENTS = ("one", "two", "three")
 CAPACITY = Capacity(512, False, 4, 9000)

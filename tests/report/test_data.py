@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from helpers.report import unpacked
-from wherewhat.measures.measurement import Metric
 from wherewhat.measures.statistics import in_words, interval
 from wherewhat.report.data import _price, band, centred_curves, drawn_distances, packed, rounded, script_json
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import HeadCount, MetricSummary
+from wherewhat.scores import Metric
 
 
 def test_packed_numbers_come_back():

@@ -10,7 +10,6 @@ import torch
 
 import wherewhat
 from helpers.heads import constructed_model, constructed_texts
-from wherewhat.measures.measurement import UNBOUNDED, Metric
 from wherewhat.measures.split.statistics import jackknife_error
 from wherewhat.measures.statistics import Interval, around
 from wherewhat.report.claims.claim import jackknife_difference
@@ -18,6 +17,7 @@ from wherewhat.report.findings import RULES, _verb, find
 from wherewhat.report.measurements import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary
+from wherewhat.scores import UNBOUNDED, Metric
 
 WEIGHTS = ("trained", "random")
 

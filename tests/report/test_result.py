@@ -239,15 +239,19 @@ RETURNED = {
     "a tensor": (lambda layer: layer.k, "returned Tensor"),
     "another name": (lambda layer: {"rwong": torch.ones(layer.heads)}, "is not one of its metrics"),
     "another name in scores": (
-        lambda layer: wherewhat.LayerScores(layer.layer, {"rwong": torch.ones(layer.heads)}, {"uniform": 0.5}),
+        lambda layer: wherewhat.Scores(
+            layer=layer.layer, heads={"rwong": torch.ones(layer.heads)}, whole={"uniform": 0.5}
+        ),
         "returned 'rwong', which is not one of its metrics: ['wrong']",
     ),
     "a misspelt control": (
-        lambda layer: wherewhat.LayerScores(layer.layer, {"wrong": torch.ones(layer.heads)}, {"unifrom": 0.5}),
+        lambda layer: wherewhat.Scores(
+            layer=layer.layer, heads={"wrong": torch.ones(layer.heads)}, whole={"unifrom": 0.5}
+        ),
         "returned 'unifrom', which is not one of its metrics",
     ),
     "no control": (
-        lambda layer: wherewhat.LayerScores(layer.layer, {"wrong": torch.ones(layer.heads)}),
+        lambda layer: wherewhat.Scores(layer=layer.layer, heads={"wrong": torch.ones(layer.heads)}),
         "returned 'wrong' without its control 'uniform'",
     ),
 }

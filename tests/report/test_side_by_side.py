@@ -18,7 +18,7 @@ from helpers.models import llama_config, save_speller
 from helpers.report import TOKENS
 from wherewhat.cli.report import _numbers_table
 from wherewhat.measures import registry
-from wherewhat.measures.measurement import LayerMeasurement, Metric
+from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.measures.statistics import interval, welch
 from wherewhat.models.memory import weight_sample
 from wherewhat.report.excerpt import Excerpt, Passage
@@ -29,6 +29,7 @@ from wherewhat.report.side_by_side import SAME_WEIGHTS, ComparedModel, differenc
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
+from wherewhat.scores import Metric
 
 DIGITS = {"rel": 2e-3}
 """A page shows four digits: half a unit of the last is at most 5e-4."""

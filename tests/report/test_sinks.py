@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.report.findings import RULES
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.scores import UNBOUNDED
 
 
 class Labelled:

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from helpers.models import llama_config, save_model
 from wherewhat.errors import CaptureError, StoreError, TextError
-from wherewhat.measures.measurement import DocumentScores, Text, TextMeasurement
+from wherewhat.measures.measurement import Text, TextMeasurement
 from wherewhat.progress import Silent, duration
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
@@ -20,6 +20,7 @@ from wherewhat.runs.execution import run as execution_run
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun, stored_document
 from wherewhat.runs.subject import load
+from wherewhat.scores import Scores
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +184,7 @@ class Slow(TextMeasurement):
 
     def measure(self, subject, text, config):
         self._now += self._per_token * text.ids.shape[1]
-        return DocumentScores([])
+        return Scores()
 
 
 def test_time_is_extrapolated_from_short_pieces_and_quick_work_is_not_announced(monkeypatch):

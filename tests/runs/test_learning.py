@@ -8,8 +8,8 @@ import torch
 from helpers.capture import tiny, tokens
 from wherewhat.errors import StoreError
 from wherewhat.runs.records import Records, TrainingRun
-from wherewhat.runs.schema import Profile
 from wherewhat.runs.training import TrainingRecorder
+from wherewhat.scores import Column
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_undefined_values_are_null():
 
 
 def tiny_constants():
-    return {name: Profile(torch.tensor([0]), ("head",)) for name in ("layer", "head")}
+    return {name: Column(torch.tensor([0]), ("head",)) for name in ("layer", "head")}
 
 
 def test_figure_has_a_panel_per_measurement(run):
@@ -80,7 +80,7 @@ def test_records_are_joined_in_the_order_of_steps_cut_and_read_back(tmp_path):
     assert records["a"].nan_to_num(-1).tolist() == [[1, 1], [-1, -1], [0, 0]]  # NaN where a record has no score
     assert records["b"].nan_to_num(-1).tolist() == [-1, 3, 4]
     assert records.axes == axes
-    records = Records(constants={"layer": Profile(torch.tensor([0, 1]), ("head",))})
+    records = Records(constants={"layer": Column(torch.tensor([0, 1]), ("head",))})
     for step in (10, 0, 5):
         records = records.joined(step, {"a": torch.full((2,), float(step)), "b": torch.tensor(0.5)}, axes)
     kept = records.until(5)

@@ -8,7 +8,8 @@ import safetensors.torch
 import torch
 
 from wherewhat.errors import StoreError
-from wherewhat.runs.schema import Profile, ProfileFile, join_profiles, profile_name, write_profiles
+from wherewhat.runs.schema import ProfileFile, join_profiles, profile_name, write_profiles
+from wherewhat.scores import Column
 
 
 def many_profiles():
@@ -17,7 +18,7 @@ def many_profiles():
     dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.bool]
     names = [profile_name(d, layer, "c") for d in ("Émile", "a/b", None) for layer in (None, 0, 2, 10)]
     return {
-        name: Profile(
+        name: Column(
             (torch.randn(shapes[i % 5]) * 3).to(dtypes[i % 4]),
             tuple(f"axis{j}" for j in range(len(shapes[i % 5]))),
         )
@@ -39,7 +40,7 @@ def test_bytes_equal_those_of_the_safetensors_package(tmp_path):
 def test_reading_gives_back_every_value_and_axis(tmp_path):
     profiles = many_profiles()
     view = torch.arange(12.0, requires_grad=True).reshape(3, 4).T[::2]
-    profiles["view/0/c"] = Profile(view, ("x", "y"))
+    profiles["view/0/c"] = Column(view, ("x", "y"))
     write_profiles(tmp_path / "file", profiles)
     lazy = ProfileFile(tmp_path / "file")
     package = safetensors.torch.load_file(tmp_path / "file")
@@ -75,7 +76,7 @@ def test_joining_equals_writing_at_once_in_any_order(tmp_path):
 def test_names_that_say_nothing_are_refused(tmp_path):
     for name in ("c", "0/c", "/0/c", "d/0/", "d/x/c", "", "d/0/c/", "d\ud800/0/c"):
         with pytest.raises(StoreError, match="the curve name"):
-            write_profiles(tmp_path / "file", {name: Profile(torch.ones(1), ("x",))})
+            write_profiles(tmp_path / "file", {name: Column(torch.ones(1), ("x",))})
         assert list(tmp_path.iterdir()) == []
 
 
@@ -83,11 +84,11 @@ def test_other_mistakes_are_refused(tmp_path):
     with pytest.raises(StoreError, match="holds a slash"):
         profile_name("d", 0, "a/b")
     with pytest.raises(ValueError, match="2 axes"):
-        Profile(torch.ones(3), ("a", "b"))
+        Column(torch.ones(3), ("a", "b"))
     with pytest.raises(StoreError, match="has type complex64: use one of float64"):
-        write_profiles(tmp_path / "file", {"d/0/c": Profile(torch.ones(1, dtype=torch.complex64), ("x",))})
+        write_profiles(tmp_path / "file", {"d/0/c": Column(torch.ones(1, dtype=torch.complex64), ("x",))})
     for i in range(2):
-        write_profiles(tmp_path / f"{i}", {"d/0/c": Profile(torch.ones(1), ("x",))})
+        write_profiles(tmp_path / f"{i}", {"d/0/c": Column(torch.ones(1), ("x",))})
     with pytest.raises(StoreError, match="two parts hold the curve 'd/0/c'"):
         join_profiles(tmp_path / "joined", [tmp_path / "0", tmp_path / "1"])
     assert not (tmp_path / "joined").exists()

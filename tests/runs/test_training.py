@@ -14,13 +14,14 @@ from helpers.capture import tiny, tokens
 from helpers.training import same_weights, train_loop, trainee
 from wherewhat.errors import TextError, WherewhatError
 from wherewhat.measures.heads.measurement import HeadsConfig
-from wherewhat.measures.measurement import LayerMeasurement, LayerScores, Metric
+from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.runs import training
 from wherewhat.runs.execution import run as run_request
 from wherewhat.runs.records import RECORDS_FILE, TrainingRun
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.training import TrainingRecorder, choose_measurements
+from wherewhat.scores import Metric, Scores
 
 IDS = tokens(24, batch=2, seed=5)
 
@@ -269,7 +270,7 @@ def test_an_own_measurement(monkeypatch):
 
         def measure(self, layer, config):
             norms = layer.rot_k[0].norm(dim=-1).mean(-1)
-            return LayerScores(layer.layer, {"norm": norms.repeat_interleave(layer.heads // len(norms))})
+            return Scores(layer=layer.layer, heads={"norm": norms.repeat_interleave(layer.heads // len(norms))})
 
     monkeypatch.setattr("wherewhat.measures.registry._known", {"key-norm": KeyNorm()})
     found = recorder(tiny("llama"), measurements="key-norm").finish()

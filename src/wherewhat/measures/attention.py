@@ -12,9 +12,9 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.heads.measurement import AttentionConfig
-from wherewhat.measures.measurement import LayerScores
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.options import short_repr
+from wherewhat.scores import Scores
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -260,14 +260,14 @@ def attention_stats(attention: LayerAttention, config: AttentionConfig) -> Atten
     )
 
 
-def layer_scores(attention: LayerAttention, config: AttentionConfig) -> LayerScores:
+def layer_scores(attention: LayerAttention, config: AttentionConfig) -> Scores:
     """Return entropy, sink mass and ranks of every head of a layer."""
     stats = attention_stats(attention, config)
     heads = stats.heads() | {"q_rank": stats.q_rank, "k_rank": stats.k_rank}
     for name, values in heads.items():
         if not bool(values.isfinite().all()):
             raise MeasureError(f"{name} of layer {attention.layer} is not finite: the model's activations overflow")
-    return LayerScores(
+    return Scores(
         layer=attention.layer,
         heads=heads,
         whole=stats.controls() | {"rank_gaussian": stats.gaussian_rank},

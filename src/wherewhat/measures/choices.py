@@ -9,10 +9,11 @@ from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import SHARE, ChoicesMeasurement, Curve, DocumentScores, Metric, Subject, Text
+from wherewhat.measures.measurement import ChoicesMeasurement, Subject, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.statistics import change_bounds, change_error
 from wherewhat.options import option
+from wherewhat.scores import SHARE, Column, Metric, Scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +139,7 @@ class ItemChoices(ChoicesMeasurement):
         "are over items: Wilson's for shares, paired ones (Bonett & Price) for changes."
     )
 
-    def measure(self, subject: Subject, choices: Choices, config: ChoicesConfig) -> DocumentScores:
+    def measure(self, subject: Subject, choices: Choices, config: ChoicesConfig) -> Scores:
         """Return accuracy with the intact context, without it, and under each kind and rate of perturbation."""
         import torch
 
@@ -176,9 +177,9 @@ class ItemChoices(ChoicesMeasurement):
                     f"probability_change_{name}": found.probability - plain.probability,
                     f"moved_{name}": float(change.moved.double().mean()),
                 }
-        return DocumentScores([], whole)
+        return Scores(whole=whole)
 
-    def combine(self, documents: Sequence[DocumentScores], config: ChoicesConfig) -> DocumentScores:
+    def combine(self, documents: Sequence[Scores], config: ChoicesConfig) -> Scores:
         """Return paired changes from the intact context over items, and the best accuracy of always one place."""
         import torch
 
@@ -202,8 +203,8 @@ class ItemChoices(ChoicesMeasurement):
                     row += [mean(after), found.change, found.error, found.p]
                 rows.append(row)
             columns = "rate, share of tokens moved, then accuracy, change, its error, p, and the same by character"
-            curves[f"accuracy_by_rate_{label}"] = Curve(torch.tensor(rows, dtype=torch.float64), ("rate", columns))
-        return DocumentScores([], whole, curves)
+            curves[f"accuracy_by_rate_{label}"] = Column(torch.tensor(rows, dtype=torch.float64), ("rate", columns))
+        return Scores(whole=whole, curves=curves)
 
     def more_metrics(self, config: ChoicesConfig) -> tuple[Metric, ...]:
         """Return the metrics of every kind and rate."""

@@ -8,17 +8,17 @@ the modules that declare measurements, does not import torch: methods import wha
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.options import short_repr
+from wherewhat.scores import Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,122 +106,6 @@ class Subject(Protocol):
 
 KEYS_MIX = 0.05
 """Largest key mixing of layers whose keys depend on their own token only: rounding is far less, mixing 0.4 or more."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """An array of numbers, such as one value per head and distance.
-
-    Attributes:
-        values: The numbers.
-        axes: Name of each dimension, such as ``("head", "distance")``.
-    """
-
-    values: Tensor
-    axes: tuple[str, ...]
-
-    __repr__ = short_repr
-
-
-@dataclass(frozen=True)
-class LayerScores:
-    """Numbers of one layer on one document.
-
-    Attributes:
-        layer: Index of the layer.
-        heads: Values per query head by metric, each ``(heads,)``.
-        whole: Values of the layer as a whole by metric: controls that are the same for every head.
-        curves: Curves by name, stored beside the scores.
-    """
-
-    layer: int
-    heads: Mapping[str, Tensor]
-    whole: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, Curve] = field(default_factory=dict)
-
-    __repr__ = short_repr
-
-
-UNBOUNDED = (-math.inf, math.inf)
-"""Range of differences, such as the rise of a loss."""
-
-SHARE = (0.0, 1.0)
-"""Range of shares, scores, probabilities and multiple correlations."""
-
-CORRELATION = (-1.0, 1.0)
-"""Range of correlations."""
-
-NON_NEGATIVE = (0.0, math.inf)
-"""Range of losses, entropies and distances."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """Name, title and explanation of one number.
-
-    Attributes:
-        name: Name in ``scores.parquet``.
-        title: Short title for a column.
-        reading: One sentence that says how to read it.
-        unit: Unit, empty for plain numbers.
-        control: Name of the metric to compare it with, if any.
-        control_title: Title of the control, in two or three words.
-        error: Name under which its standard error over documents is stored, for metrics of all documents together.
-            The error of a mean over heads is stored with the values of the layer or model as a whole.
-        bounds: Names under which the bounds of its 95 % interval are stored likewise, if that is not Student's.
-        proportion: Whether each document's value is 0 or 1, and the mean a proportion of documents.
-        range: Least and greatest possible value; intervals do not extend beyond it.
-        counts: For the share of heads with a label: the metric that holds the labels, and the label. The number of
-            heads with this label, over all documents together, is then shown before the share.
-    """
-
-    name: str
-    title: str
-    reading: str
-    _: KW_ONLY
-    unit: str = ""
-    control: str | None = None
-    control_title: str = ""
-    error: str | None = None
-    bounds: tuple[str, str] | None = None
-    proportion: bool = False
-    range: tuple[float, float] = UNBOUNDED
-    counts: tuple[str, str] | None = None
-
-
-def share_name(metric: str, category: str) -> str:
-    """Return the name of the share of heads with a category, such as ``label=positional``."""
-    return f"{metric}={category}"
-
-
-def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:
-    """Return a metric that is a loss in nats."""
-    return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
-
-
-def without(metric: str) -> str:
-    """Return the name of the curve with a metric of all documents together without each one, ``(documents,)``.
-
-    It holds means over heads; differences of two models on the same documents are paired by it.
-    """
-    return f"{metric}_without"
-
-
-@dataclass(frozen=True)
-class DocumentScores:
-    """Numbers of one model on one document.
-
-    Attributes:
-        layers: One entry per layer.
-        whole: Values of the model as a whole by metric, such as a correlation pooled over all heads.
-        curves: Curves of the model as a whole by name.
-    """
-
-    layers: Sequence[LayerScores]
-    whole: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, Curve] = field(default_factory=dict)
-
-    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -378,8 +262,7 @@ class Measurement(ABC):
         recorded: Options that differ from the defaults when it is recorded during a training, where curves are not kept
             and time matters.
         revision: Bump when results change: runs of an earlier revision are measured again.
-        codes: Names that the values 0, 1, … of a metric stand for, by metric, such as labels of heads. Such a metric is
-            a category, which is counted and never averaged; values below 0 are undefined.
+        stored: Metrics that are stored for figures and for scores over documents, but shown in no table.
     """
 
     name: ClassVar[str]
@@ -396,7 +279,7 @@ class Measurement(ABC):
     report: ClassVar[ReportRun | None] = None
     recorded: ClassVar[Mapping[str, Any]] = {}
     revision: ClassVar[int] = 1
-    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    stored: ClassVar[tuple[Metric, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         """Take the summary from the docstring where the class has none."""
@@ -412,7 +295,26 @@ class Measurement(ABC):
         """Return all metrics under a config."""
         return self.metrics + self.more_metrics(config)
 
-    def combine(self, documents: Sequence[DocumentScores], config: Any) -> DocumentScores:
+    def declared(self, config: Any) -> list[Metric]:
+        """Return everything that may be stored under a config: metrics, their controls and errors, and other numbers.
+
+        A control that is not a metric of its own has the unit and the range of its metric.
+        """
+        found = {metric.name: metric for metric in (*self.all_metrics(config), *self.stored)}
+        for metric in self.all_metrics(config):
+            if metric.control is not None:
+                found.setdefault(metric.control, stored_metric(metric.control, unit=metric.unit, range=metric.range))
+            for name in (metric.error, *(metric.bounds or ())):
+                if name is not None:
+                    found.setdefault(name, stored_metric(name, unit=metric.unit))
+        return list(found.values())
+
+    @cached_property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """Names of the codes of each metric that is a category."""
+        return {metric.name: metric.categories for metric in (*self.metrics, *self.stored) if metric.categories}
+
+    def combine(self, documents: Sequence[Scores], config: Any) -> Scores:
         """Return scores of all documents of a run together, from the scores of each."""
         raise NotImplementedError
 
@@ -425,7 +327,7 @@ class Measurement(ABC):
         """Return alternatives that a run compares, with verdicts; ``more_metrics`` are then shown only there."""
         return None
 
-    def pooled(self, layers: Sequence[LayerScores]) -> Mapping[str, float]:
+    def pooled(self, layers: Sequence[Scores]) -> Mapping[str, float]:
         """Return scores of the model from the scores of some of its layers; also used for each kind of layer."""
         return {}
 
@@ -452,10 +354,10 @@ class LayerMeasurement(Measurement):
     report: ClassVar[ReportRun | None] = ReportRun(2.0, documents=1)
 
     @abstractmethod
-    def measure(self, layer: LayerAttention, config: Any) -> LayerScores | Mapping[str, Tensor]:
+    def measure(self, layer: LayerAttention, config: Any) -> Scores | Mapping[str, Tensor]:
         """Return the scores of one layer, or only values per head by metric: ``(heads,)`` or ``(kv_heads,)`` each."""
 
-    def check(self, layers: Sequence[LayerScores]) -> None:
+    def check(self, layers: Sequence[Scores]) -> None:
         """Raise a :class:`~wherewhat.errors.MeasureError` if no layer of the model can be measured."""
 
 
@@ -463,7 +365,7 @@ class TextMeasurement(Measurement):
     """A measurement of a model on one text."""
 
     @abstractmethod
-    def measure(self, subject: Subject, text: Text, config: Any) -> DocumentScores | Mapping[str, float]:
+    def measure(self, subject: Subject, text: Text, config: Any) -> Scores | Mapping[str, float]:
         """Return the scores of one text, or only values of the model as a whole by metric."""
 
 
@@ -477,7 +379,7 @@ class QuestionMeasurement(Measurement):
         """Return the prompts to generate."""
 
     @abstractmethod
-    def measure(self, subject: Subject, question: Question, config: Any) -> DocumentScores:
+    def measure(self, subject: Subject, question: Question, config: Any) -> Scores:
         """Return the scores of one prompt."""
 
 
@@ -487,7 +389,7 @@ class ChoicesMeasurement(Measurement):
     over: ClassVar[str] = "mean over items"
 
     @abstractmethod
-    def measure(self, subject: Subject, choices: Choices, config: Any) -> DocumentScores:
+    def measure(self, subject: Subject, choices: Choices, config: Any) -> Scores:
         """Return the scores of one question."""
 
 
@@ -495,43 +397,38 @@ class DocumentsMeasurement(Measurement):
     """A measurement of a model on all documents together; a single document has no scores."""
 
     @abstractmethod
-    def measure(self, subject: Subject, texts: Sequence[Text], config: Any) -> DocumentScores:
+    def measure(self, subject: Subject, texts: Sequence[Text], config: Any) -> Scores:
         """Return the scores of all texts together."""
 
 
-def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> DocumentScores:
+def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> Scores:
     """Return the scores of one text, for measurements of layers and of texts."""
     if isinstance(measurement, TextMeasurement):
         found = measurement.measure(subject, text, config)
-        return found if isinstance(found, DocumentScores) else DocumentScores([], found)
+        return found if isinstance(found, Scores) else Scores(whole=found)
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
-    layers: list[LayerScores] = []
+    layers: list[Scores] = []
     subject.run(
         text.ids, lambda layer: layers.append(_layer_scores(measurement, layer, measurement.measure(layer, config)))
     )
     measurement.check(layers)
-    return DocumentScores(layers, measurement.pooled(layers))
+    return Scores(layers=layers, whole=measurement.pooled(layers))
 
 
-def _layer_scores(
-    measurement: Measurement, layer: LayerAttention, found: LayerScores | Mapping[str, Tensor]
-) -> LayerScores:
+def _layer_scores(measurement: Measurement, layer: LayerAttention, found: Scores | Mapping[str, Tensor]) -> Scores:
     """Return values per head as scores of the layer, those of key heads repeated for the query heads that read them."""
-    if isinstance(found, LayerScores):
+    if isinstance(found, Scores):
         return found
     if not isinstance(found, Mapping):
         raise MeasureError(
             f"{measurement.name} returned {type(found).__name__} for layer {layer.layer}: return values per head by "
-            "metric, or LayerScores"
+            "metric, or Scores"
         )
     import torch
 
     heads = {}
-    known = [metric.name for metric in measurement.metrics]
     for name, given in found.items():
-        if name not in known:
-            raise MeasureError(f"{measurement.name} returned '{name}', which is not one of its metrics: {known}")
         try:
             values = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
@@ -543,31 +440,8 @@ def _layer_scores(
                 f"{measurement.name} returned {name} of shape {tuple(values.shape)} for layer {layer.layer}: return "
                 f"one value per head, ({layer.heads},)"
             )
-        heads[name] = values.detach().cpu().repeat_interleave(layer.heads // len(values))
-    return LayerScores(layer.layer, heads)
-
-
-def check_declared(measurement: Measurement, config: Any, scores: DocumentScores) -> None:
-    """Refuse scores that a measurement of another package does not declare, and a declared control without scores.
-
-    They would be stored and shown nowhere. Measurements of this package also store numbers that only their own figures
-    and the functions of theirs that combine documents read.
-    """
-    if type(measurement).__module__.startswith("wherewhat."):
-        return
-    metrics = measurement.all_metrics(config)
-    others = {name for metric in metrics for name in (metric.control, metric.error, *(metric.bounds or ())) if name}
-    known = [metric.name for metric in metrics]
-    layers = [name for layer in scores.layers for name in (*layer.heads, *layer.whole)]
-    returned = list(dict.fromkeys([*layers, *scores.whole]))
-    for name in returned:
-        if name not in known and name not in others and name not in measurement.codes:
-            raise MeasureError(f"{measurement.name} returned '{name}', which is not one of its metrics: {known}")
-    for metric in metrics:
-        if metric.name in returned and metric.control is not None and metric.control not in returned:
-            raise MeasureError(
-                f"{measurement.name} returned '{metric.name}' without its control '{metric.control}': return it, or NaN"
-            )
+        heads[name] = values.detach().repeat_interleave(layer.heads // len(values))
+    return Scores(layer=layer.layer, heads=heads)
 
 
 def check_minimum(config: Any, least: int, *names: str, most: int = MOST_TOKENS) -> None:

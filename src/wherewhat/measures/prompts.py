@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING
 
 from wherewhat.boundary import MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    SHARE,
-    Curve,
-    DocumentScores,
-    Metric,
-    PromptSet,
-    Question,
-    QuestionMeasurement,
-    Subject,
-    check_minimum,
-)
+from wherewhat.measures.measurement import PromptSet, Question, QuestionMeasurement, Subject, check_minimum
 from wherewhat.measures.statistics import share_bounds
 from wherewhat.options import option
+from wherewhat.scores import NON_NEGATIVE, SHARE, Column, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,6 +102,11 @@ class PromptsMeasurement(QuestionMeasurement):
         Metric("answer_logprob", "log-probability", "Mean log-probability of the right answer.", unit="nats"),
         Metric("answer_margin", "margin", "The same minus that of the best wrong candidate.", unit="nats"),
     )
+    stored = (
+        stored_metric("accuracy_together", range=SHARE),
+        stored_metric("answer_among", range=NON_NEGATIVE),
+        stored_metric("answer_place", range=SHARE),
+    )
     limits = (
         "Synthetic prompts in one wording: another wording, or more solved examples, may give other numbers. Intervals "
         "are over prompts. Thirds of the list are means over sizes with equal weights; of 4 places one is in the "
@@ -118,7 +114,7 @@ class PromptsMeasurement(QuestionMeasurement):
         "heads --prompts measures attention on the same prompts."
     )
 
-    def measure(self, subject: Subject, question: Question, config: PromptsConfig) -> DocumentScores:
+    def measure(self, subject: Subject, question: Question, config: PromptsConfig) -> Scores:
         """Return the accuracy and log-probability of the answer to one question."""
         found = answer_prompt(subject, question)
         chance = 1 / len(question.candidates)
@@ -128,9 +124,9 @@ class PromptsMeasurement(QuestionMeasurement):
         whole |= {"answer_place": question.place, "answer_among": float(question.size)}
         for name in (kind, f"{kind}_{question.size}"):
             whole |= {f"accuracy_{name}": float(found.correct), f"chance_{name}": chance}
-        return DocumentScores([], whole)
+        return Scores(whole=whole)
 
-    def combine(self, documents: Sequence[DocumentScores], config: PromptsConfig) -> DocumentScores:
+    def combine(self, documents: Sequence[Scores], config: PromptsConfig) -> Scores:
         """Return the accuracy of each kind by size and third of the list, NaN where there are no prompts."""
         import torch
 
@@ -146,9 +142,9 @@ class PromptsMeasurement(QuestionMeasurement):
                         counts[cell] += 1
                         right[cell] += found["accuracy"]
                         chance[cell] += found["chance"]
-            curves[f"accuracy_{kind}"] = Curve((right / counts).float(), ("size", "third of the list"))
+            curves[f"accuracy_{kind}"] = Column((right / counts).float(), ("size", "third of the list"))
             whole |= _by_third(kind, counts, right / counts, chance / counts)
-        return DocumentScores([], whole, curves)
+        return Scores(whole=whole, curves=curves)
 
     def more_metrics(self, config: PromptsConfig) -> tuple[Metric, ...]:
         """Return the metrics of every kind of prompts."""

@@ -13,19 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    Curve,
-    DocumentScores,
-    LayerScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    check_minimum,
-    loss_metric,
-)
+from wherewhat.measures.measurement import ReportRun, Subject, Text, TextMeasurement, check_minimum
 from wherewhat.options import option
+from wherewhat.scores import NON_NEGATIVE, Column, Metric, Scores, loss_metric, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,13 +97,17 @@ class ResidualMeasurement(TextMeasurement):
             )
         ),
     )
+    stored = (
+        stored_metric("loss_additive", unit="nats", range=NON_NEGATIVE),
+        stored_metric("additive_cost", unit="nats"),
+    )
     limits = (
         "The fit uses the whole text, later tokens included: the loss at λ < 1 is that of the best additive logits for "
         "this text, not of a model trained with additive logits. In layers with a sink column, subtracting an axis "
         "changes the weights of the keys relative to each other, but not the weight of the sink."
     )
 
-    def measure(self, subject: Subject, text: Text, config: ResidualConfig) -> DocumentScores:
+    def measure(self, subject: Subject, text: Text, config: ResidualConfig) -> Scores:
         """Return the scores."""
         return measure_residual(subject, text.ids, config)
 
@@ -188,7 +182,7 @@ def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor]
     return less + (before - after)
 
 
-def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> DocumentScores:
+def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> Scores:
     """Return the loss of a text ``(1, n)`` at each λ, without each axis, and with layers or heads made additive."""
     import torch
 
@@ -255,8 +249,11 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> D
         of_heads = {layer: {"additive_cost_of_head": x} for layer, x in costs.items()}
         by_share = {share: loss(0.0, only=_cheapest(costs, share)) for share in _SHARES}
         curves["loss_by_share"] = _curve({0.0: intact} | by_share, "share")
-    layers = [LayerScores(layer, of_heads.get(layer, {}), of_layers.get(layer, {})) for layer in of_layers or of_heads]
-    return DocumentScores(layers, whole, curves)
+    layers = [
+        Scores(layer=layer, heads=of_heads.get(layer, {}), whole=of_layers.get(layer, {}))
+        for layer in of_layers or of_heads
+    ]
+    return Scores(layers=layers, whole=whole, curves=curves)
 
 
 def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
@@ -270,7 +267,7 @@ def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
     return found
 
 
-def _curve(losses: Mapping[float, float], axis: str) -> Curve:
+def _curve(losses: Mapping[float, float], axis: str) -> Column:
     import torch
 
-    return Curve(torch.tensor([[x, loss] for x, loss in sorted(losses.items())]), (axis, f"{axis} and loss"))
+    return Column(torch.tensor([[x, loss] for x, loss in sorted(losses.items())]), (axis, f"{axis} and loss"))

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.statistics import Interval, in_words, interval, student
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
-from wherewhat.runs.results import head_labels as labels_of
+from wherewhat.scores import UNBOUNDED
 
 _DIGITS = 4
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -141,7 +140,7 @@ def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:
     """Return the mean over documents of every head by layer; None for layers in which the metric is not defined."""
-    found = run.head_means[metric]
+    found = run.head_means(metric)
     return [[rounded(value) for value in found[layer]] if layer in found else None for layer in layers]
 
 
@@ -176,7 +175,7 @@ def head_labels(run: StoredRun, *, all_keys: bool = False) -> dict[tuple[int, in
             other heads are labelled by their scores over the keys after the sink: these scores predict retrieval and
             induction better, see the documentation of ``heads``.
     """
-    return labels_of(run.head_values, "label" if all_keys else "label_no_sink")
+    return run.labels("label" if all_keys else "label_no_sink")
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
@@ -187,7 +186,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
         name = run.measurement.name
         controls = {summary.metric.name: summary.control for summary in run.summaries}
         for metric in run.metrics:
-            if metric.name in seen or metric.name not in run.head_means:
+            if metric.name in seen or metric.name not in run.head_metrics:
                 continue
             seen.add(metric.name)
             tables.append(
@@ -203,7 +202,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
                     "values": {
                         weights: head_values(found, metric.name, layers)
                         for weights, found in runs.weights(name).items()
-                        if metric.name in found.head_means
+                        if metric.name in found.head_metrics
                     },
                 }
             )

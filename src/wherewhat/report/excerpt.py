@@ -25,8 +25,9 @@ from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.inputs import document_length, document_text
 from wherewhat.runs.known import model_state
 from wherewhat.runs.request import MemoryModel, ModelRequest
-from wherewhat.runs.schema import Profile, ProfileFile, profile_name, write_profiles
+from wherewhat.runs.schema import ProfileFile, profile_name, write_profiles
 from wherewhat.runs.subject import ModelSubject, load_model
+from wherewhat.scores import Column
 from wherewhat.text.documents import Document, text_hash
 
 ROWS, FURTHER_ROWS = 48, 24
@@ -203,7 +204,7 @@ class ExcerptFile:
         """Store the excerpt."""
         make_folder(self.path)
         logits = {
-            profile_name(str(number), layer, "logits"): Profile(values, ("head", "pair"))
+            profile_name(str(number), layer, "logits"): Column(values, ("head", "pair"))
             for number, passage in enumerate(excerpt.passages)
             for layer, values in passage.logits.items()
         }

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.boundary import output_file
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
-from wherewhat.measures.measurement import NON_NEGATIVE
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
 from wherewhat.runs.results import StoredRun
+from wherewhat.scores import NON_NEGATIVE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -195,15 +195,14 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
     """
     from plotly.graph_objects import Figure
 
-    means = run.head_means
     words = {word.name: word for word in run.metrics}
-    known = [name for name in words if name in means] or list(means)
+    known = [name for name in words if name in run.head_metrics] or run.head_metrics
     if not known:
         raise ConfigError(f"{run.measurement.name} has no scores of single heads: choose another figure")
     name = metric or known[0]
-    if name not in means:
-        raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, list(means))}")
-    layers = means[name]
+    if name not in run.head_metrics:
+        raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, run.head_metrics)}")
+    layers = run.head_means(name)
     title = words[name].title if name in words else name
     width = max(len(values) for values in layers.values())
     grid = [[*values, *[None] * (width - len(values))] for values in layers.values()]
@@ -240,11 +239,11 @@ def swap_plane(run: StoredRun) -> Figure:
     """Draw every head by its positional and its symbolic score over the keys after the sink, coloured by layer."""
     from plotly.graph_objects import Figure
 
-    means = run.head_means
-    together = "_together" if "s_pos_no_sink_together" in means else ""
-    s_pos, s_sym = (means.get(f"{name}_no_sink{together}") for name in ("s_pos", "s_sym"))
-    if s_pos is None or s_sym is None:
+    together = "_together" if "s_pos_no_sink_together" in run.head_metrics else ""
+    names = [f"{name}_no_sink{together}" for name in ("s_pos", "s_sym")]
+    if any(name not in run.head_metrics for name in names):
         raise ConfigError(f"{run.measurement.name} has no positional and symbolic scores: give a run of heads")
+    s_pos, s_sym = map(run.head_means, names)
     points = [
         (x, y, layer, head)
         for layer, values in s_pos.items()

@@ -17,7 +17,7 @@ from wherewhat.extend import find_method
 from wherewhat.extend.plan import Plan
 from wherewhat.hashes import canonical_json
 from wherewhat.measures.frequencies.masking import frequency_bands
-from wherewhat.measures.measurement import NON_NEGATIVE, ChoicesMeasurement, QuestionMeasurement
+from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement
 from wherewhat.measures.perturb.measurement import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
@@ -50,6 +50,7 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import option_text
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.schema import profile_name
+from wherewhat.scores import NON_NEGATIVE
 
 T = TypeVar("T")
 
@@ -478,17 +479,17 @@ def _number(number: Number) -> dict[str, Any]:
 def _swaps(runs: Runs, layers: list[int]) -> Any:
     """Return scores, intervals and labels of every head; over all documents together where there are several."""
     run = runs.find("heads")
-    if run is None or "s_pos" not in run.head_means:
+    if run is None or "s_pos" not in run.head_metrics:
         return None
-    together = "_together" if "s_pos_together" in run.head_means else ""
+    together = "_together" if "s_pos_together" in run.head_metrics else ""
 
     def version(ending: str) -> dict[str, Any]:
         found: dict[str, Any] = {"label": head_values(run, f"label{ending}{together}", layers)}
         for score in ("s_pos", "s_sym"):
             for bound in ("", "_low", "_high"):
                 found[f"{score}{bound}"] = head_values(run, f"{score}{ending}{bound}{together}", layers)
-        codes = zip(layers, found["label"], strict=True)
-        return {**found, "votes": [_votes(run, f"label{ending}", layer, of_layer) for layer, of_layer in codes]}
+        single, codes = run.head_values(f"label{ending}"), zip(layers, found["label"], strict=True)
+        return {**found, "votes": [_votes(single, layer, of_layer) for layer, of_layer in codes]}
 
     return {
         **version("_no_sink"),
@@ -499,11 +500,13 @@ def _swaps(runs: Runs, layers: list[int]) -> Any:
     }
 
 
-def _votes(run: StoredRun, metric: str, layer: int, codes: list[float | None] | None) -> list[list[int]] | None:
+def _votes(
+    single: Mapping[tuple[int, int], list[float]], layer: int, codes: list[float | None] | None
+) -> list[list[int]] | None:
     """Return for each head the number of documents in which it has the given label alone, and that of documents."""
     if codes is None:
         return None
-    listed = [run.head_values[metric].get((layer, head), []) for head in range(len(codes))]
+    listed = [single.get((layer, head), []) for head in range(len(codes))]
     pairs = zip(listed, codes, strict=True)
     return [[0 if code is None else values.count(code), len(values)] for values, code in pairs]
 

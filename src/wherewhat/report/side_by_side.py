@@ -57,7 +57,7 @@ class ComparedModel:
         found: dict[str, StoredRun] = {}
         for _, run in self.runs.of_model:
             for metric in run.metrics:
-                if metric.name in run.head_means:
+                if metric.name in run.head_metrics:
                     found.setdefault(metric.name, run)
         return found
 

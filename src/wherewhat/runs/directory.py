@@ -31,7 +31,6 @@ from wherewhat.runs.layout import (
     PROFILES,
     PROVENANCE,
     SCORES,
-    PartResult,
     Parts,
     PartTimes,
     Provenance,
@@ -41,7 +40,8 @@ from wherewhat.runs.layout import (
     take_away_if_empty,
     verify,
 )
-from wherewhat.runs.schema import SCHEMA_VERSION, ProfileFile, encode_scores, join_profiles, join_tables, read_scores
+from wherewhat.runs.schema import SCHEMA_VERSION, ProfileFile, join_profiles, join_scores, read_scores, stored_scores
+from wherewhat.scores import Scores
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,30 +147,29 @@ class RunDirectory:
         return False
 
     @checked()
-    def save(self, key: str, result: PartResult, *, seconds: float) -> None:
+    def save(self, key: str, scores: Scores, *, document: str | None = None, seconds: float) -> None:
         """Write the results of the part `key`.
 
         Args:
             key: Name of the part, such as its document's; any text.
-            result: Scores and curves.
+            scores: Scores and curves, checked; see :meth:`wherewhat.Scores.checked`.
+            document: Name of the document in the score table; None for all documents together.
             seconds: Wall time of the computation.
         """
         self._require_lock()
         if self.has(key):
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
-        self._parts.save(key, result, seconds=seconds)
+        source = {name: self.config.get(name) for name in ("measurement", "model", "weights", "seed")}
+        self._parts.save(key, scores, source=source, document=document, seconds=seconds)
 
     @checked()
-    def part(self, key: str) -> tuple[pa.Table, ProfileFile]:
+    def part(self, key: str) -> Scores:
         """Return scores and curves of the finished part `key`, before or after the run is finished."""
-        profiles = self.part_profiles(key)
-        return read_scores(self._parts.path(key) / SCORES), profiles
-
-    @checked()
-    def part_profiles(self, key: str) -> ProfileFile:
-        """Return the curves of the finished part `key`; unlike `part`, this needs no score table."""
         self._checked_times(key)
-        return ProfileFile(self._parts.path(key) / PROFILES)
+        folder = self._parts.path(key)
+        table = read_scores(folder / SCORES) if (folder / SCORES).exists() else None
+        found = stored_scores(table, ProfileFile(folder / PROFILES))
+        return next(iter(found.values()), Scores())
 
     def finish(self, keys: Iterable[str], *, provenance: Provenance, files: Iterable[str] = ()) -> None:
         """Join the parts into the run's files; the bytes do not depend on the order in which parts were finished.
@@ -188,21 +187,25 @@ class RunDirectory:
             return
         self._keys = None
         remove(self.path / COMPLETE)
-        times = [self._checked_times(key) for key in wanted]
-        folders = [self._parts.path(key) for key in wanted]
-        sealed = [CONFIG, PROVENANCE, PROFILES, *files]
-        tables = [folder / SCORES for folder in folders if (folder / SCORES).exists()]
-        if tables:  # a run of parts without score rows does without pyarrow
-            write_file(self.path / SCORES, encode_scores(join_tables([read_scores(path) for path in tables])))
-            sealed.append(SCORES)
-        join_profiles(self.path / PROFILES, [folder / PROFILES for folder in folders])
+        times = [self._checked_times(key, trust=len(wanted) == 1) for key in wanted]
+        linked: dict[str, JSON] = {}
+        made = [PROFILES]
+        if len(wanted) == 1:  # the files of the run are those of the part, which are checked whenever they are read
+            linked, made = self._parts.link(wanted[0], self.path), []
+        else:
+            folders = [self._parts.path(key) for key in wanted]
+            tables = [folder / SCORES for folder in folders if (folder / SCORES).exists()]
+            if tables:  # a run of parts without score rows does without pyarrow
+                join_scores(self.path / SCORES, tables)
+                made.append(SCORES)
+            join_profiles(self.path / PROFILES, [folder / PROFILES for folder in folders])
         content = provenance_json(provenance, times, config_hash=self.config_hash)
         write_file(self.path / PROVENANCE, readable_json(content))
         seal: dict[str, JSON] = {
             "schema": SCHEMA_VERSION,
             "config_hash": self.config_hash,
             "parts": wanted,
-            "files": fingerprints(self.path, sealed),
+            "files": {**linked, **fingerprints(self.path, [CONFIG, PROVENANCE, *made, *files])},
         }
         write_sealed(self.path / COMPLETE, seal)
         self._keys = frozenset(wanted)
@@ -237,9 +240,9 @@ class RunDirectory:
             write_file(self.path / CONFIG, readable_json(self.config))  # it may say the same in other bytes
             remove(self.path / COMPLETE)
 
-    def _checked_times(self, key: str) -> PartTimes:
-        # Read again: a part may have been damaged since this process wrote or checked it.
-        times = self._parts.times(key, trust=False)
+    def _checked_times(self, key: str, *, trust: bool = False) -> PartTimes:
+        # By default read again: a part may have been damaged since this process wrote or checked it.
+        times = self._parts.times(key, trust=trust)
         if times is None:
             self._parts.discard_damaged(key)
             raise StoreError(f"{self.path}: the part {key!r} is missing or damaged; run the command again")

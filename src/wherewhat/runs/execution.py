@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,11 @@ from wherewhat.captures.summary import layer_kinds
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, TooLargeError, WherewhatError
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
-    DocumentScores,
     DocumentsMeasurement,
     Measurement,
-    Metric,
     QuestionMeasurement,
     Subject,
     Text,
-    check_declared,
     measure_text,
 )
 from wherewhat.measures.registry import code_hash, find_measurement
@@ -38,11 +34,10 @@ from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.known import Controlled, KnownRuns
-from wherewhat.runs.layout import PartResult, Provenance, model_provenance
+from wherewhat.runs.layout import Provenance, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
-from wherewhat.runs.results import stored_document
-from wherewhat.runs.schema import Profile, ScoreSource, profile_name
 from wherewhat.runs.subject import ModelSubject, device_type, load_model
+from wherewhat.scores import Scores
 from wherewhat.text.documents import Document
 
 if TYPE_CHECKING:
@@ -175,22 +170,14 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
         progress.say(f"already measured: {directory.path}")
         return directory
 
-    def save(key: str, compute: Callable[[], DocumentScores]) -> None:
+    def save(key: str, compute: Callable[[], Scores]) -> None:
         started = time.perf_counter()
-        source = ScoreSource(
-            measurement=measurement.name,
-            model=loaded.name,
-            weights=loaded.weights,
-            seed=loaded.seed,
-            document=None if key == _TOGETHER else key,
-        )
-        scores = compute()
-        check_declared(measurement, config, scores)
-        part = _part(measurement.all_metrics(config), source, scores)
+        scores = compute().checked(measurement.declared(config), of=measurement.name)
+        document = None if key == _TOGETHER else key
         # Scores of all documents together may need what was not stored, such as curves.
-        if not part.scores and not (key == _TOGETHER and measurement.combines):
-            raise TextError(f"{source.document or 'the documents together'} gave no scores")
-        directory.save(key, part, seconds=time.perf_counter() - started)
+        if not scores.names and not (document is None and measurement.combines):
+            raise TextError(f"{document or 'the documents together'} gave no scores")
+        directory.save(key, scores, document=document, seconds=time.perf_counter() - started)
 
     settings = new_process_settings(weight_dtypes(loaded.model))
     with directory.lock(on_wait=progress.say), settings, evaluation(loaded.model):
@@ -216,7 +203,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
         if _TOGETHER in missing and measurement.combines:
             save(
                 _TOGETHER,
-                lambda: measurement.combine([stored_document(*directory.part(name)) for name in inputs], config),
+                lambda: measurement.combine([directory.part(name) for name in inputs], config),
             )
         texts = [made.document for made in inputs.values()]
         directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
@@ -232,7 +219,7 @@ def _keys(measurement: Measurement, names: list[str]) -> list[str]:
 
 def _found(
     measurement: Measurement, subject: ModelSubject, key: str, inputs: Mapping[str, Input], config: Any
-) -> DocumentScores:
+) -> Scores:
     """Measure one document, or all of them."""
     if isinstance(measurement, DocumentsMeasurement):
         return measurement.measure(subject, [made.text for made in inputs.values()], config)
@@ -244,31 +231,6 @@ def _found(
         assert made.choices is not None
         return measurement.measure(subject, made.choices, config)
     return measure_text(measurement, subject, made.text, config)
-
-
-def _part(metrics: Sequence[Metric], source: ScoreSource, found: DocumentScores) -> PartResult:
-    """Return scores and curves of one part as they are stored."""
-    document = source.document
-    units = {metric.name: metric.unit or None for metric in metrics}
-    scores = []
-    profiles = {}
-    for index, whole, curves in [
-        (None, found.whole, found.curves),
-        *((layer.layer, layer.whole, layer.curves) for layer in found.layers),
-    ]:
-        for name, value in whole.items():
-            scores.append(source.score(name, _defined(value), layer=index, unit=units.get(name)))
-        for name, curve in curves.items():
-            profiles[profile_name(document, index, name)] = Profile(curve.values, curve.axes)
-    for layer in found.layers:
-        for name, values in layer.heads.items():
-            defined = [_defined(value) for value in values.tolist()]
-            scores += source.heads(name, defined, layer=layer.layer, unit=units.get(name))
-    return PartResult(scores=scores, profiles=profiles)
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 _SHORT, _LONG = 64, 256

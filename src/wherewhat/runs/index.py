@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
 from wherewhat.hashes import canonical_json, parse_object
-from wherewhat.measures.measurement import share_name
 from wherewhat.measures.registry import measurements
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
+from wherewhat.runs.schema import SCHEMA_VERSION
 from wherewhat.runs.storage import Folder, Place, open_place
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 INDEX = "index.parquet"
 _OPENED_TOGETHER = 512
-_VERSION = "2"
+_VERSION = "3"
 """Part of every stamp: rows of an index with another one are made again."""
 
 FACTS: dict[str, str] = {
@@ -212,11 +212,16 @@ def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tup
 
 
 def _facts(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
-    contents = place.read_many(f"{name}/{file}" for name in names for file in (CONFIG, PROVENANCE))
+    contents = place.read_many(f"{name}/{file}" for name in names for file in (COMPLETE, CONFIG, PROVENANCE))
     found = {}
     for name in names:
-        config, provenance = (parse_object(contents.get(f"{name}/{file}", b"")) for file in (CONFIG, PROVENANCE))
-        if config is None or provenance is None:
+        seal, config, provenance = (
+            parse_object(contents.get(f"{name}/{file}", b"")) for file in (COMPLETE, CONFIG, PROVENANCE)
+        )
+        if (seal or {}).get("schema") != SCHEMA_VERSION:
+            made = f"schema version {(seal or {}).get('schema')}, not {SCHEMA_VERSION}"
+            unreadable[name] = f"it was written by another version of wherewhat ({made}): run its command again"
+        elif config is None or provenance is None:
             unreadable[name] = f"{CONFIG if config is None else PROVENANCE} is missing or damaged"
         elif "measurement" in config:  # other runs, such as trainings of the laboratory, have no score table
             found[name] = run_facts(name, config, provenance)
@@ -255,23 +260,26 @@ def _means(rows: pl.LazyFrame) -> pl.LazyFrame:
     """Return means over heads and layers; of a category the share of each of its values, such as ``label=sink``."""
     import polars as pl
 
-    strings = [pl.col(name).cast(pl.String) for name in ("run", "measurement", "metric", "document")]
+    strings = [pl.col(name).cast(pl.String) for name in ("run", "measurement", "metric", "document", "category")]
     defined = rows.select(*strings, "value").filter(pl.col("value").is_not_null())
-    codes = pl.LazyFrame(
+    # A category that no head has is known only from the measurement; those of an unknown one are named in the rows.
+    declared = pl.LazyFrame(
         [
-            {"measurement": name, "metric": metric, "code": float(code), "share": share_name(metric, category)}
+            {"measurement": name, "metric": metric, "wanted": category}
             for name, measurement in measurements().items()
-            for metric, categories in measurement.codes.items()
-            for code, category in enumerate(categories)
+            for metric, categories in measurement.categories.items()
+            for category in categories
         ],
-        schema={"measurement": pl.String, "metric": pl.String, "code": pl.Float64, "share": pl.String},
+        schema={"measurement": pl.String, "metric": pl.String, "wanted": pl.String},
     )
+    named = defined.filter(pl.col("category").is_not_null())
+    seen = named.select("measurement", "metric", wanted=pl.col("category"))
     pair = ["measurement", "metric"]
-    shares = (
-        defined.filter(pl.col("value") >= 0)
-        .join(codes, on=pair)
-        .with_columns(metric=pl.col("share"), value=(pl.col("value") == pl.col("code")).cast(pl.Float64))
+    categories = pl.concat([declared, seen]).unique()
+    shares = named.join(categories, on=pair).with_columns(
+        metric=pl.format("{}={}", "metric", "wanted"),
+        value=(pl.col("category") == pl.col("wanted")).cast(pl.Float64),
     )
     columns = ["run", "metric", "document", "value"]
-    both = pl.concat([defined.join(codes, on=pair, how="anti").select(columns), shares.select(columns)])
+    both = pl.concat([defined.join(categories, on=pair, how="anti").select(columns), shares.select(columns)])
     return both.group_by("run", "metric", "document").agg(pl.col("value").mean())

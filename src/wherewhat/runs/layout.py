@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from wherewhat.files import (
     atomic_folder,
     explain,
     is_temporary,
+    link_file,
     make_folder,
     nearest_folder,
     remove,
@@ -36,7 +37,15 @@ from wherewhat.hashes import (
     write_sealed,
 )
 from wherewhat.imports import package_version
-from wherewhat.runs.schema import SCHEMA_VERSION, Profile, Score, encode_scores, is_current, score_table, write_profiles
+from wherewhat.runs.schema import (
+    SCHEMA_VERSION,
+    encode_scores,
+    is_current,
+    score_profiles,
+    score_table,
+    write_profiles,
+)
+from wherewhat.scores import Scores
 from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
@@ -119,19 +128,6 @@ _PART = "part.json"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartResult:
-    """Scores and curves of one part.
-
-    Attributes:
-        scores: Score rows; None for a part without a score table.
-        profiles: Curves by the names that `profile_name` returns.
-    """
-
-    scores: Iterable[Score] | None = ()
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-
-
 class Parts:
     """The finished parts of one run, in the folder `parts` of its directory."""
 
@@ -166,6 +162,14 @@ class Parts:
         self._known[key] = PartTimes(**cast("dict[str, JSON]", content["times"]))  # type: ignore[arg-type]
         return self._known[key]
 
+    def link(self, key: str, folder: Path) -> dict[str, JSON]:
+        """Give the files of a finished part a second name in `folder`, and return their fingerprints."""
+        content = read_sealed(self.path(key) / _PART) or {}
+        files = dict(cast("Mapping[str, JSON]", content.get("files") or {}))
+        for name in files:
+            link_file(self.path(key) / name, folder / name)
+        return files
+
     def forget(self) -> None:
         """Discard what was checked, since another process may have changed files."""
         self._known.clear()
@@ -182,9 +186,11 @@ class Parts:
         if self.folder.is_dir():
             remove_temporaries(self.folder)
 
-    def save(self, key: str, result: PartResult, *, seconds: float) -> None:
-        """Write a finished part. Only for the holder of the run's lock."""
-        table = None if result.scores is None else score_table(result.scores)
+    def save(
+        self, key: str, scores: Scores, *, source: Mapping[str, JSON], document: str | None, seconds: float
+    ) -> None:
+        """Write a finished part; without a score table if it has curves only. Only for the holder of the run's lock."""
+        table = score_table(scores, source, document) if scores.names else None
         now = time.time()
         times = PartTimes(
             key=key,
@@ -199,7 +205,7 @@ class Parts:
             with atomic_folder(path) as folder:
                 if table is not None:
                     write_file(folder / SCORES, encode_scores(table))
-                write_profiles(folder / PROFILES, result.profiles)
+                write_profiles(folder / PROFILES, score_profiles(scores, document))
                 content: dict[str, JSON] = {
                     "schema": SCHEMA_VERSION,
                     "config_hash": self._config_hash,

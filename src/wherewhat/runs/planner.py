@@ -28,7 +28,6 @@ from wherewhat.measures.head_costs import (
     outcome_areas,
     outcome_curve,
 )
-from wherewhat.measures.measurement import DocumentScores
 from wherewhat.measures.selectors import (
     DRAWS,
     RANKED,
@@ -51,12 +50,11 @@ from wherewhat.options import checked, nearest
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.inputs import document_text
-from wherewhat.runs.layout import PartResult, collect_versions, model_provenance
+from wherewhat.runs.layout import collect_versions, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
-from wherewhat.runs.results import stored_document
-from wherewhat.runs.schema import Score, ScoreSource
 from wherewhat.runs.subject import ModelSubject, device_type, load_model
 from wherewhat.runs.triattention import write_triattention
+from wherewhat.scores import Scores, stored_metric
 from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.files import read_documents
 
@@ -152,6 +150,8 @@ class _Planner:
             "measurement": "plan",
             "revision": _REVISION,
             "model": loaded.name,
+            "weights": loaded.weights,
+            "seed": loaded.seed,
             "weights_hash": loaded.weights_hash,
             "tokenizer_hash": loaded.tokenizer_hash,
             "dtype": loaded.dtype,
@@ -220,25 +220,23 @@ class _Planner:
             },
         )
 
-    def _part(
-        self, key: str, name: str, compute: Callable[[str], _Numbers], *, unit: str | None = "nats"
-    ) -> DocumentScores:
+    def _part(self, key: str, name: str, compute: Callable[[str], _Numbers], *, unit: str = "nats") -> Scores:
         """Return the stored numbers of a document, computed now if they are missing."""
         self.keys.append(key)
         if not self.directory.has(key):
-            loaded, started = self.loaded, time.perf_counter()
-            source = ScoreSource(
-                measurement="plan", model=loaded.name, weights=loaded.weights, seed=loaded.seed, document=name
-            )
-            rows: list[Score] = []
+            started = time.perf_counter()
+            whole: dict[str, float] = {}
+            heads: dict[int, dict[str, Tensor]] = {}
             for metric, found in compute(name).items():
                 if isinstance(found, float):
-                    rows.append(source.score(metric, found, unit=unit))
+                    whole[metric] = found
                     continue
                 for layer, x in found.items():
-                    rows += source.heads(metric, x, layer=layer, unit=unit)
-            self.directory.save(key, PartResult(scores=rows), seconds=time.perf_counter() - started)
-        return stored_document(self.directory.part(key)[0])
+                    heads.setdefault(layer, {})[metric] = x
+            scores = Scores(layers=[Scores(layer=layer, heads=x) for layer, x in heads.items()], whole=whole)
+            scores = scores.checked([stored_metric("*", unit=unit)], of="plan")
+            self.directory.save(key, scores, document=name, seconds=time.perf_counter() - started)
+        return self.directory.part(key)
 
     def _scores(self) -> dict[Selector, dict[int, Tensor]]:
         """Return the scores of heads by selector, mean over the documents for choosing."""
@@ -263,7 +261,7 @@ class _Planner:
             return {f"score_{selector}": x for selector, x in scores.items()}
 
         tracked = self.progress.track(self.choosing, "scores of heads")
-        stored = [self._part(f"choose:{name}", name, compute, unit=None) for name in tracked]
+        stored = [self._part(f"choose:{name}", name, compute, unit="") for name in tracked]
         found: dict[Selector, list[dict[int, Tensor]]] = {
             selector: [{x.layer: x.heads[f"score_{selector}"] for x in one.layers} for one in stored]
             for selector in wanted
@@ -426,7 +424,7 @@ class _Planner:
         return [dict(self._part(f"evaluate:{name}:{share:g}", name, compute).whole) for name in tracked]
 
 
-def _sums(scores: DocumentScores, one: str, other: str) -> dict[int, Tensor]:
+def _sums(scores: Scores, one: str, other: str) -> dict[int, Tensor]:
     """Return the sum of two scores of heads, by layer."""
     return {x.layer: x.heads[one] + x.heads[other] for x in scores.layers}
 

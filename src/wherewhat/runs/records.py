@@ -18,15 +18,16 @@ from wherewhat.hashes import JSON, read_object
 from wherewhat.measures.registry import measurements
 from wherewhat.options import checked
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import CONFIG, PartResult
+from wherewhat.runs.layout import CONFIG
 from wherewhat.runs.results import FrameKind, as_frame
-from wherewhat.runs.schema import Profile, ProfileFile, profile_name, write_profiles
+from wherewhat.runs.schema import ProfileFile, score_profiles, stored_scores, write_profiles
+from wherewhat.scores import Column, Scores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-TensorTable = Mapping[str, Profile]
+TensorTable = Mapping[str, Column]
 """Tensors by name, with the names of their dimensions."""
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -90,8 +91,8 @@ class Records:
 
     def table(self) -> TensorTable:
         """Return everything as one table; :meth:`from_table` is the inverse."""
-        scores = {name: Profile(value, ("step", *self.axes[name])) for name, value in self.values.items()}
-        return {_STEPS: Profile(self.steps, ("step",)), **scores, **self.constants}
+        scores = {name: Column(value, ("step", *self.axes[name])) for name, value in self.values.items()}
+        return {_STEPS: Column(self.steps, ("step",)), **scores, **self.constants}
 
     @classmethod
     def from_table(cls, table: TensorTable) -> Records:
@@ -108,13 +109,13 @@ class Records:
 
     def write(self, path: Path) -> None:
         """Write a file atomically."""
-        write_profiles(path, {profile_name(None, None, name): one for name, one in self.table().items()})
+        write_profiles(path, score_profiles(Scores(curves=self.table()), None))
 
     @classmethod
     def read(cls, path: Path) -> Records:
         """Read what :meth:`write` wrote."""
         try:
-            return cls.from_table(_named(ProfileFile(path), "-"))
+            return cls.from_table(_curves(ProfileFile(path), None))
         except StoreError as error:
             raise StoreError(f"cannot read {path}: {error}") from error
 
@@ -210,7 +211,7 @@ class StudyRun:
 
     def table(self, key: str) -> TensorTable:
         """Return the tensors of one part."""
-        return _named(self.directory.profiles(), key)
+        return _curves(self.directory.profiles(), key)
 
 
 def study_config(study: str, **values: JSON) -> dict[str, JSON]:
@@ -229,18 +230,16 @@ def open_study_run(path: Path, study: str) -> RunDirectory:
 def save_table(run: RunDirectory, key: str, table: TensorTable, *, seconds: float) -> None:
     """Save tensors as a part of a run, unless the part is there already."""
     if not run.has(key):
-        profiles = {profile_name(key, None, name): one for name, one in table.items()}
-        run.save(key, PartResult(scores=None, profiles=profiles), seconds=seconds)
+        run.save(key, Scores(curves=table), document=key, seconds=seconds)
 
 
 def read_part(run: RunDirectory, key: str) -> TensorTable:
     """Return the tensors of one part, before or after the run is finished."""
-    return _named(run.part_profiles(key), key)
+    return run.part(key).curves
 
 
-def _named(file: ProfileFile, document: str) -> TensorTable:
-    prefix = profile_name(document, None, "x")[:-1]
-    return {name.removeprefix(prefix): Profile(file[name], file.axes(name)) for name in file if name.startswith(prefix)}
+def _curves(file: ProfileFile, document: str | None) -> TensorTable:
+    return stored_scores(None, file).get(document, Scores()).curves
 
 
 def _equal(one: TensorTable, other: TensorTable) -> bool:
@@ -346,7 +345,7 @@ class TrainingRun:
             declared = measurements().get(measurement)
             prefix = f"{measurement}."
             if declared is not None and declared.metrics:
-                numbers = [metric for metric in declared.metrics if metric.name not in declared.codes]
+                numbers = [metric for metric in declared.metrics if not metric.categories]
                 known = [(f"{prefix}{metric.name}", metric.title) for metric in numbers]
             else:  # of a package that is not installed: the names are all that is known
                 known = [(name, name.removeprefix(prefix)) for name in self.records.values if name.startswith(prefix)]

@@ -7,74 +7,106 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import require
-from wherewhat.measures.measurement import (
-    SHARE,
-    UNBOUNDED,
-    Curve,
-    DocumentScores,
-    LayerScores,
-    Measurement,
-    Metric,
-    share_name,
-    without,
-)
+from wherewhat.measures.measurement import Measurement
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.schema import ProfileFile, profile_name
+from wherewhat.runs.schema import ProfileFile, profile_name, stored_scores
+from wherewhat.scores import MODEL, SHARE, UNBOUNDED, Metric, share_name, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from wherewhat.captures.summary import Kinds
 
 
-def stored_document(table: pa.Table, profiles: ProfileFile | None = None) -> DocumentScores:
-    """Return the scores of one document, from its score table and, if given, its curves.
+@dataclass(frozen=True)
+class Numbers:
+    """Values of one metric, in the order of documents, layers and heads.
 
-    Undefined values are NaN.
+    Attributes:
+        documents: Names of documents, sorted; None for all documents together comes last.
+        document: Index of the document of each value.
+        layer: Its layer; :data:`~wherewhat.scores.MODEL` for the model as a whole.
+        head: Its head; :data:`~wherewhat.scores.MODEL` for the layer as a whole.
+        value: The value; NaN where it is undefined.
     """
-    import torch  # a table of a finished run needs none
 
-    columns = table.select(["layer", "head", "metric", "value"]).to_pydict()
-    heads: dict[int, dict[str, dict[int, float]]] = {}
-    whole: dict[int | None, dict[str, float]] = {}
-    for layer, head, metric, value in zip(*columns.values(), strict=True):
-        number = torch.nan if value is None else value
-        if head is None:
-            whole.setdefault(layer, {})[metric] = number
-        else:
-            heads.setdefault(layer, {}).setdefault(metric, {})[head] = number
-    curves: dict[int | None, dict[str, Curve]] = {}
-    if profiles is not None:
-        for name in profiles:
-            _, index, curve = name.rsplit("/", 2)
-            layer = None if index == "-" else int(index)
-            curves.setdefault(layer, {})[curve] = Curve(profiles[name], profiles.axes(name))
-    indices = sorted({*heads, *(i for i in [*whole, *curves] if i is not None)})
-    layers = [
-        LayerScores(
-            layer=i,
-            heads={
-                metric: torch.tensor([values[h] for h in sorted(values)], dtype=torch.float64)
-                for metric, values in heads.get(i, {}).items()
-            },
-            whole=whole.get(i, {}),
-            curves=curves.get(i, {}),
-        )
-        for i in indices
-    ]
-    return DocumentScores(layers, whole.get(None, {}), curves.get(None, {}))
+    documents: Sequence[str | None]
+    document: NDArray[np.int64]
+    layer: NDArray[np.int64]
+    head: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+    def where(self, rows: NDArray[np.bool_]) -> Numbers:
+        """Return some of the values."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in ("document", "layer", "head", "value")})
+
+    @property
+    def defined(self) -> Numbers:
+        """The values that are defined."""
+        return self.where(~np.isnan(self.value))
+
+    @property
+    def of_documents(self) -> Numbers:
+        """The values of single documents."""
+        single = [index for index, name in enumerate(self.documents) if name is not None]
+        return self.where(np.isin(self.document, single))
+
+    @property
+    def of_heads(self) -> Numbers:
+        """The values of single heads."""
+        return self.where(self.head != MODEL)
+
+    def by_document(self) -> dict[str | None, float]:
+        """Return the mean of each document."""
+        return {self.documents[d]: mean for (d,), mean in self._means(self.document)}
+
+    def by_layer(self) -> dict[int, list[float]]:
+        """Return the means of each layer, one per document that has it."""
+        found: dict[int, list[float]] = {}
+        for (_, layer), mean in self._means(self.document, self.layer):
+            if layer != MODEL:
+                found.setdefault(layer, []).append(mean)
+        return dict(sorted(found.items()))
+
+    def _means(self, *keys: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], float]]:
+        """Yield means over neighbours with the same keys; rows are sorted by document and layer."""
+        if not len(self.value):
+            return
+        changes = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+        starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        sums, counts = np.add.reduceat(self.value, starts), np.diff([*starts, len(self.value)])
+        for start, mean in zip(starts, (sums / counts).tolist(), strict=True):
+            yield tuple(int(key[start]) for key in keys), mean
 
 
-_Values = dict[str | None, dict[int | None, list[float]]]
-"""Values by document and layer; the layer of the model as a whole is None."""
+def read_numbers(table: pa.Table) -> dict[str, Numbers]:
+    """Return the values of a sorted score table by metric."""
+    import pyarrow.compute as pc
+
+    table = table.unify_dictionaries()
+    metrics, titles = (table[name].combine_chunks() for name in ("metric", "document"))
+    documents = [*titles.dictionary.to_pylist(), None]
+    document = pc.fill_null(titles.indices, len(documents) - 1).to_numpy()
+    layer, head = (pc.fill_null(table[name], MODEL).to_numpy() for name in ("layer", "head"))
+    value = pc.fill_null(table["value"], math.nan).to_numpy()
+    codes = metrics.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(len(metrics.dictionary) + 1))
+    rows = [order[start:end] for start, end in pairwise(ends)]
+    named = zip(metrics.dictionary.to_pylist(), rows, strict=True)
+    return {name: Numbers(documents, document[at], layer[at], head[at], value[at]) for name, at in named}
 
 
 @dataclass(frozen=True)
@@ -135,19 +167,6 @@ class MetricSummary:
         return in_words(mean) if math.isfinite(mean.mean) else "undefined"
 
 
-def head_labels(
-    values: Mapping[str, Mapping[tuple[int, int], Sequence[float]]], name: str
-) -> dict[tuple[int, int], int]:
-    """Return the code of each head's label, over all documents together where there are several; none if undefined.
-
-    Args:
-        values: Values by metric, layer and head, see :attr:`StoredRun.head_values`.
-        name: The metric that holds the labels.
-    """
-    codes = values.get(f"{name}_together") or values.get(name) or {}
-    return {place: int(listed[0]) for place, listed in codes.items() if listed and listed[0] >= 0}
-
-
 Heads = dict[int, list[float | None]]
 """Values of every head by layer."""
 
@@ -199,9 +218,9 @@ class StoredRun:
         return dict(sorted(kinds.items(), key=lambda kind: kind[1]))  # the file has them by name
 
     @cached_property
-    def _rows(self) -> list[tuple[str, str | None, int | None, int | None, float | None]]:
-        columns = self.directory.scores().select(["metric", "document", "layer", "head", "value"]).to_pydict()
-        return list(zip(*columns.values(), strict=True))
+    def numbers(self) -> dict[str, Numbers]:
+        """Values of everything that the run holds, by metric."""
+        return read_numbers(self.directory.scores())
 
     def range_of(self, metric: str) -> tuple[float, float]:
         """Return the range of possible values of a metric; unbounded for metrics that are not declared."""
@@ -217,11 +236,10 @@ class StoredRun:
 
     def _whole(self, metric: str) -> dict[str, float]:
         """Return a metric of the model as a whole by document; undefined values are left out."""
-        return {
-            document: value
-            for name, document, layer, _, value in self._rows
-            if name == metric and document is not None and layer is None and value is not None
-        }
+        if metric not in self.numbers:
+            return {}
+        found = self.numbers[metric].of_documents.defined
+        return cast("dict[str, float]", found.where(found.layer == MODEL).by_document())
 
     @cached_property
     def profiles(self) -> ProfileFile:
@@ -230,7 +248,7 @@ class StoredRun:
 
     def curves(self, name: str) -> list[Tensor]:
         """Return a curve of the model as a whole, of every document that has it."""
-        names = (profile_name(document, None, name) for document in self.documents)
+        names = (profile_name(document, MODEL, name) for document in self.documents)
         return [self.profiles[name] for name in names if name in self.profiles]
 
     def curve(self, layer: int, name: str, *, document: int = 0) -> Tensor | None:
@@ -239,82 +257,104 @@ class StoredRun:
 
     def without_each(self, metric: str) -> dict[str, float]:
         """Return a metric of all documents together, mean over heads, without each of them; empty if not stored."""
-        found = self.profiles.get(profile_name(None, None, without(metric)))
+        found = self.profiles.get(profile_name(None, MODEL, without(metric)))
         return {} if found is None else dict(zip(self.documents, found.tolist(), strict=True))
 
     @property
     def categories(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the codes of each metric that is a category, which is never averaged."""
-        return self.measurement.codes
+        return self.measurement.categories
 
     def document_means(self, metric: str) -> dict[str, float]:
         """Return a metric of each document that has it, averaged over heads and layers."""
         if metric in self.categories:
             raise ConfigError(f"'{metric}' is a category, whose codes have no mean: count its values")
-        found: dict[str, list[float]] = {}
-        for name, document, _, _, value in self._rows:
-            if name == metric and document is not None and value is not None:
-                found.setdefault(document, []).append(value)
-        return {document: sum(values) / len(values) for document, values in found.items()}
+        if metric not in self.numbers:
+            return {}
+        return cast("dict[str, float]", self.numbers[metric].of_documents.defined.by_document())
 
     @cached_property
-    def head_values(self) -> dict[str, dict[tuple[int, int], list[float]]]:
-        """Values of all documents by metric, layer and head; undefined ones are left out."""
-        found: dict[str, dict[tuple[int, int], list[float]]] = {}
-        for metric, _, layer, head, value in self._rows:
-            if head is not None and layer is not None:
-                values = found.setdefault(metric, {}).setdefault((layer, head), [])
-                values += [] if value is None else [value]
-        return found
+    def head_metrics(self) -> list[str]:
+        """Names of the metrics that the run has for each head."""
+        return [name for name, numbers in self.numbers.items() if (numbers.head != MODEL).any()]
+
+    def head_values(self, metric: str) -> dict[tuple[int, int], list[float]]:
+        """Return the values of all documents by layer and head; undefined ones are left out."""
+        found = self.numbers[metric].of_heads.defined
+        values: dict[tuple[int, int], list[float]] = {}
+        for layer, head, value in zip(found.layer.tolist(), found.head.tolist(), found.value.tolist(), strict=True):
+            values.setdefault((layer, head), []).append(value)
+        return values
 
     def head_documents(self, metric: str) -> dict[tuple[int, int], dict[str, float]]:
         """Return a metric by layer and head, and by document; undefined values are left out."""
+        if metric not in self.numbers:
+            return {}
+        numbers = self.numbers[metric].of_heads.of_documents.defined
+        listed = (numbers.layer.tolist(), numbers.head.tolist(), numbers.document.tolist(), numbers.value.tolist())
         found: dict[tuple[int, int], dict[str, float]] = {}
-        for name, document, layer, head, value in self._rows:
-            if name != metric or document is None:
-                continue
-            if layer is not None and head is not None and value is not None:
-                found.setdefault((layer, head), {})[document] = value
+        for layer, head, document, value in zip(*listed, strict=True):
+            found.setdefault((layer, head), {})[str(numbers.documents[document])] = value
         return found
 
-    @cached_property
-    def head_means(self) -> dict[str, Heads]:
-        """Means over documents of everything that the run has for each head, by metric; of categories the commonest."""
-        means: dict[str, Heads] = {}
-        for metric, places in self.head_values.items():
-            layers = means.setdefault(metric, {})
-            average = commonest if metric in self.categories else _average
-            for layer in sorted({layer for layer, _ in places}):
-                count = 1 + max(head for at, head in places if at == layer)
-                listed = [places.get((layer, head)) for head in range(count)]
-                layers[layer] = [average(values or ()) for values in listed]
-        return means
+    def head_means(self, metric: str) -> Heads:
+        """Return the mean over documents of every head by layer; of a category the commonest."""
+        numbers = self.numbers[metric].of_heads
+        if metric in self.categories:
+            values = self.head_values(metric)
+            sizes = {int(layer): 1 + int(numbers.head[numbers.layer == layer].max()) for layer in set(numbers.layer)}
+            return {
+                layer: [commonest(values.get((layer, head), [])) for head in range(size)]
+                for layer, size in sorted(sizes.items())
+            }
+        found: Heads = {}
+        for layer in sorted(set(numbers.layer.tolist())):
+            here = numbers.where(numbers.layer == layer)
+            size, known = 1 + int(here.head.max()), here.defined
+            sums, counts = (np.bincount(known.head, weights, size) for weights in (known.value, None))
+            listed = zip(sums.tolist(), counts.tolist(), strict=True)
+            found[layer] = [value / count if count else None for value, count in listed]
+        return found
+
+    def labels(self, metric: str) -> dict[tuple[int, int], int]:
+        """Return the code of each head's category, over all documents together where there are several.
+
+        Undefined ones are left out.
+        """
+        names = (name for name in (f"{metric}_together", metric) if name in self.numbers)
+        values = next((found for name in names if (found := self.head_values(name))), {})
+        return {place: int(listed[0]) for place, listed in values.items() if listed[0] >= 0}
 
     @cached_property
     def summaries(self) -> list[MetricSummary]:
         """A summary of each metric that the run holds."""
-        by_metric: dict[str, _Values] = {}
-        together: dict[str, dict[int | None, float]] = {}
-        for name, document, layer, head, value in self._rows:
-            if value is None:
-                continue
-            by_metric.setdefault(name, {}).setdefault(document, {}).setdefault(layer, []).append(value)
-            if document is None and head is None:
-                together.setdefault(name, {})[layer] = value
+        defined = {name: numbers.defined for name, numbers in self.numbers.items()}
+        defined = {name: numbers for name, numbers in defined.items() if len(numbers.value)}
         pooled, found = self._pooled(), []
         for metric in self.metrics:
-            if metric.name not in by_metric:
+            if metric.name not in defined:
                 continue
-            if metric.name in self.categories:
-                shares = _shares(metric, self.categories[metric.name], by_metric[metric.name])
-                for share, values in shares:
+            numbers = defined[metric.name]
+            if metric.categories:
+                for share, values in _shares(metric, numbers):
                     kinds = _by_kind(values, None, self.kinds)
                     found.append(_summary(share, values, None, {}, len(self.documents), kinds))
                 continue
-            values, control = by_metric[metric.name], by_metric.get(metric.control or "")
-            kinds = _by_kind(values, pooled.get(metric.name), self.kinds)
-            summary = _summary(metric, values, control, together, len(self.documents), kinds)
+            control = defined.get(metric.control or "")
+            kinds = _by_kind(numbers, pooled.get(metric.name), self.kinds)
+            summary = _summary(metric, numbers, control, self._together(metric), len(self.documents), kinds)
             found.append(replace(summary, counts=self._counts(metric)))
+        return found
+
+    def _together(self, metric: Metric) -> dict[str, dict[int, float]]:
+        """Return error and bounds of a metric of all documents together by name and layer."""
+        found = {}
+        for name in (metric.error, *(metric.bounds or ())):
+            if name in self.numbers:
+                numbers = self.numbers[name].defined
+                together = numbers.document == len(numbers.documents) - 1
+                whole = numbers.where(together & (numbers.head == MODEL))
+                found[name] = dict(zip(whole.layer.tolist(), whole.value.tolist(), strict=True))
         return found
 
     def _counts(self, metric: Metric) -> dict[str, HeadCount]:
@@ -322,14 +362,17 @@ class StoredRun:
         if metric.counts is None:
             return {}
         name, label = metric.counts
-        labels, code = head_labels(self.head_values, name), self.measurement.codes[name].index(label)
-        single, found = self.head_documents(name), {}
+        labels, code = self.labels(name), self.categories[name].index(label)
+        numbers = self.numbers[name].of_heads.of_documents
+        having = numbers.where(numbers.value == code)
+        found = {}
         for kind, layers in {"": sorted({layer for layer, _ in labels}), **self.kinds}.items():
             codes = [x for (layer, _), x in labels.items() if layer in layers]
-            listed = [by_document for (layer, _), by_document in single.items() if layer in layers]
             if codes:
-                counts = (sum(one.get(document) == code for one in listed) for document in self.documents)
-                found[kind] = HeadCount(codes.count(code), len(codes), tuple(counts))
+                inside = having.document[np.isin(having.layer, layers)]
+                counts = {str(numbers.documents[d]): int((inside == d).sum()) for d in set(numbers.document)}
+                single = tuple(counts.get(document, 0) for document in self.documents)
+                found[kind] = HeadCount(codes.count(code), len(codes), single)
         return found
 
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
@@ -337,13 +380,9 @@ class StoredRun:
         found: dict[str, dict[str, list[float]]] = {}
         if not self.measurement.pools or not self.kinds:
             return found
-        table = self.directory.scores()
-        documents = table["document"].to_pylist()
-        for name in dict.fromkeys(document for document in documents if document is not None):
-            rows = [index for index, document in enumerate(documents) if document == name]
-            layers = stored_document(table.take(rows)).layers
-            for kind, listed in self.kinds.items():
-                numbers = self.measurement.pooled([layer for layer in layers if layer.layer in listed])
+        for document, scores in stored_scores(self.directory.scores()).items():
+            for kind, listed in self.kinds.items() if document is not None else ():
+                numbers = self.measurement.pooled([layer for layer in scores.layers if layer.layer in listed])
                 for metric, value in numbers.items():
                     found.setdefault(metric, {}).setdefault(kind, []).append(value)
         return found
@@ -355,20 +394,11 @@ def commonest(codes: Sequence[float]) -> float | None:
     return max(defined, key=defined.count) if defined else None
 
 
-def _average(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _shares(metric: Metric, names: Sequence[str], documents: _Values) -> Iterator[tuple[Metric, _Values]]:
+def _shares(metric: Metric, numbers: Numbers) -> Iterator[tuple[Metric, Numbers]]:
     """Yield each category that occurs as a metric: 1 where a value is this category, 0 where it is another."""
-    defined: _Values = {}
-    for document, layers in documents.items():
-        kept = {layer: [code for code in codes if code >= 0] for layer, codes in layers.items()}
-        defined[document] = {layer: codes for layer, codes in kept.items() if codes}
-    defined = {document: layers for document, layers in defined.items() if layers}
-    seen = {code for layers in defined.values() for codes in layers.values() for code in codes}
-    for code, name in enumerate(names):
-        if code in seen:
+    known = numbers.where(numbers.value >= 0)
+    for code, name in enumerate(metric.categories):
+        if (known.value == code).any():
             share = replace(
                 metric,
                 name=share_name(metric.name, name),
@@ -381,44 +411,31 @@ def _shares(metric: Metric, names: Sequence[str], documents: _Values) -> Iterato
                 bounds=None,
                 proportion=False,
                 range=SHARE,
+                categories=(),
             )
-            yield (
-                share,
-                {
-                    document: {layer: [float(x == code) for x in codes] for layer, codes in layers.items()}
-                    for document, layers in defined.items()
-                },
-            )
+            yield share, replace(known, value=(known.value == code).astype(np.float64))
 
 
-def _by_kind(documents: _Values, pooled: Mapping[str, Sequence[float]] | None, kinds: Kinds) -> dict[str, Interval]:
+def _by_kind(numbers: Numbers, pooled: Mapping[str, Sequence[float]] | None, kinds: Kinds) -> dict[str, Interval]:
     """Mean of each kind's layers per document, with intervals over documents; kinds without numbers are left out."""
     if pooled is not None:
         return {kind: interval(values) for kind, values in pooled.items()}
-    found = {}
-    for kind, listed in kinds.items():
-        chosen: list[dict[int | None, list[float]]] = [
-            {i: layers[i] for i in listed if i in layers} for layers in documents.values()
-        ]
-        if values := [_mean(layers) for layers in chosen if layers]:
-            found[kind] = interval(values)
-    return found
+    found = {kind: numbers.where(np.isin(numbers.layer, layers)).by_document() for kind, layers in kinds.items()}
+    return {kind: interval(list(values.values())) for kind, values in found.items() if values}
 
 
 def _summary(
     metric: Metric,
-    documents: _Values,
-    control: _Values | None,
-    together: Mapping[str, Mapping[int | None, float]],
+    numbers: Numbers,
+    control: Numbers | None,
+    together: Mapping[str, Mapping[int, float]],
     count: int,
     kinds: Mapping[str, Interval],
 ) -> MetricSummary:
-    indices = sorted({layer for layers in documents.values() for layer in layers if layer is not None})
-
     errors = together.get(metric.error or "", {})
     low, high = (together.get(name, {}) for name in metric.bounds or ("", ""))
 
-    def between(values: Sequence[float], layer: int | None) -> Interval:
+    def between(values: Sequence[float], layer: int) -> Interval:
         """Return the interval over documents, or the stored one where documents were measured together."""
         if layer in low and layer in high:
             found = Interval(values[0], low[layer], high[layer], count)
@@ -428,18 +445,14 @@ def _summary(
             found = wilson(values) if metric.proportion else interval(values)
         return found.within(metric.range)
 
+    means = None if control is None else list(control.by_document().values())
     return MetricSummary(
         metric=metric,
-        overall=between([_mean(layers) for layers in documents.values()], None),
-        layers={i: between([_mean({i: v[i]}) for v in documents.values() if i in v], i) for i in indices},
-        control=None if control is None else sum(map(_mean, control.values())) / len(control),
+        overall=between(list(numbers.by_document().values()), MODEL),
+        layers={layer: between(values, layer) for layer, values in numbers.by_layer().items()},
+        control=None if means is None else sum(means) / len(means),
         kinds={kind: value.within(metric.range) for kind, value in kinds.items()},
     )
-
-
-def _mean(layers: dict[int | None, list[float]]) -> float:
-    values = [value for listed in layers.values() for value in listed]
-    return sum(values) / len(values)
 
 
 FrameKind = Literal["pandas", "polars", "pyarrow"]
@@ -513,7 +526,7 @@ def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
 def _wide_heads(run: StoredRun) -> pa.Table:
     import pyarrow as pa
 
-    means = run.head_means
+    means = {metric: run.head_means(metric) for metric in run.head_metrics}
     places = sorted({(i, h) for layers in means.values() for i, heads in layers.items() for h in range(len(heads))})
     columns: dict[str, Any] = {
         "layer": pa.array([layer for layer, _ in places], pa.int32()),
@@ -526,14 +539,9 @@ def _wide_heads(run: StoredRun) -> pa.Table:
         columns[metric] = pa.array(values, pa.float64())
     for metric, names in run.categories.items():
         if metric in columns:
-            columns[metric] = pa.array([_commonest(run, metric, names, place) for place in places], pa.string())
+            codes = columns[metric].to_pylist()
+            columns[metric] = pa.array([None if code is None else names[int(code)] for code in codes], pa.string())
     return pa.table(columns)
-
-
-def _commonest(run: StoredRun, metric: str, names: Sequence[str], place: tuple[int, int]) -> str | None:
-    """Return the name that most documents have for a head; the first of several."""
-    code = commonest(run.head_values.get(metric, {}).get(place, []))
-    return None if code is None else names[int(code)]
 
 
 def _tidy_heads(run: StoredRun) -> pa.Table:
@@ -541,7 +549,8 @@ def _tidy_heads(run: StoredRun) -> pa.Table:
     import pyarrow.compute as pc
 
     scores = run.directory.scores()
-    chosen = scores.filter(pc.is_valid(scores["head"])).select(["document", "layer", "head", "metric", "value"])
+    names = ["document", "layer", "head", "metric", "value", "category"]
+    chosen = scores.filter(pc.is_valid(scores["head"])).select(names)
     plain = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in chosen.columns]
     return pa.table(dict(zip(chosen.column_names, plain, strict=True)))
 

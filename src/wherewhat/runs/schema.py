@@ -1,24 +1,25 @@
-"""Scores and curves of a run, and the files that store them: `scores.parquet` and `profiles.safetensors`."""
+"""The files that store scores and curves: `scores.parquet` and `profiles.safetensors`."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal
 
 from wherewhat.errors import StoreError
 from wherewhat.files import explain, open_regular, write_file
-from wherewhat.hashes import canonical_json
+from wherewhat.hashes import JSON, canonical_json
+from wherewhat.scores import MODEL, Column, Metric, Scores
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the files in a run directory: score columns, profile names and part layout together."""
 
 VERSION_KEY = "wherewhat.schema"
@@ -26,7 +27,7 @@ VERSION_KEY = "wherewhat.schema"
 
 
 @dataclass(frozen=True)
-class Column:
+class StoredColumn:
     """One column of `scores.parquet`.
 
     Attributes:
@@ -44,17 +45,18 @@ class Column:
     meaning: str
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("measurement", "string", False, True, "Name of the measurement."),
-    Column("model", "string", False, True, "Name of the model, as requested."),
-    Column("weights", "string", False, True, "Which weights: `trained`, `random` or `shuffled`."),
-    Column("seed", "int64", False, True, "Seed of the run, also of random and shuffled weights."),
-    Column("document", "string", True, True, "Name of the document; null for all documents together."),
-    Column("layer", "int32", True, True, "Layer, from 0; null for the model as a whole."),
-    Column("head", "int32", True, True, "Query head, from 0; null for the layer or the model as a whole."),
-    Column("metric", "string", False, True, "Name of the metric."),
-    Column("value", "float64", True, False, "The number; null where it is undefined, never NaN."),
-    Column("unit", "string", True, False, "Unit of the value, such as `nats` or `tokens`; null for a pure number."),
+COLUMNS: tuple[StoredColumn, ...] = (
+    StoredColumn("measurement", "string", False, True, "Name of the measurement."),
+    StoredColumn("model", "string", False, True, "Name of the model, as requested."),
+    StoredColumn("weights", "string", False, True, "Which weights: `trained`, `random` or `shuffled`."),
+    StoredColumn("seed", "int64", False, True, "Seed of the run, also of random and shuffled weights."),
+    StoredColumn("document", "string", True, True, "Name of the document; null for all documents together."),
+    StoredColumn("layer", "int32", True, True, "Layer, from 0; null for the model as a whole."),
+    StoredColumn("head", "int32", True, True, "Query head, from 0; null for the layer or the model as a whole."),
+    StoredColumn("metric", "string", False, True, "Name of the metric."),
+    StoredColumn("value", "float64", True, False, "The number; null where it is undefined, never NaN."),
+    StoredColumn("unit", "string", True, False, "Unit, such as `nats` or `tokens`; null for a pure number."),
+    StoredColumn("category", "string", True, False, "Name of a value that is a category; null for numbers."),
 )
 
 KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.key)
@@ -82,112 +84,162 @@ def is_current(version: object, path: Path) -> bool:
     return version == SCHEMA_VERSION
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreSource:
-    """The columns that all rows of one part share.
+def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None) -> pa.Table:
+    """Return checked scores of one document as a sorted table; nothing is done per number.
 
-    Examples:
-        >>> source = ScoreSource(measurement="entropy", model="smollm2", weights="trained", seed=0)
-        >>> [row.value for row in source.heads("mean", [1.5, 2.0], layer=0, unit="nats")]
-        [1.5, 2.0]
+    Args:
+        scores: What :meth:`~wherewhat.scores.Scores.checked` returned.
+        source: The columns that all rows share: measurement, model, weights and seed.
+        document: Name of the document; None for all documents together.
     """
+    import numpy as np
+    import pyarrow as pa
+    import torch
 
-    measurement: str
-    model: str
-    weights: str
-    seed: int
-    document: str | None = None
-
-    def score(
-        self,
-        metric: str,
-        value: SupportsFloat | None,
-        *,
-        layer: int | None = None,
-        head: int | None = None,
-        unit: str | None = None,
-    ) -> Score:
-        """Return one row; the value may be a Python, NumPy or zero-dimensional torch number."""
-        number = None if value is None else float(value)
-        return Score(**vars(self), metric=metric, value=number, layer=layer, head=head, unit=unit)
-
-    def heads(
-        self, metric: str, values: Sequence[float | None] | Tensor, *, layer: int, unit: str | None = None
-    ) -> list[Score]:
-        """Return one row per query head of a layer, from values of shape ``(heads,)``; None where undefined."""
-        # One transfer from the device for all heads instead of one per head.
-        given = values if isinstance(values, Sequence) else values.detach().tolist()
-        return [self.score(metric, value, layer=layer, head=head, unit=unit) for head, value in enumerate(given)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score(ScoreSource):
-    """One row of `scores.parquet`; :data:`COLUMNS` says what each field means."""
-
-    metric: str
-    value: float | None
-    layer: int | None = None
-    head: int | None = None
-    unit: str | None = None
+    codes = {name: code for code, name in enumerate(sorted(scores.names))}
+    layers, heads, metrics, values = [], [], [], []
+    for one in scores:
+        # Rows of a layer are sorted by head and then metric; those of the layer as a whole come last.
+        named = sorted(one.heads)
+        if named:
+            matrix = torch.stack([one.heads[name] for name in named], 1)
+            heads.append(np.repeat(np.arange(len(matrix), dtype=np.int32), len(named)))
+            metrics.append(np.tile(np.array([codes[name] for name in named], np.int32), len(matrix)))
+            values.append(matrix.flatten().numpy())
+        whole = sorted(one.whole)
+        heads.append(np.full(len(whole), MODEL, np.int32))
+        metrics.append(np.array([codes[name] for name in whole], np.int32))
+        values.append(np.array([one.whole[name] for name in whole], np.float64))
+        layers.append(np.full(len(whole) + (len(matrix) * len(named) if named else 0), one.layer, np.int32))
+    layer, head, metric, value = map(np.concatenate, (layers, heads, metrics, values))
+    shared = {**source, "document": document}
+    columns = {
+        "layer": pa.array(layer, mask=layer == MODEL),
+        "head": pa.array(head, mask=head == MODEL),
+        "metric": _encoded(metric, list(codes)),
+        "value": pa.array(value, mask=np.isnan(value)),
+        "unit": _encoded(metric, [scores.metrics[name].unit or None for name in codes]),
+        "category": _categories(scores.metrics, codes, metric, value),
+    }
+    for column in COLUMNS:
+        if column.name in shared:
+            columns[column.name] = _constant(shared[column.name], column, len(value))
+    return pa.Table.from_arrays([columns[column.name] for column in COLUMNS], schema=arrow_schema())
 
 
-def _problem(row: Score) -> str | None:
-    """Return what is wrong with a row that the column types cannot express: empty names, NaN, negative indices."""
-    for name in ("measurement", "model", "weights", "metric"):
-        if not getattr(row, name):
-            return f"{name} is empty"
-    if row.document == "":
-        return "document is empty; use None for all documents together"
-    for name in ("layer", "head"):
-        number = getattr(row, name)
-        if number is not None and number < 0:
-            return f"{name} is negative"
-    if row.head is not None and row.layer is None:
-        return "a head needs a layer"
-    if row.value is not None and math.isnan(row.value):
-        return "value is NaN; use None where a number is undefined"
-    return None
-
-
-def score_table(scores: Iterable[Score]) -> pa.Table:
-    """Check rows and return them as a sorted, dictionary-encoded table."""
+def _encoded(codes: Any, names: Sequence[str | None]) -> pa.Array:
+    """Return strings by their codes, dictionary-encoded; None is null."""
+    import numpy as np
     import pyarrow as pa
 
-    rows = list(scores)
-    for row in rows:
-        if problem := _problem(row):
-            key = ", ".join(f"{name}={getattr(row, name)!r}" for name in KEY_NAMES)
-            raise StoreError(f"score row with {key}: {problem}")
-    plain = arrow_schema(encoded=False)
-    columns = []
-    for field in plain:
-        try:
-            column = pa.array([getattr(row, field.name) for row in rows], field.type)
-        except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as error:
-            reason = str(error).splitlines()[0]
-            raise StoreError(f"score column {field.name} is not {field.type} in every row: {reason}") from error
-        if column.null_count and not field.nullable:
-            raise StoreError(f"score column {field.name} is null in {column.null_count} rows: give it a value")
-        columns.append(column)
-    return join_tables([pa.Table.from_arrays(columns, schema=plain)])
+    words = list(dict.fromkeys(name for name in names if name is not None))
+    places = {name: place for place, name in enumerate(words)}
+    chosen = np.array([MODEL if name is None else places[name] for name in names], np.int32)[codes]
+    try:
+        return pa.DictionaryArray.from_arrays(pa.array(chosen, mask=chosen == MODEL), pa.array(words, pa.string()))
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{error.object!r} is not valid Unicode: choose another name") from error
+
+
+def _categories(metrics: Mapping[str, Metric], codes: Mapping[str, int], metric: Any, value: Any) -> pa.Array:
+    """Return the name of each value that is a category; null for numbers and undefined categories."""
+    import numpy as np
+
+    names: list[str | None] = [None]
+    found = np.zeros(len(value), np.int64)
+    for name, code in codes.items():
+        if categories := metrics[name].categories:
+            rows = (metric == code) & (value >= 0)
+            found[rows] = len(names) + value[rows].astype(np.int64)
+            names += categories
+    return _encoded(found, names)
+
+
+def _constant(value: JSON, column: StoredColumn, count: int) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    if column.type == "string":
+        return _encoded(np.zeros(count, np.int64), [None if value is None else str(value)])
+    return pa.array(np.full(count, value, column.type))
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Join score tables into one that depends only on the set of rows, not on their order."""
+    import numpy as np
+    import pyarrow as pa
+
+    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    keys = [_ranks(table[name].combine_chunks()) for name in KEY_NAMES]
+    order = np.lexsort(keys[::-1])
+    table, keys = table.take(pa.array(order)), [key[order] for key in keys]
+    same = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
+    if same.any():
+        first = table.slice(int(same.argmax()), 1).to_pylist()[0]
+        raise StoreError(f"score rows share one key: {', '.join(f'{k}={first[k]!r}' for k in KEY_NAMES)}")
+    return table
+
+
+def _ranks(column: pa.Array) -> Any:
+    """Return numbers in the order of a key column's values, strings by code point; null comes last."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    plain = arrow_schema(encoded=False)
-    table = pa.concat_tables([table.cast(plain) for table in tables])
-    keys = list(KEY_NAMES)
-    counts = table.select(keys).group_by(keys, use_threads=False).aggregate([([], "count_all")])
-    doubles = counts.filter(pc.greater(counts["count_all"], 1))
-    if doubles.num_rows:
-        first = doubles.slice(0, 1).to_pylist()[0]
-        raise StoreError(f"score rows share one key: {', '.join(f'{k}={first[k]!r}' for k in keys)}")
-    order = pc.sort_indices(table, sort_keys=[(key, "ascending") for key in keys])
-    # One chunk, so that the dictionaries hold the strings in order of their first row and nothing else.
-    return table.take(order).combine_chunks().cast(arrow_schema())
+    if pa.types.is_dictionary(column.type):
+        words = column.dictionary.to_pylist()
+        ranks = {word: rank for rank, word in enumerate(sorted(words))}
+        found = np.array([*(ranks[word] for word in words), len(words)])
+        return found[pc.fill_null(column.indices, len(words)).to_numpy()]
+    return pc.fill_null(column, pa.scalar(np.iinfo(np.int32).max, column.type)).to_numpy()
+
+
+def stored_scores(table: pa.Table | None, profiles: ProfileFile | None = None) -> dict[str | None, Scores]:
+    """Return the scores of a sorted table by document, and curves if given; undefined values are NaN."""
+    found = {} if table is None else _stored_numbers(table)
+    for title, curves in ({} if profiles is None else profiles.columns()).items():
+        layers = found.setdefault(title, {})
+        for index, named in curves.items():
+            layers[index] = replace(layers.get(index, Scores(layer=index)), curves=named)
+    return {
+        title: replace(
+            layers.get(MODEL, Scores()), layers=[layers[index] for index in sorted(layers) if index != MODEL]
+        )
+        for title, layers in found.items()
+    }
+
+
+def _stored_numbers(table: pa.Table) -> dict[str | None, dict[int, Scores]]:
+    """Return the scores of a sorted table by document and layer."""
+    import numpy as np
+    import pyarrow.compute as pc
+    import torch
+
+    table = table.unify_dictionaries()
+    layer, head = (pc.fill_null(table[name], MODEL).to_numpy() for name in ("layer", "head"))
+    value = pc.fill_null(table["value"], float("nan")).to_numpy()
+    metrics, documents = (table[name].combine_chunks() for name in ("metric", "document"))
+    names, metric = metrics.dictionary.to_pylist(), metrics.indices.to_numpy()
+    titles = [*documents.dictionary.to_pylist(), None]
+    document = pc.fill_null(documents.indices, len(titles) - 1).to_numpy()
+    # Rows of one layer of one document, and of its heads or of itself, are neighbours.
+    group = np.stack([document, layer, head == MODEL])
+    starts = np.flatnonzero((group[:, 1:] != group[:, :-1]).any(0)) + 1
+    found: dict[str | None, dict[int, Scores]] = {}
+    for rows in map(slice, [0, *starts] if len(value) else [], [*starts, len(value)]):
+        layers, index = found.setdefault(titles[document[rows.start]], {}), int(layer[rows.start])
+        one = layers.get(index, Scores(layer=index))
+        if head[rows.start] == MODEL:
+            whole = dict(zip([names[code] for code in metric[rows]], value[rows].tolist(), strict=True))
+            layers[index] = replace(one, whole=whole)
+            continue
+        count = int(head[rows][-1]) + 1
+        codes = metric[rows].reshape(count, -1) if not len(metric[rows]) % count else metric[rows][:, None]
+        if len(codes) != count or (codes != codes[0]).any():
+            raise StoreError(f"layer {index} has other metrics for some of its {count} heads: run the command again")
+        columns = torch.from_numpy(value[rows].reshape(count, -1).T.copy()).unbind()
+        layers[index] = replace(one, heads=dict(zip((names[code] for code in codes[0]), columns, strict=True)))
+    return found
 
 
 def encode_scores(table: pa.Table) -> bytes:
@@ -205,8 +257,14 @@ def encode_scores(table: pa.Table) -> bytes:
         row_group_size=1 << 20,
         use_dictionary=[column.name for column in COLUMNS if column.type == "string"],
         store_schema=True,
+        write_statistics=False,
     )
     return bytes(sink.getvalue())
+
+
+def join_scores(path: Path, sources: Sequence[Path]) -> None:
+    """Join files of scores into one, atomically."""
+    write_file(path, encode_scores(join_tables([*map(read_scores, sources)])))
 
 
 def read_scores(path: Path) -> pa.Table:
@@ -234,43 +292,35 @@ _METADATA_KEY = "wherewhat"
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-@dataclass(frozen=True)
-class Profile:
-    """A curve, or several curves, of one layer.
-
-    Attributes:
-        values: Tensor with one dimension per axis. NaN marks an empty bin.
-        axes: What each dimension is, such as `("head", "distance")`.
-    """
-
-    values: Tensor
-    axes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if self.values.ndim != len(self.axes):
-            raise ValueError(f"{len(self.axes)} axes {self.axes} for shape {tuple(self.values.shape)}")
-
-
-def profile_name(document: str | None, layer: int | None, curve: str) -> str:
-    """Return the name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for no layer."""
+def profile_name(document: str | None, layer: int, curve: str) -> str:
+    """Return the name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for the whole model."""
     if not curve or "/" in curve:
         raise StoreError(f"the curve name {curve!r} is empty or holds a slash: choose another")
-    return f"{'-' if document is None else document}/{'-' if layer is None else layer}/{curve}"
+    return f"{'-' if document is None else document}/{'-' if layer == MODEL else layer}/{curve}"
 
 
-def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
+def score_profiles(scores: Scores, document: str | None) -> dict[str, Column]:
+    """Return the curves of one document by the names under which they are stored."""
+    return {profile_name(document, one.layer, name): curve for one in scores for name, curve in one.curves.items()}
+
+
+def write_profiles(path: Path, profiles: Mapping[str, Column]) -> None:
     """Write curves atomically; the bytes depend on names, axes and values alone."""
     from safetensors.torch import save
 
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
     for name in sorted(profiles):
         _check_name(name)
         tensor = profiles[name].values.detach().cpu().contiguous()
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise StoreError(f"the curve {name!r} has type {dtype}: use one of {', '.join(_DTYPES)}")
-        # A copy where two curves may share memory, which safetensors refuses.
-        tensors[name] = tensor.clone() if tensor is profiles[name].values else tensor
+        # A copy where two curves share memory, which safetensors refuses.
+        memory = tensor.untyped_storage()
+        shared = memory.data_ptr() in seen or memory.nbytes() != tensor.nbytes
+        tensors[name] = tensor.clone() if shared else tensor
+        seen.add(memory.data_ptr())
     axes = {name: list(profiles[name].axes) for name in tensors}
     metadata = {_METADATA_KEY: canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})}
     write_file(path, save(tensors, metadata))
@@ -278,13 +328,12 @@ def write_profiles(path: Path, profiles: Mapping[str, Profile]) -> None:
 
 def join_profiles(path: Path, sources: Sequence[Path]) -> None:
     """Join curve files into one, atomically."""
-    joined: dict[str, Profile] = {}
-    for source in sources:
-        file = ProfileFile(source)
-        for name in file:
+    joined: dict[str, Column] = {}
+    for file in map(ProfileFile, sources):
+        for name, values in file.items():
             if name in joined:
                 raise StoreError(f"two parts hold the curve {name!r}: give every curve its own name")
-            joined[name] = Profile(file[name], file.axes(name))
+            joined[name] = Column(values, file.axes(name))
     write_profiles(path, joined)
 
 
@@ -302,21 +351,19 @@ class ProfileFile(Mapping[str, "Tensor"]):
     def __init__(self, path: Path) -> None:
         """Open a file that `write_profiles` or `join_profiles` wrote."""
         self.path = path
-        with self._open() as file:
-            try:
-                details = json.loads((file.metadata() or {})[_METADATA_KEY])
-                self._axes = {name: tuple(details["axes"][name]) for name in sorted(file.keys())}
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise StoreError(f"cannot read {path}: it is not a file of wherewhat profiles") from error
+        try:
+            details = json.loads((self._file.metadata() or {})[_METADATA_KEY])
+            self._axes = {name: tuple(details["axes"][name]) for name in sorted(self._file.keys())}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StoreError(f"cannot read {path}: it is not a file of wherewhat profiles") from error
         is_current(details.get(VERSION_KEY), path)  # curves are the same in older versions
 
     def __getitem__(self, name: str) -> Tensor:
         """The curve `name`; its dimensions are `axes(name)`."""
         if name not in self._axes:
             raise KeyError(name)
-        with self._open() as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._axes)
@@ -328,7 +375,18 @@ class ProfileFile(Mapping[str, "Tensor"]):
         """What each dimension of the curve `name` is."""
         return self._axes[name]
 
-    def _open(self) -> Any:
+    def columns(self) -> dict[str | None, dict[int, dict[str, Column]]]:
+        """Return all curves by document, layer and name; the model as a whole is the layer :data:`MODEL`."""
+        found: dict[str | None, dict[int, dict[str, Column]]] = {}
+        for full, values in self.items():
+            document, layer, name = full.rsplit("/", 2)
+            layers = found.setdefault(None if document == "-" else document, {})
+            curves = layers.setdefault(MODEL if layer == "-" else int(layer), {})
+            curves[name] = Column(values, self.axes(full))
+        return found
+
+    @cached_property
+    def _file(self) -> Any:
         from safetensors import SafetensorError, safe_open
 
         try:

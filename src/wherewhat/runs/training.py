@@ -21,14 +21,11 @@ from wherewhat.files import remove
 from wherewhat.hashes import JSON
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
-    DocumentScores,
     DocumentsMeasurement,
     LayerMeasurement,
-    LayerScores,
     Measurement,
     QuestionMeasurement,
     Text,
-    check_declared,
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement
@@ -51,8 +48,8 @@ from wherewhat.runs.records import (
 )
 from wherewhat.runs.request import MemoryModel, model_request
 from wherewhat.runs.results import commonest
-from wherewhat.runs.schema import Profile
 from wherewhat.runs.subject import ModelSubject, device_type
+from wherewhat.scores import Column, Scores
 from wherewhat.text.documents import Document, documents_of, embedded_documents
 
 _log = logging.getLogger(__name__)
@@ -245,8 +242,8 @@ class TrainingRecorder:
         """Return a recorder that continues the records up to a step, or begins new ones at step 0."""
         indices = [(layer, head) for layer, heads in sorted(self._heads.items()) for head in range(heads)]
         constants = {
-            "layer": Profile(torch.tensor([layer for layer, _ in indices]), ("head",)),
-            "head": Profile(torch.tensor([head for _, head in indices]), ("head",)),
+            "layer": Column(torch.tensor([layer for layer, _ in indices]), ("head",)),
+            "head": Column(torch.tensor([head for _, head in indices]), ("head",)),
         }
         path = None
         if self._directory is not None:
@@ -268,9 +265,9 @@ class TrainingRecorder:
             found = measure_texts(self._subject, self._texts, self._chosen)
         scores: dict[str, Tensor] = {}
         for measurement, documents in found.items():
-            for document in documents:
-                check_declared(*self._chosen[measurement], document)
-            categories = self._chosen[measurement][0].codes
+            made, config = self._chosen[measurement]
+            documents = [one.checked(made.declared(config), of=measurement) for one in documents]
+            categories = made.categories
             for name, values in _means(documents, self._heads, categories).items():
                 scores[f"{measurement}.{name}"] = values.float()
                 self._axes[f"{measurement}.{name}"] = ("head",) * values.ndim
@@ -362,17 +359,17 @@ def check_positive(**values: int) -> None:
             raise ConfigError(f"{name} is {value}: give 1 or more")
 
 
-def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) -> dict[str, list[DocumentScores]]:
+def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) -> dict[str, list[Scores]]:
     """Return the scores of each text, or of all texts together, by measurement.
 
     All measurements of layers share one pass over a text.
     """
     layered = [one for one in chosen.values() if isinstance(one[0], LayerMeasurement)]
-    found: dict[str, list[DocumentScores]] = {name: [] for name in chosen}
+    found: dict[str, list[Scores]] = {name: [] for name in chosen}
     for text in texts:
-        layers: dict[str, list[LayerScores]] = {measurement.name: [] for measurement, _ in layered}
+        layers: dict[str, list[Scores]] = {measurement.name: [] for measurement, _ in layered}
 
-        def measure(layer: LayerAttention, into: dict[str, list[LayerScores]] = layers) -> None:
+        def measure(layer: LayerAttention, into: dict[str, list[Scores]] = layers) -> None:
             for measurement, config in layered:
                 into[measurement.name].append(measurement.measure(layer, config))  # type: ignore[attr-defined]
 
@@ -381,7 +378,7 @@ def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) 
         for name, (measurement, config) in chosen.items():
             if isinstance(measurement, LayerMeasurement):
                 measurement.check(layers[name])
-                found[name].append(DocumentScores(layers[name], measurement.pooled(layers[name])))
+                found[name].append(Scores(layers=layers[name], whole=measurement.pooled(layers[name])))
             elif not isinstance(measurement, DocumentsMeasurement):
                 found[name].append(measure_text(measurement, subject, text, config))
     for name, (measurement, config) in chosen.items():
@@ -399,9 +396,7 @@ def _in_tokens(loaded: LoadedModel, documents: Sequence[Document], tokens: int) 
     return [document_text(loaded, document, length) for document in documents]
 
 
-def _means(
-    documents: Sequence[DocumentScores], heads: Mapping[int, int], categories: Collection[str]
-) -> dict[str, Tensor]:
+def _means(documents: Sequence[Scores], heads: Mapping[int, int], categories: Collection[str]) -> dict[str, Tensor]:
     """Return means over documents: of heads, over all layers ``(heads,)``, and of the whole model ``()``.
 
     Of ``categories``, which have no mean, the value of most documents is returned.
@@ -415,7 +410,7 @@ def _means(
         for layer in document.layers:
             for name, values in layer.heads.items():
                 row = rows.setdefault(name, torch.full((sum(heads.values()),), torch.nan, dtype=torch.float64))
-                row[starts[layer.layer] : starts[layer.layer] + len(values)] = values.double().cpu()
+                row[starts[layer.layer] : starts[layer.layer] + len(values)] = values
             for name, value in layer.whole.items():
                 of_layers.setdefault(name, []).append(value)
         whole = {**{name: sum(values) / len(values) for name, values in of_layers.items()}, **document.whole}

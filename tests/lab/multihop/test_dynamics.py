@@ -35,7 +35,7 @@ from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.runs import results as summary
 from wherewhat.runs.records import Records
-from wherewhat.runs.schema import Profile
+from wherewhat.scores import Column
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)
 SMALL = LabConfig(vocabulary=TASK.vocabulary, layers=2, heads=2, width=16, positions=16)
@@ -299,9 +299,9 @@ def curves(labels, accuracy, *, counts=(100, 100), every=50):
         "use": nothing[..., None],
     }
     constants = {
-        "hops": Profile(torch.arange(1, len(counts) + 1), ("hop",)),
-        "counts": Profile(torch.tensor(counts), ("hop",)),
-        "about": Profile(torch.tensor([0, 4, 17]), ("number",)),
+        "hops": Column(torch.arange(1, len(counts) + 1), ("hop",)),
+        "counts": Column(torch.tensor(counts), ("hop",)),
+        "about": Column(torch.tensor([0, 4, 17]), ("number",)),
     }
     return Records(every * torch.arange(records), values, AXES, constants)
 

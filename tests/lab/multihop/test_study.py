@@ -15,7 +15,7 @@ from wherewhat.lab.multihop.scores import best_step
 from wherewhat.lab.multihop.study import Setup, measure_extra, open_run, train, train_and_record
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.records import Records
-from wherewhat.runs.schema import Profile
+from wherewhat.scores import Column
 
 OPTIONS = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
 SETUP = Setup.of("number", {**OPTIONS, "threads": 1})
@@ -100,7 +100,7 @@ def test_the_best_checkpoint_is_the_first_with_the_largest_accuracy(tmp_path):
         assert run.test(checkpoint).hits.tolist() == measure_accuracy(model, testing).hits.tolist()
     # Of equals, too.
     accuracy = torch.tensor([[0.5, 0.0], [0.5, 1.0], [1.0, 0.5], [0.0, 1.0]])
-    constants = {"counts": Profile(torch.tensor([2, 2]), ("hop",))}
+    constants = {"counts": Column(torch.tensor([2, 2]), ("hop",))}
     records = Records(torch.tensor([0, 50, 100, 150]), {"accuracy": accuracy}, {"accuracy": ("hop",)}, constants)
     assert best_step(records) == 50
 

@@ -22,14 +22,14 @@ from wherewhat.measures.attention import effective_rank, weight_blocks
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
-from wherewhat.measures.measurement import DocumentScores, Subject
+from wherewhat.measures.measurement import Subject
 from wherewhat.measures.perturb.losses import measure_perturb
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.planes.statistics import Planes, plane_stats
 from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
-from wherewhat.runs.schema import Profile
+from wherewhat.scores import Column, Scores
 
 
 def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:
@@ -225,7 +225,7 @@ BUCKETS = 4
 """Number of position ranges that a context is divided into."""
 
 
-def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods: tuple[str, ...]) -> dict[str, Profile]:
+def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods: tuple[str, ...]) -> dict[str, Column]:
     """Return losses in nats, by text and position range of a quarter context, under each method that applies.
 
     Args:
@@ -243,13 +243,13 @@ def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods:
     else:  # methods that change distances need rotation
         names = [name for name in methods if model.rotation is not None or not find_method(name).rotary]
     subject = LabSubject(model, trained_length=context)
-    found: dict[str, Profile] = {}
+    found: dict[str, Column] = {}
     for name in names:
         method = find_method(name)().fitted(trained=context, length=windows.shape[1])
         losses = _losses(subject, windows, method)
         position, buckets = _ranges(losses, max(1, context // BUCKETS))
-        found["position"] = Profile(position, ("stretch",))
-        found[f"loss_by_position_{name}"] = Profile(buckets, ("document", "stretch"))
+        found["position"] = Column(position, ("stretch",))
+        found[f"loss_by_position_{name}"] = Column(buckets, ("document", "stretch"))
     return found
 
 
@@ -271,7 +271,7 @@ def _ranges(losses: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(middles), torch.stack([part.mean(1) for part in parts], 1).float()
 
 
-def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, context: int) -> dict[str, Profile]:
+def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, context: int) -> dict[str, Column]:
     """Return the curves of a trained model, one row per document, all in float32.
 
     Returns:
@@ -289,7 +289,7 @@ def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, conte
     return found
 
 
-def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Profile]:
+def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Column]:
     options = PerturbConfig(
         kinds=config.kinds, rates=config.rates, seeds=config.draws, axes=False, equivalence=False, seed=config.seed
     )
@@ -300,21 +300,21 @@ def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: i
     return _curves(measured, ("rate", "rate, loss, untouched, rise of untouched, moved"))
 
 
-def _residual(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Profile]:
+def _residual(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Column]:
     options = ResidualConfig(strengths=config.strengths, layers=False, control=False)
     windows = corpus.windows(config.residual_documents, context, seed=config.seed)
     measured = [measure_residual(subject, ids[None], options) for ids in windows]
     costs = {
-        name: Profile(_stacked([torch.tensor(document.whole[name]) for document in measured]), ("document",))
+        name: Column(_stacked([torch.tensor(document.whole[name]) for document in measured]), ("document",))
         for name in ("cost_without_a", "cost_without_c")
     }
     return _curves(measured, ("strength", "strength, loss")) | costs
 
 
-def _curves(measured: list[DocumentScores], axes: tuple[str, ...]) -> dict[str, Profile]:
+def _curves(measured: list[Scores], axes: tuple[str, ...]) -> dict[str, Column]:
     """Return the curves of all documents stacked, by name."""
     return {
-        name: Profile(_stacked([document.curves[name].values for document in measured]), ("document", *axes))
+        name: Column(_stacked([document.curves[name].values for document in measured]), ("document", *axes))
         for name in measured[0].curves
     }
 

@@ -17,7 +17,7 @@ from wherewhat.lab.model import LabModel
 from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.statistics import share_bounds
 from wherewhat.runs.records import TensorTable
-from wherewhat.runs.schema import Profile
+from wherewhat.scores import Column
 
 Result = TypeVar("Result")
 
@@ -97,7 +97,7 @@ class Accuracy:
     def table(self) -> TensorTable:
         """Return everything as named tensors; :meth:`from_table` is the inverse."""
         columns = {"hops": torch.tensor(self.hops), "hits": self.hits, "counts": self.counts, "loss": self.loss}
-        return {name: Profile(values, ("hop",)) for name, values in columns.items()}
+        return {name: Column(values, ("hop",)) for name, values in columns.items()}
 
     @classmethod
     def from_table(cls, table: TensorTable) -> Accuracy:

@@ -22,7 +22,6 @@ from wherewhat.lab.constructions.transformers import index_transformer, letter_a
 from wherewhat.lab.multihop.figures import INDEX_ANGLE, PAPER, RETRIEVAL_ANGLE, ROLES, RunFigures
 from wherewhat.lab.multihop.learning import PURE, align, find_learning
 from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
-from wherewhat.measures.measurement import SHARE
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
@@ -40,6 +39,7 @@ from wherewhat.report.claims.claim import (
 )
 from wherewhat.report.claims.judgement import CLAIMS, FORMAT, Judgement
 from wherewhat.runs.layout import collect_versions
+from wherewhat.scores import SHARE
 
 Runs = Mapping[str, Sequence[RunFigures]]
 """Runs with different seeds by task, ``number`` and ``letter``."""

@@ -27,7 +27,7 @@ from wherewhat.lab.tasks.task import Sequences, SequenceTask
 from wherewhat.measures.frequencies.planes import mean_frequency_softmax
 from wherewhat.numerics import new_process_settings
 from wherewhat.runs.records import Axes, Records, read_part, save_table
-from wherewhat.runs.schema import Profile
+from wherewhat.scores import Column
 
 Tensors = Mapping[str, Tensor]
 
@@ -118,7 +118,7 @@ def measure_figures(run: MultihopRun, extra: Sequence[int], *, count: int, devic
         if not directory.has(key):
             started = time.perf_counter()
             found = measure(run.model(device=device), task, task.sample(count, seed=_SEED, extra=extra))
-            table = {name: Profile(values.cpu(), AXES[name]) for name, values in found.items()}
+            table = {name: Column(values.cpu(), AXES[name]) for name, values in found.items()}
             with directory.lock():
                 save_table(directory, key, table, seconds=time.perf_counter() - started)
         return {name: one.values for name, one in read_part(directory, key).items()}

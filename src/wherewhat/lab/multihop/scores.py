@@ -23,7 +23,7 @@ from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.runs.records import Axes, Recorder, Records, TensorTable
-from wherewhat.runs.schema import Profile
+from wherewhat.scores import Column
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,9 +406,9 @@ def multihop_recorder(
     about = [int.from_bytes(digest.digest()), held_out.scored, held_out.sequences.tokens.shape[1]]
     hops = torch.tensor(held_out.sequences.hop_numbers)
     constants: TensorTable = {
-        "hops": Profile(hops, ("hop",)),
-        "counts": Profile((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
-        "about": Profile(torch.tensor(about), ("number",)),
+        "hops": Column(hops, ("hop",)),
+        "counts": Column((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
+        "about": Column(torch.tensor(about), ("number",)),
     }
     return Recorder(
         lambda model: record_scores(score_model(model, held_out, path=along_path)), AXES, constants=constants, path=path

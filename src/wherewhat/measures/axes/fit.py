@@ -17,10 +17,10 @@ from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_ma
 from wherewhat.measures.axes.measurement import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.graphs import launched
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores
 from wherewhat.measures.tensors import check_heads, check_single_text, per_query_head
 from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
+from wherewhat.scores import Column, Scores
 
 _RECORDED = 2**26
 """Entries of q above which copying q and k into a CUDA graph takes about as long as the launches that it saves."""
@@ -415,7 +415,7 @@ def _sample(n: int, device: torch.device) -> Tensor:
     return torch.tensor(sorted(row for row in rows if 0 <= row < n), device=device)
 
 
-def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
+def layer_scores(attention: LayerAttention, config: AxesConfig) -> Scores:
     """Fit every head of a layer; return correlations, shares, ranks and curves."""
     fit = fit_layer(attention, skip=config.skip, min_distance=config.min_distance, method=config.method)
     heads: dict[str, Tensor] = {"r": fit.r, "r2": fit.r.square(), "r_behaviour": fit.r_behaviour}
@@ -433,7 +433,7 @@ def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
     )
     noise = fit_layer(noise_layer, skip=config.skip, min_distance=config.min_distance, method=config.method)
     curves = {"a": ("head", "distance"), "b": ("head", "query"), "c": ("head", "key")}
-    return LayerScores(
+    return Scores(
         layer=attention.layer,
         heads={name: values.cpu() for name, values in heads.items()},
         whole={
@@ -442,13 +442,13 @@ def layer_scores(attention: LayerAttention, config: AxesConfig) -> LayerScores:
             "r_behaviour_gaussian": float(noise.r_behaviour.nanmean()),
             "pairs": float(fit.pairs),
         },
-        curves={name: Curve(getattr(fit, name).float().cpu(), axes) for name, axes in curves.items()}
+        curves={name: Column(getattr(fit, name).float().cpu(), axes) for name, axes in curves.items()}
         if config.curves
         else {},
     )
 
 
-def pooled_scores(layers: Sequence[LayerScores]) -> Mapping[str, float]:
+def pooled_scores(layers: Sequence[Scores]) -> Mapping[str, float]:
     """Return r over the logits of all heads at once, its baseline, and summaries that do not pool.
 
     Around one common mean, differences between the means of heads count as explained, though softmax does not see them:
@@ -478,7 +478,7 @@ def _root(share: Tensor) -> float:
     return float(share.clamp(0, 1).sqrt())
 
 
-def shared_scores(documents: Sequence[DocumentScores]) -> DocumentScores:
+def shared_scores(documents: Sequence[Scores]) -> Scores:
     """Return r of every head with one distance curve for all documents, next to r with separate curves."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):
@@ -490,6 +490,6 @@ def shared_scores(documents: Sequence[DocumentScores]) -> DocumentScores:
             n=same[0].curves["b"].values.shape[-1],
         )
         heads = {"r_shared": found.r.mean(0), "r_shared_pooled": found.r_pooled, "r_separate": found.r_separate.mean(0)}
-        curve = Curve(found.a.float(), ("head", "distance"))
-        layers.append(LayerScores(same[0].layer, heads, curves={"shared_a": curve}))
-    return DocumentScores(layers)
+        curve = Column(found.a.float(), ("head", "distance"))
+        layers.append(Scores(layer=same[0].layer, heads=heads, curves={"shared_a": curve}))
+    return Scores(layers=layers)

@@ -6,17 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from wherewhat.measures.measurement import (
-    CORRELATION,
-    SHARE,
-    DocumentScores,
-    LayerMeasurement,
-    LayerScores,
-    Metric,
-    ReportRun,
-    check_minimum,
-)
+from wherewhat.measures.measurement import LayerMeasurement, ReportRun, check_minimum
 from wherewhat.options import option
+from wherewhat.scores import CORRELATION, SHARE, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
@@ -110,6 +102,10 @@ class AxesMeasurement(LayerMeasurement):
             range=SHARE,
         ),
     )
+    stored = (
+        *map(stored_metric, ("adjusted_r2", "sse", "tss", "logit_mean", "pairs", "r_shared_pooled")),
+        *(stored_metric(name, range=SHARE) for name in ("r_b", "r_ab", "r_ac", "unique_b", "r_gaussian")),
+    )
     limits = (
         "A high r alone does not show that anything was learned: in a random deep model all tokens become similar, and "
         "similar tokens are additive. Compare it with the control models, the ranks and r of behaviour. r is a "
@@ -117,19 +113,19 @@ class AxesMeasurement(LayerMeasurement):
         "model, which wherewhat residual measures."
     )
 
-    def measure(self, layer: LayerAttention, config: AxesConfig) -> LayerScores:
+    def measure(self, layer: LayerAttention, config: AxesConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.axes.fit import layer_scores
 
         return layer_scores(layer, config)
 
-    def combine(self, documents: Sequence[DocumentScores], config: AxesConfig) -> DocumentScores:
+    def combine(self, documents: Sequence[Scores], config: AxesConfig) -> Scores:
         """Return scores with one distance curve for all documents."""
         from wherewhat.measures.axes.fit import shared_scores
 
         return shared_scores(documents)
 
-    def pooled(self, layers: Sequence[LayerScores]) -> Mapping[str, float]:
+    def pooled(self, layers: Sequence[Scores]) -> Mapping[str, float]:
         """Return the correlation over the logits of all heads."""
         from wherewhat.measures.axes.fit import pooled_scores
 

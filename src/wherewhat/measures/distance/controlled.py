@@ -13,9 +13,10 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.distance.measurement import DistanceConfig
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.measurement import Subject
 from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine, rotates
 from wherewhat.options import short_repr
+from wherewhat.scores import Column, Scores
 
 
 def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
@@ -324,11 +325,11 @@ def spaced_queries(n: int, count: int) -> list[int]:
     )
 
 
-def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> DocumentScores:
+def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> Scores:
     """Return controlled distance of every layer that rotates on one document ``(1, n)``."""
     if ids.shape[-1] < FEWEST_TOKENS:
         raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")
-    found: list[LayerScores] = []
+    found: list[Scores] = []
 
     def measure(attention: LayerAttention) -> None:
         if rotates(attention):
@@ -337,10 +338,10 @@ def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> D
     subject.run(ids, measure)
     if not found:
         raise MeasureError("no layer of this model rotates queries and keys: controlled distance needs rotation")
-    return DocumentScores(sorted(found, key=lambda scores: scores.layer))
+    return Scores(layers=sorted(found, key=lambda scores: scores.layer))
 
 
-def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScores:
+def layer_scores(attention: LayerAttention, config: DistanceConfig) -> Scores:
     """Return scores and curves of one layer that rotates."""
     rotation = attention.rotation
     assert rotation is not None
@@ -369,14 +370,14 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> LayerScor
     )
     control = {f"{name}_scrambled": values for name, values in _heads(scrambled).items()}
     axes = ("head", "distance")
-    curves = {name: Curve(x, axes) for name, x in vars(real).items() if x.ndim == 2} | {
-        "rank_correlation_scrambled": Curve(scrambled.rank_correlation, axes),
-        "drift_scrambled": Curve(scrambled.drift, axes),
-        "distances": Curve(real.distances, ("distance",)),
-        "within": Curve(real.within, ("distance",)),
+    curves = {name: Column(x, axes) for name, x in vars(real).items() if x.ndim == 2} | {
+        "rank_correlation_scrambled": Column(scrambled.rank_correlation, axes),
+        "drift_scrambled": Column(scrambled.drift, axes),
+        "distances": Column(real.distances, ("distance",)),
+        "within": Column(real.within, ("distance",)),
     }
     heads = _heads(real) | {"additive_share_spread": real.additive_share_spread} | control
-    return LayerScores(layer=attention.layer, heads=heads, curves=curves)
+    return Scores(layer=attention.layer, heads=heads, curves=curves)
 
 
 def _heads(found: ControlledDistance) -> dict[str, Tensor]:

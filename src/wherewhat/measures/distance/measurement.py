@@ -6,19 +6,9 @@ from dataclasses import dataclass
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    CORRELATION,
-    NON_NEGATIVE,
-    SHARE,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    check_minimum,
-)
+from wherewhat.measures.measurement import ReportRun, Subject, Text, TextMeasurement, check_minimum
 from wherewhat.options import check_seed, option
+from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, stored_metric
 
 _MOST_TIMES = 1 << 20
 
@@ -106,13 +96,14 @@ class DistanceMeasurement(TextMeasurement):
             range=CORRELATION,
         ),
     )
+    stored = (stored_metric("additive_share_spread", range=NON_NEGATIVE),)
     limits = (
         "Distances are dummies: queries and keys are computed at the real ones. Soft-cap and additive bias are left "
         "out. Layers without rotation have no scores. Slow planes are always nearly additive: compare the shares with "
         "the random phases and with the random model."
     )
 
-    def measure(self, subject: Subject, text: Text, config: DistanceConfig) -> DocumentScores:
+    def measure(self, subject: Subject, text: Text, config: DistanceConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.distance.controlled import measure_distance
 

@@ -12,21 +12,9 @@ from wherewhat.boundary import MOST_TOKENS, check_at_most, read_user_file
 from wherewhat.errors import ConfigError
 from wherewhat.extend import METHODS, find_method
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
-from wherewhat.measures.measurement import (
-    CORRELATION,
-    NON_NEGATIVE,
-    SHARE,
-    UNBOUNDED,
-    Capacity,
-    ComparisonTable,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-)
+from wherewhat.measures.measurement import Capacity, ComparisonTable, ReportRun, Subject, Text, TextMeasurement
 from wherewhat.options import option
+from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, UNBOUNDED, Metric, Scores
 
 if TYPE_CHECKING:
     from wherewhat.extend.method import LengthMethod
@@ -321,7 +309,7 @@ class ExtendMeasurement(TextMeasurement):
         "in their effect on later layers."
     )
 
-    def measure(self, subject: Subject, text: Text, config: ExtendConfig) -> DocumentScores:
+    def measure(self, subject: Subject, text: Text, config: ExtendConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.extend.text import measure_lengths
 

@@ -22,8 +22,9 @@ from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.extend.measurement import ExtendConfig
 from wherewhat.measures.extend.retrieval import Encode, ask, plant, planted_gain, second_copy
 from wherewhat.measures.extend.verdicts import LADDER
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.measurement import Subject
 from wherewhat.measures.tensors import centred_ranks, cosine, token_losses
+from wherewhat.scores import Column, Scores
 
 SINKS = 4
 """First keys that count as attention sink."""
@@ -35,9 +36,7 @@ _Heads = dict[int, dict[str, Tensor]]
 """Values per head by layer and name."""
 
 
-def measure_lengths(
-    subject: Subject, ids: Tensor, config: ExtendConfig, *, encode: Encode | None = None
-) -> DocumentScores:
+def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig, *, encode: Encode | None = None) -> Scores:
     """Return losses, gains from planted runs, attention and its outputs beyond the trained length, per method.
 
     Tokens and tokenizer are those of :class:`LengthProbes`.
@@ -49,7 +48,7 @@ def measure_lengths(
     methods = [config.method(name, trained=trained, length=ids.shape[1], plan=plan) for name in config.methods]
     probes = LengthProbes(subject, ids, config, methods, encode=encode)
     whole, heads = probes.whole, probes.heads
-    curves: dict[str, Curve] = {}
+    curves: dict[str, Column] = {}
     for method in methods:
         found = probes.measure(method)
         whole |= {f"{name}_{method.name}": value for name, value in found.whole.items()}
@@ -65,7 +64,9 @@ def measure_lengths(
     )
     if math.isfinite(ranked):
         whole["rank_shift_loss"] = ranked
-    return DocumentScores([LayerScores(layer, heads[layer]) for layer in sorted(heads)], whole, curves)
+    return Scores(
+        layers=[Scores(layer=layer, heads=heads[layer]) for layer in sorted(heads)], whole=whole, curves=curves
+    )
 
 
 class LengthProbes:
@@ -154,7 +155,7 @@ class LengthProbes:
     def _untouched(self, ids: Tensor) -> Tensor:
         return self._subject.edited(ids, Untouched().attend)
 
-    def measure(self, method: LengthMethod) -> DocumentScores:
+    def measure(self, method: LengthMethod) -> Scores:
         """Return the scores of one method, by metric without the method's name."""
         planting, trained, subject = self._planting, self._trained, self._subject
         ids = planting.control
@@ -166,7 +167,7 @@ class LengthProbes:
             sums = ShiftSums(self._outputs[attention.layer])
             sums.add((attention.output if output is None else output)[0, beyond])
             heads = sums.result() | attention_probe(attention, method, beyond, limit=trained)
-            layers.append(LayerScores(attention.layer, heads))
+            layers.append(Scores(layer=attention.layer, heads=heads))
             return output
 
         logits = subject.edited(ids, observe)
@@ -196,10 +197,10 @@ class LengthProbes:
         if self._questions is not None:
             whole |= self._questions.scores(subject.edited(self._questions.ids, method.attend))
         curves = {
-            "loss_by_position": Curve(buckets(losses, trained), ("bucket", "position and loss")),
-            "rise_by_position": Curve(buckets(rise, trained, first=half.start), ("bucket", "position and rise")),
+            "loss_by_position": Column(buckets(losses, trained), ("bucket", "position and loss")),
+            "rise_by_position": Column(buckets(rise, trained, first=half.start), ("bucket", "position and rise")),
         }
-        return DocumentScores(layers, {name: x for name, x in whole.items() if math.isfinite(x)}, curves)
+        return Scores(layers=layers, whole={name: x for name, x in whole.items() if math.isfinite(x)}, curves=curves)
 
 
 def _inside(

@@ -8,22 +8,10 @@ from typing import Any
 
 from wherewhat.boundary import MOST_REPEATS
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    CORRELATION,
-    NON_NEGATIVE,
-    SHARE,
-    Capacity,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    check_minimum,
-    loss_metric,
-)
+from wherewhat.measures.measurement import Capacity, ReportRun, Subject, Text, TextMeasurement, check_minimum
 from wherewhat.measures.swaps import TAU
 from wherewhat.options import option
+from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, loss_metric
 
 BANDS = 4
 _SCORES = (
@@ -316,7 +304,7 @@ class FrequenciesMeasurement(TextMeasurement):
         "harmless for any model."
     )
 
-    def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> DocumentScores:
+    def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.frequencies.text import measure_frequencies
 

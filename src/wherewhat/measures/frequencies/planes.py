@@ -10,12 +10,12 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import Curve, LayerScores
 from wherewhat.measures.swaps import SCORES, TAU
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import QueryLogits, keys_before, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import per_query_head
+from wherewhat.scores import Column, Scores
 
 
 def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> It
 
 def layer_frequencies(
     attention: LayerAttention, queries: Sequence[int], *, tau: float, sink_tokens: int, scored: bool
-) -> LayerScores:
+) -> Scores:
     """Return scores and curves of one layer that rotates, of a pass over one text, averaged over queries.
 
     Unless it is ``scored``, which takes keys that each depend on one token, its swap scores are NaN; so are those
@@ -182,12 +182,12 @@ def layer_frequencies(
         heads |= dict.fromkeys((*SCORES, "effective_swaps"), nothing[:, 0])
     heads |= {f"{name}_rest": values[:, planes] for name, values in single.items() if values.shape[1] > planes}
     by_plane = {**{f"plane_{name}": values[:, :planes] for name, values in single.items()}, "frequency_use": use}
-    return LayerScores(
-        attention.layer,
-        heads,
-        {"mean_frequency_even": (planes + 1) / 2},
-        {name: Curve(x.float(), ("head", "plane")) for name, x in by_plane.items()}
-        | {"inv_freq": Curve(inv_freq.abs().cpu(), ("plane",))},
+    return Scores(
+        layer=attention.layer,
+        heads=heads,
+        whole={"mean_frequency_even": (planes + 1) / 2},
+        curves={name: Column(x.float(), ("head", "plane")) for name, x in by_plane.items()}
+        | {"inv_freq": Column(inv_freq.abs().cpu(), ("plane",))},
     )
 
 

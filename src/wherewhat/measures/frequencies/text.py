@@ -29,7 +29,7 @@ from wherewhat.measures.frequencies.planes import (
     predicted_band,
     slower_planes,
 )
-from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.measurement import KEYS_MIX, Subject
 from wherewhat.measures.swaps import SCORES
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
@@ -42,11 +42,12 @@ from wherewhat.measures.tensors import (
     rotates,
 )
 from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN, recalled
+from wherewhat.scores import Column, Scores
 
 
 def measure_frequencies(
     subject: Subject, ids: Tensor, config: FrequenciesConfig, *, encode: Encode | None = None, prefix: int = 0
-) -> DocumentScores:
+) -> Scores:
     """Return frequencies of every layer that rotates, and the loss with planes masked or un-rotated.
 
     The tokenizer is for the remembered facts of ``config.massive``, which are left out without it; ``prefix`` is the
@@ -54,7 +55,7 @@ def measure_frequencies(
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()
-    found: list[LayerScores] = []
+    found: list[Scores] = []
     bands: dict[int, Tensor] = {}
     slow: dict[int, Tensor] = {}
     fast: dict[int, Tensor] = {}
@@ -117,10 +118,10 @@ def measure_frequencies(
         if planting is not None:
             facts = None if encode is None else remembered_facts(ids, encode, prefix=prefix)
             whole |= _without_massive(masking, massive, loss, planting, facts)
-    return DocumentScores(sorted(found, key=lambda layer: layer.layer), defined(whole))
+    return Scores(layers=sorted(found, key=lambda layer: layer.layer), whole=defined(whole))
 
 
-def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[int, Tensor]:
+def _masked_heads(layers: Sequence[Scores], chosen: Sequence[str]) -> dict[int, Tensor]:
     """Return the heads to mask by layer, ``(heads,)`` bool each."""
     sizes = {layer.layer: len(layer.heads["mean_frequency"]) for layer in layers}
     if not chosen:
@@ -137,7 +138,7 @@ def _masked_heads(layers: Sequence[LayerScores], chosen: Sequence[str]) -> dict[
     return found
 
 
-def _correlations(layers: Sequence[LayerScores]) -> dict[str, float]:
+def _correlations(layers: Sequence[Scores]) -> dict[str, float]:
     """Return correlations over heads of the two mean frequencies with the swap scores."""
 
     def joined(name: str) -> Tensor:
@@ -150,7 +151,7 @@ def _correlations(layers: Sequence[LayerScores]) -> dict[str, float]:
     }
 
 
-def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count: int) -> dict[str, float]:
+def _band_scores(layers: Sequence[Scores], bands: dict[int, Tensor], count: int) -> dict[str, float]:
     """Return the scores of single planes, averaged over heads and the planes of each band."""
     return {
         f"{name}_band_{band + 1}": float(
@@ -166,7 +167,7 @@ def _band_scores(layers: Sequence[LayerScores], bands: dict[int, Tensor], count:
 def _effects(
     masking: Masking,
     bands: Sequence[Mapping[int, Tensor]],
-    layers: Sequence[LayerScores],
+    layers: Sequence[Scores],
     score: Callable[[LayerAttention], Swaps | None],
 ) -> dict[str, float]:
     """Return the loss without each band and with only it, and changes of the masked heads' scores without it."""
@@ -197,7 +198,7 @@ def _others(planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
     return {layer: ~x for layer, x in planes.items()}
 
 
-def _with_band_index(layer: LayerScores, attention: LayerAttention, trained: int) -> LayerScores:
+def _with_band_index(layer: Scores, attention: LayerAttention, trained: int) -> Scores:
     """Return a layer's scores with the predicted and the measured index of the plane with the largest norm."""
     assert attention.rotation is not None
     window = attention.declared_window or attention.mask.window
@@ -207,7 +208,7 @@ def _with_band_index(layer: LayerScores, attention: LayerAttention, trained: int
         layer,
         heads={**layer.heads, "band_measured": norms.argmax(-1).double()},
         whole={**layer.whole, "band_predicted": predicted, "band_peak": float(peak_band(norms))},
-        curves={**layer.curves, "plane_norm": Curve(norms.float(), ("head", "plane"))},
+        curves={**layer.curves, "plane_norm": Column(norms.float(), ("head", "plane"))},
     )
 
 
@@ -231,7 +232,7 @@ def _unrotated(
     }
 
 
-def _with_massive(layer: LayerScores, attention: LayerAttention) -> LayerScores:
+def _with_massive(layer: Scores, attention: LayerAttention) -> Scores:
     """Return a layer's scores with the largest relative norms of its dimensions, and where massive ones are."""
     assert attention.rotation is not None
     q, k, v = (relative_norms(x[0]).cpu() for x in (attention.rot_q, attention.rot_k, attention.value))

@@ -8,22 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    CORRELATION,
-    NON_NEGATIVE,
-    SHARE,
-    DocumentScores,
-    LayerMeasurement,
-    LayerScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    check_minimum,
-)
-from wherewhat.measures.swaps import LABELS, SINK, TAU
+from wherewhat.measures.measurement import LayerMeasurement, ReportRun, Subject, Text, TextMeasurement, check_minimum
+from wherewhat.measures.swaps import LABELS, SCORES, SINK, TAU
 from wherewhat.options import option
+from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
@@ -217,7 +205,22 @@ class HeadsMeasurement(TextMeasurement):
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     figure = "plane"
-    codes: ClassVar = dict.fromkeys(("label_no_sink", "label_no_sink_together", "label", "label_together"), LABELS)
+    stored = (
+        *(
+            stored_metric(f"{name}{together}", categories=LABELS)
+            for name in ("label_no_sink", "label")
+            for together in ("", "_together")
+        ),
+        *(
+            stored_metric(f"{name}{bound}{together}", range=SHARE)
+            for name in SCORES
+            for bound in ("", "_low", "_high")
+            for together in ("", "_together")
+            if bound or together
+        ),
+        *(stored_metric(f"heads_{name}_strict", range=SHARE) for name in ("positional", "symbolic")),
+        stored_metric("r_behaviour", range=SHARE),
+    )
     report = ReportRun(8.5, documents=4, tokens=256, controls=("random",), options={"queries": 8})
     recorded: ClassVar[Mapping[str, Any]] = {"queries": 4, "taus": (), "blocks": ()}
     metrics = (
@@ -370,13 +373,13 @@ class HeadsMeasurement(TextMeasurement):
         "Attention on a kind of token is not the effect of the head on the output."
     )
 
-    def measure(self, subject: Subject, text: Text, config: HeadsConfig) -> DocumentScores:
+    def measure(self, subject: Subject, text: Text, config: HeadsConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.heads.scores import measure_heads
 
         return measure_heads(subject, text.ids, config)
 
-    def combine(self, documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
+    def combine(self, documents: Sequence[Scores], config: HeadsConfig) -> Scores:
         """Return scores of all documents together."""
         from wherewhat.measures.heads.scores import combine_documents
 
@@ -410,7 +413,7 @@ class AttentionMeasurement(LayerMeasurement):
         "and its length. Effective rank counts directions, not their importance for the logits."
     )
 
-    def measure(self, layer: LayerAttention, config: AttentionConfig) -> LayerScores:
+    def measure(self, layer: LayerAttention, config: AttentionConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.attention import layer_scores
 

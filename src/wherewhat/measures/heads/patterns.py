@@ -18,9 +18,9 @@ from wherewhat.measures.attention import (
     weight_blocks,
 )
 from wherewhat.measures.heads.measurement import PatternConfig
-from wherewhat.measures.measurement import Curve
 from wherewhat.measures.tensors import check_single_text, defined, per_query_head
 from wherewhat.options import short_repr
+from wherewhat.scores import Column
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,8 @@ def _rank_one(attention: LayerAttention) -> dict[str, Tensor]:
     return found
 
 
-def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Curve]]:
-    """Return values per head, controls and curves of one layer, the parts of ``LayerScores``.
+def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Column]]:
+    """Return values per head, controls and curves of one layer, the parts of ``Scores``.
 
     Undefined values, such as induction in a text without repeated tokens, are NaN; undefined controls are left out.
     """
@@ -273,7 +273,7 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
         **stats.spread.controls(),
     }
     curves = {
-        "slash": Curve(slashes.by_lag.float(), ("head", "lag")),
-        "slash_uniform": Curve(slashes.uniform.float(), ("lag",)),
+        "slash": Column(slashes.by_lag.float(), ("head", "lag")),
+        "slash_uniform": Column(slashes.uniform.float(), ("lag",)),
     }
     return heads | stats.spread.heads(), defined(controls), curves

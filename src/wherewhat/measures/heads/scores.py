@@ -14,15 +14,16 @@ from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
 from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
-from wherewhat.measures.measurement import KEYS_MIX, Curve, DocumentScores, LayerScores, Subject
+from wherewhat.measures.measurement import KEYS_MIX, Subject
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS, SCORES
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps, reference_scores
 from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.measures.tensors import correlation, defined, over_documents
+from wherewhat.scores import Column, Scores
 
 
-def head_correlations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
+def head_correlations(layers: Sequence[Scores]) -> Mapping[str, float]:
     """Return the correlations of scores over all heads of a model that are defined."""
     found: dict[str, float] = {}
     for name, pair in PAIRS.items():
@@ -32,12 +33,12 @@ def head_correlations(layers: Sequence[LayerScores]) -> Mapping[str, float]:
     return defined(found)
 
 
-def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> DocumentScores:
+def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Scores:
     """Return swap scores, patterns, axes and frequencies of every head on one text ``(1, n)``."""
     # Means over queries count each of them once.
     queries = sorted(set(choose_queries(ids.shape[1], count=config.queries, positions=config.positions)))
     mixing = subject.key_mixing()
-    found: dict[int, LayerScores] = {}
+    found: dict[int, Scores] = {}
 
     def measure(attention: LayerAttention) -> None:
         swaps = None
@@ -71,7 +72,7 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Documen
                 )
                 found[layer] = _with_scores(found[layer], *scores, config)
     layers = list(found.values())
-    return DocumentScores(layers, head_correlations(layers))
+    return Scores(layers=layers, whole=head_correlations(layers))
 
 
 def _scored_queries(attention: LayerAttention, queries: list[int], config: HeadsConfig) -> list[int]:
@@ -90,7 +91,7 @@ def _scored_queries(attention: LayerAttention, queries: list[int], config: Heads
 
 def _layer(
     attention: LayerAttention, ids: Tensor, queries: list[int], swaps: Swaps | None, config: HeadsConfig
-) -> LayerScores:
+) -> Scores:
     heads, whole, curves = layer_scores(pattern_statistics(attention, ids, config))
     try:
         fit = fit_layer(attention)
@@ -103,13 +104,13 @@ def _layer(
         heads["mean_frequency_softmax"] = mean_frequency_softmax(use, attention.rotation.inv_freq)
         heads["mean_frequency"] = mean_frequency(use, attention.rotation.inv_freq)
         whole["mean_frequency_even"] = (attention.rotation.planes + 1) / 2
-        curves["frequency_use"] = Curve(use.float(), ("head", "plane"))
+        curves["frequency_use"] = Column(use.float(), ("head", "plane"))
     heads = {name: values.cpu() for name, values in heads.items()}
     whole["rerun"] = float(swaps is None)
     if swaps is None:
-        return LayerScores(attention.layer, heads, whole, curves)
+        return Scores(layer=attention.layer, heads=heads, whole=whole, curves=curves)
     sensitivity = {
-        f"{name}_by_{what}": Curve(values[index].float(), ("head", what))
+        f"{name}_by_{what}": Column(values[index].float(), ("head", what))
         for what, values in (("tau", swaps.by_tau), ("block", swaps.by_block))
         for index, name in enumerate(("s_pos", "s_sym"))
     }
@@ -120,31 +121,36 @@ def _layer(
         "swap_bound": swaps.bound.amax(1),
         "swaps_kept": swaps.kept.mean(1),
     }
-    scores = LayerScores(attention.layer, from_logits | heads, whole, sensitivity | curves)
+    scores = Scores(layer=attention.layer, heads=from_logits | heads, whole=whole, curves=sensitivity | curves)
     return _with_scores(
         scores, swaps.s_pos, swaps.s_sym, swaps.effective, swaps.s_pos_no_sink, swaps.s_sym_no_sink, config
     )
 
 
 def _with_scores(
-    layer: LayerScores,
+    layer: Scores,
     s_pos: Tensor,
     s_sym: Tensor,
     effective: Tensor,
     s_pos_no_sink: Tensor,
     s_sym_no_sink: Tensor,
     config: HeadsConfig,
-) -> LayerScores:
+) -> Scores:
     """Return the layer's scores with swap scores ``(heads, queries)``, their intervals and labels."""
     scores = dict(zip(SCORES, (s_pos, s_sym, s_pos_no_sink, s_sym_no_sink), strict=True))
     heads = _summary({name: values[:, None] for name, values in scores.items()}, [layer], config)
     shares = _shares(heads, config.gamma)
     heads["effective_swaps"] = effective.mean(-1)
-    curves = {f"{name}_by_query": Curve(values.float(), ("head", "query")) for name, values in scores.items()}
-    return LayerScores(layer.layer, {**heads, **layer.heads}, {**layer.whole, **shares}, {**layer.curves, **curves})
+    curves = {f"{name}_by_query": Column(values.float(), ("head", "query")) for name, values in scores.items()}
+    return Scores(
+        layer=layer.layer,
+        heads={**heads, **layer.heads},
+        whole={**layer.whole, **shares},
+        curves={**layer.curves, **curves},
+    )
 
 
-def _summary(scores: Mapping[str, Tensor], documents: Sequence[LayerScores], config: HeadsConfig) -> dict[str, Tensor]:
+def _summary(scores: Mapping[str, Tensor], documents: Sequence[Scores], config: HeadsConfig) -> dict[str, Tensor]:
     """Return means of scores ``(heads, documents, queries)`` with intervals and both labels of every head.
 
     ``label`` follows from the scores over all keys alone. ``label_no_sink`` is *sink* for sink heads, and follows from
@@ -177,7 +183,7 @@ def _shares(heads: Mapping[str, Tensor], gamma: float) -> dict[str, float]:
     }
 
 
-def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) -> DocumentScores:
+def combine_documents(documents: Sequence[Scores], config: HeadsConfig) -> Scores:
     """Return means, intervals and labels of every head over all documents, each with equal weight."""
     layers = []
     for same in zip(*(document.layers for document in documents), strict=True):
@@ -185,5 +191,5 @@ def combine_documents(documents: Sequence[DocumentScores], config: HeadsConfig) 
             continue
         scores = {name: torch.stack([layer.curves[f"{name}_by_query"].values for layer in same], 1) for name in SCORES}
         heads = _summary(scores, same, config)
-        layers.append(LayerScores(same[0].layer, {f"{name}_together": values for name, values in heads.items()}))
-    return DocumentScores(layers)
+        layers.append(Scores(layer=same[0].layer, heads={f"{name}_together": values for name, values in heads.items()}))
+    return Scores(layers=layers)

@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import CaptureError, MeasureError
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject, Text
+from wherewhat.measures.measurement import Subject, Text
 from wherewhat.measures.perturb.changes import (
     Change,
     adjacent_pairs,
@@ -24,6 +24,7 @@ from wherewhat.measures.perturb.changes import (
 )
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.tensors import check_faithful, correlation, defined, token_losses
+from wherewhat.scores import Column, Scores
 
 _FAITHFUL = 1e-5
 """Largest relative change of the loss at rate 0."""
@@ -34,7 +35,7 @@ _LEAST_CHANGE = 1e-3
 """Smallest change of a head's output that is not rounding: under a constant shift, no change is larger."""
 
 
-def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> DocumentScores:
+def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Scores:
     """Return losses by kind and rate, changes of heads and axes at one rate, and the equivalence of position swaps."""
     n = text.ids.shape[1]
     if n - text.prefix < _SHORTEST:
@@ -45,7 +46,7 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
     heads, predicted = _heads(runs, text, kinds, config) if config.axes else ({}, {})
     plain = runs.losses(no_change(text.ids[0].cpu()))
     whole: dict[str, float] = {"loss": float(plain.mean())}
-    curves: dict[str, Curve] = {}
+    curves: dict[str, Column] = {}
     for kind, label, _, layer in perturbations(kinds, config.layers):
         found = rises_by_rate(runs, text, plain, kind, config, layer=layer)
         for rate, rise in found.items():
@@ -53,7 +54,7 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
             whole[f"rise_{label}_at_{percent(rate)}_untouched"] = rise.rise_untouched
         rows = [[rate, x.loss, x.untouched, x.rise_untouched, x.moved] for rate, x in found.items()]
         columns = "rate, loss, loss on untouched targets, its rise, share of tokens moved"
-        curves[f"loss_by_rate_{label}"] = Curve(torch.tensor(rows), ("rate", columns))
+        curves[f"loss_by_rate_{label}"] = Column(torch.tensor(rows), ("rate", columns))
     for p in ("5", "10"):
         for end in ("", "_untouched"):
             if (name := f"rise_words_at_{p}{end}") in whole:
@@ -61,8 +62,8 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Docu
     if config.equivalence and "position_swap" in kinds and "features" in kinds:
         seeds = range(config.seed, config.seed + config.seeds)
         whole |= equivalence(runs, text, plain, rate=config.at, seeds=seeds)
-    scores = [LayerScores(layer, values) for layer, values in sorted(heads.items())]
-    return DocumentScores(scores, defined(whole | predicted), curves)
+    scores = [Scores(layer=layer, heads=values) for layer, values in sorted(heads.items())]
+    return Scores(layers=scores, whole=defined(whole | predicted), curves=curves)
 
 
 def _possible(runs: PerturbedRuns, text: Text, config: PerturbConfig) -> tuple[str, ...]:

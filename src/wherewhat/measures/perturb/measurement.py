@@ -8,20 +8,9 @@ from typing import NamedTuple
 
 from wherewhat.boundary import MOST_LAYERS, MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import (
-    CORRELATION,
-    NON_NEGATIVE,
-    SHARE,
-    DocumentScores,
-    Metric,
-    ReportRun,
-    Subject,
-    Text,
-    TextMeasurement,
-    check_minimum,
-    loss_metric,
-)
+from wherewhat.measures.measurement import ReportRun, Subject, Text, TextMeasurement, check_minimum
 from wherewhat.options import check_seed, nearest, option
+from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, loss_metric, stored_metric
 
 KINDS: dict[str, str] = {
     "words": "words transposed",
@@ -178,6 +167,11 @@ class PerturbMeasurement(TextMeasurement):
             range=SHARE,
         ),
     )
+    stored = (
+        *(stored_metric(name, range=SHARE) for name in ("share_b", "share_c", "r")),
+        stored_metric("rise_*_at_*", unit="nats"),
+        stored_metric("predicted_by_key_*", range=CORRELATION),
+    )
     limits = (
         "All targets include perturbed text, which is harder to predict for any model; untouched targets show the loss "
         "of the model. A rate is a share of units, rounded to the nearest swap: 1 % of a short text may be none. "
@@ -185,7 +179,7 @@ class PerturbMeasurement(TextMeasurement):
         "text. Axes of perturbed positions use the order in the text. Correlations over heads do not show causes."
     )
 
-    def measure(self, subject: Subject, text: Text, config: PerturbConfig) -> DocumentScores:
+    def measure(self, subject: Subject, text: Text, config: PerturbConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.perturb.losses import measure_perturb
 

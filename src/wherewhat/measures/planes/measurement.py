@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import NON_NEGATIVE, SHARE, LayerMeasurement, LayerScores, Metric, ReportRun
+from wherewhat.measures.measurement import LayerMeasurement, ReportRun
 from wherewhat.options import option
+from wherewhat.scores import NON_NEGATIVE, SHARE, Metric, Scores
 
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
@@ -76,13 +77,13 @@ class PlanesMeasurement(LayerMeasurement):
         "they were learned."
     )
 
-    def measure(self, layer: LayerAttention, config: PlanesConfig) -> LayerScores:
+    def measure(self, layer: LayerAttention, config: PlanesConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.planes.statistics import layer_scores
 
         return layer_scores(layer, config)
 
-    def check(self, layers: Sequence[LayerScores]) -> None:
+    def check(self, layers: Sequence[Scores]) -> None:
         """Raise an error if no layer rotates."""
         if not any("slow_dominance" in layer.heads for layer in layers):
             raise MeasureError(

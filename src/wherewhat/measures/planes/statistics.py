@@ -14,10 +14,10 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band
-from wherewhat.measures.measurement import Curve, LayerScores
 from wherewhat.measures.planes.measurement import PlanesConfig
 from wherewhat.measures.tensors import check_finite, check_heads, check_single_text
 from wherewhat.options import short_repr
+from wherewhat.scores import Column, Scores
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 """Entries of q processed at a time."""
@@ -334,7 +334,7 @@ def layer_stats(attention: LayerAttention) -> PlaneStats:
     return plane_stats(rot_q, rot_k, planes, positions=positions, window=band_width(attention))
 
 
-def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores:
+def layer_scores(attention: LayerAttention, config: PlanesConfig) -> Scores:
     """Return plane statistics and residual bound of one captured layer; only the bound if it does not rotate.
 
     Soft-cap and bias are left out: they do not consist of planes.
@@ -352,7 +352,7 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
         "content": bound.content,
     }
     whole: dict[str, float] = {}
-    curves: dict[str, Curve] = {}
+    curves: dict[str, Column] = {}
     if attention.rotation is not None:
         stats = layer_stats(attention)
         heads["slow_dominance"] = stats.slow_dominance
@@ -362,10 +362,10 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> LayerScores
         whole["random_concentration"] = math.sqrt(math.pi / attention.n) / 2
         if config.curves:
             by_plane = {name: x for name, x in vars(stats).items() if x.ndim == 2}
-            curves = {f"plane_{name}": Curve(x.float().cpu(), ("head", "plane")) for name, x in by_plane.items()}
+            curves = {f"plane_{name}": Column(x.float().cpu(), ("head", "plane")) for name, x in by_plane.items()}
             # The inverse of the period, which is infinite for planes that never turn.
-            curves["plane_turns_per_token"] = Curve((1 / stats.period).cpu(), ("plane",))
-    return LayerScores(attention.layer, {name: x.cpu() for name, x in heads.items()}, whole, curves)
+            curves["plane_turns_per_token"] = Column((1 / stats.period).cpu(), ("plane",))
+    return Scores(layer=attention.layer, heads={name: x.cpu() for name, x in heads.items()}, whole=whole, curves=curves)
 
 
 @dataclass(frozen=True)

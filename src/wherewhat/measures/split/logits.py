@@ -34,11 +34,12 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import bilinear_margins
-from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores, Subject, without
+from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.measures.split.measurement import SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, jackknife_error
 from wherewhat.measures.tensors import check_single_text, defined
+from wherewhat.scores import Column, Scores, without
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class LayerSplit:
             (rotated(flattened(of_q.mean)), rotated(flattened(of_k.mean))),
         )
 
-    def scores(self, layer: int) -> tuple[LayerScores, dict[str, Tensor]]:
+    def scores(self, layer: int) -> tuple[Scores, dict[str, Tensor]]:
         """Return the layer's scores, and the estimates with a jackknife error without each document."""
         assert self._logits is not None
         estimates: dict[str, Estimate] = {}
@@ -254,7 +255,7 @@ class LayerSplit:
             heads |= {name: estimate.value, f"{name}_se": estimate.error}
         left_out = {name: estimate.left_out.cpu() for name, estimate in estimates.items()}
         heads = {name: values.cpu() for name, values in heads.items()}
-        return LayerScores(layer, heads, whole=errors_of_means(left_out)), left_out
+        return Scores(layer=layer, heads=heads, whole=errors_of_means(left_out)), left_out
 
 
 def errors_of_means(left_out: dict[str, Tensor]) -> dict[str, float]:
@@ -262,7 +263,7 @@ def errors_of_means(left_out: dict[str, Tensor]) -> dict[str, float]:
     return defined({f"{name}_se": float(jackknife_error(values.nanmean(-1))) for name, values in left_out.items()})
 
 
-def split_documents(subject: Subject, documents: Sequence[Tensor], config: SplitConfig) -> DocumentScores:
+def split_documents(subject: Subject, documents: Sequence[Tensor], config: SplitConfig) -> Scores:
     """Split queries, keys and logits of a model into position and content over documents of one length.
 
     The model runs on every document ``(n,)`` twice. Memory is 2 · (heads + kv_heads) · n · d float64 numbers per layer,
@@ -287,5 +288,5 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
     found = {index: layers[index].scores(index) for index in sorted(layers)}
     names = next(iter(found.values()))[1] if found else {}
     left_out = {name: torch.cat([of_layer[name] for _, of_layer in found.values()], -1) for name in names}
-    means = {without(name): Curve(values.nanmean(-1), ("document",)) for name, values in left_out.items()}
-    return DocumentScores([scores for scores, _ in found.values()], whole=errors_of_means(left_out), curves=means)
+    means = {without(name): Column(values.nanmean(-1), ("document",)) for name, values in left_out.items()}
+    return Scores(layers=[scores for scores, _ in found.values()], whole=errors_of_means(left_out), curves=means)

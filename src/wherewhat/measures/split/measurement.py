@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wherewhat.measures.measurement import (
-    SHARE,
-    DocumentScores,
-    DocumentsMeasurement,
-    Metric,
-    Subject,
-    Text,
-    check_minimum,
-)
+from wherewhat.measures.measurement import DocumentsMeasurement, Subject, Text, check_minimum
 from wherewhat.measures.split import LEAST_DOCUMENTS
 from wherewhat.options import option
+from wherewhat.scores import SHARE, Metric, Scores
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class SplitMeasurement(DocumentsMeasurement):
         "dominates."
     )
 
-    def measure(self, subject: Subject, texts: Sequence[Text], config: SplitConfig) -> DocumentScores:
+    def measure(self, subject: Subject, texts: Sequence[Text], config: SplitConfig) -> Scores:
         """Return the scores."""
         from wherewhat.measures.split.logits import split_documents
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from wherewhat.measures.measurement import UNBOUNDED
 from wherewhat.measures.statistics import Interval, around, in_words, interval, student
 from wherewhat.models.source import Weights
 from wherewhat.report.measurements import Runs
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun
+from wherewhat.scores import UNBOUNDED
 
 Verdict = Literal["holds", "holds if", "does not hold", "cannot be told", "not judged"]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import mode
 
-from wherewhat.measures.measurement import SHARE
 from wherewhat.measures.statistics import interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
@@ -32,6 +31,7 @@ from wherewhat.report.claims.claim import (
 )
 from wherewhat.report.data import head_labels
 from wherewhat.runs.results import StoredRun
+from wherewhat.scores import SHARE
 
 SLASH = 0.1
 """Smallest mean attention at one distance of a slash-dominant head."""

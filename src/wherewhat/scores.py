@@ -1,0 +1,235 @@
+"""Scores: the numbers of a model by metric, layer and head, with curves; declared, checked and held in arrays.
+
+A measurement returns :class:`Scores`, which are checked once against its declared metrics, stored as columns, and read
+back as the same type. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from wherewhat.errors import MeasureError
+from wherewhat.options import nearest, short_repr
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNBOUNDED = (-math.inf, math.inf)
+"""Range of differences, such as the rise of a loss."""
+
+SHARE = (0.0, 1.0)
+"""Range of shares, scores, probabilities and multiple correlations."""
+
+CORRELATION = (-1.0, 1.0)
+"""Range of correlations."""
+
+NON_NEGATIVE = (0.0, math.inf)
+"""Range of losses, entropies and distances."""
+
+MODEL = -1
+"""Index in place of a layer's for the scores of a model as a whole."""
+
+_ROUNDING = 1e-4
+"""How far rounding may take a value beyond its declared range; whatever is further outside is an error."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Name, title and explanation of one number.
+
+    Attributes:
+        name: Name in ``scores.parquet``.
+        title: Short title for a column.
+        reading: One sentence that says how to read it.
+        unit: Unit, empty for plain numbers.
+        control: Name of the metric to compare it with, if any.
+        control_title: Title of the control, in two or three words.
+        error: Name under which its standard error over documents is stored, for metrics of all documents together.
+            The error of a mean over heads is stored with the values of the layer or model as a whole.
+        bounds: Names under which the bounds of its 95 % interval are stored likewise, if that is not Student's.
+        proportion: Whether each document's value is 0 or 1, and the mean a proportion of documents.
+        range: Least and greatest possible value; intervals do not extend beyond it.
+        counts: For the share of heads with a label: the metric that holds the labels, and the label. The number of
+            heads with this label, over all documents together, is then shown before the share.
+        categories: Names that the values 0, 1, … stand for, such as labels of heads. Such a metric is a category, which
+            is counted and never averaged; values below 0 are undefined.
+    """
+
+    name: str
+    title: str
+    reading: str
+    _: KW_ONLY
+    unit: str = ""
+    control: str | None = None
+    control_title: str = ""
+    error: str | None = None
+    bounds: tuple[str, str] | None = None
+    proportion: bool = False
+    range: tuple[float, float] = UNBOUNDED
+    counts: tuple[str, str] | None = None
+    categories: tuple[str, ...] = ()
+
+
+def stored_metric(
+    name: str, *, unit: str = "", range: tuple[float, float] = UNBOUNDED, categories: tuple[str, ...] = ()
+) -> Metric:
+    """Return a metric that is stored for figures and for scores over documents, but shown in no table.
+
+    A name with ``*`` stands for all names of this form, which depend on options.
+    """
+    return Metric(name, name.replace("_", " "), "", unit=unit, range=range, categories=categories)
+
+
+def loss_metric(name: str, title: str, reading: str, *, control: str | None = None, control_title: str = "") -> Metric:
+    """Return a metric that is a loss in nats."""
+    return Metric(name, title, reading, unit="nats", control=control, control_title=control_title, range=NON_NEGATIVE)
+
+
+def share_name(metric: str, category: str) -> str:
+    """Return the name of the share of heads with a category, such as ``label=positional``."""
+    return f"{metric}={category}"
+
+
+def without(metric: str) -> str:
+    """Return the name of the curve with a metric of all documents together without each one, ``(documents,)``.
+
+    It holds means over heads; differences of two models on the same documents are paired by it.
+    """
+    return f"{metric}_without"
+
+
+@dataclass(frozen=True)
+class Column:
+    """An array with named dimensions, such as one value per head and distance.
+
+    Attributes:
+        values: The numbers; NaN marks an undefined one.
+        axes: Name of each dimension, such as ``("head", "distance")``.
+    """
+
+    values: Tensor
+    axes: tuple[str, ...]
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        """Check that every dimension has a name."""
+        if self.values.ndim != len(self.axes):
+            raise MeasureError(f"the axes {self.axes} do not fit an array of shape {tuple(self.values.shape)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Numbers of one layer, or of a model as a whole together with those of its layers.
+
+    Attributes:
+        heads: Values per query head by metric, each ``(heads,)``; only of a layer.
+        whole: Values of the layer, or of the model, as a whole by metric, such as controls that are the same for every
+            head.
+        curves: Columns with other dimensions by name, stored beside the scores.
+        layer: Index of the layer; :data:`MODEL` for the model.
+        layers: Scores of the model's layers.
+        metrics: Unit, range and categories of each metric, once the scores are checked.
+
+    Examples:
+        >>> Scores(layer=3, heads={"r": fit.r}, curves={"a": Column(fit.a, ("head", "distance"))})
+    """
+
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    whole: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Column] = field(default_factory=dict)
+    layer: int = MODEL
+    layers: Sequence[Scores] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
+
+    __repr__ = short_repr
+
+    def __iter__(self) -> Iterator[Scores]:
+        """Iterate over the layers in order, and then the scores of the model as a whole."""
+        yield from sorted(self.layers, key=lambda scores: scores.layer)
+        yield self
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all metrics, each once."""
+        return list(dict.fromkeys(name for scores in self for name in (*scores.heads, *scores.whole)))
+
+    def checked(self, declared: Iterable[Metric], *, of: str) -> Scores:
+        """Return the scores on the CPU and in float64, or raise an error in one line.
+
+        Refused are metrics that are not declared, metrics without their declared control, values outside the declared
+        range, infinite ones, codes without a category, and layers whose metrics have different numbers of heads.
+
+        Args:
+            declared: Metrics of the measurement.
+            of: Name of the measurement, for errors.
+        """
+        import torch
+
+        metrics = self._declared(declared, of)
+
+        own: list[tuple[Scores, str]] = []
+        values: list[Tensor] = []
+        for scores in self:
+            sizes = {name: tuple(x.shape) for name, x in scores.heads.items()}
+            if len(set(sizes.values())) > 1 or any(len(size) != 1 for size in sizes.values()):
+                raise MeasureError(
+                    f"{of} returned values per head of different shapes in layer {scores.layer}: {sizes}"
+                )
+            own += [(scores, name) for name in scores.heads]
+            values += [x.detach().double() for x in scores.heads.values()]
+        lengths = [len(x) for x in values]
+        # One transfer for all layers and metrics.
+        flat = torch.cat(values).cpu() if values else torch.zeros(0, dtype=torch.float64)
+        numbers = [(scores, name) for scores in self for name in scores.whole]
+        single = torch.tensor([scores.whole[name] for scores, name in numbers], dtype=torch.float64)
+        every, counts = torch.cat([flat, single]), torch.tensor([*lengths, *[1] * len(numbers)])
+        limits = {name: _limits(metric) for name, metric in metrics.items()}
+        ranges = torch.tensor([limits[name] for _, name in [*own, *numbers]], dtype=torch.float64).view(-1, 2)
+        low, high = ranges.repeat_interleave(counts, 0).unbind(-1)
+        wrong = every.isinf() | (every < low) | (every > high)
+        if bool(wrong.any()):
+            first = int(wrong.nonzero()[0])
+            place = int((counts.cumsum(0) > first).nonzero()[0])
+            scores, name = [*own, *numbers][place]
+            raise MeasureError(_outside(metrics[name], float(every[first]), scores, of))
+        pieces = iter(torch.split(flat, lengths))
+        heads = {id(scores): {name: next(pieces) for name in scores.heads} for scores in self}
+        layers = [replace(scores, heads=heads[id(scores)]) for scores in [*self][:-1]]
+        return replace(self, heads=heads[id(self)], layers=layers, metrics=metrics)
+
+    def _declared(self, declared: Iterable[Metric], of: str) -> dict[str, Metric]:
+        """Return the declaration of each metric; raise where one, or the control of one, is missing."""
+        known = {metric.name: metric for metric in declared}
+        patterns = [metric for name, metric in known.items() if "*" in name]
+        found: dict[str, Metric] = {}
+        for name in self.names:
+            alike = next((metric for metric in patterns if fnmatchcase(name, metric.name)), None)
+            if name not in known and alike is None:
+                raise MeasureError(f"{of} returned '{name}', which is not one of its metrics: {nearest(name, known)}")
+            found[name] = known.get(name) or alike or known[name]
+        for name, metric in found.items():
+            if metric.control is not None and metric.control not in found:
+                raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
+        return found
+
+
+def _limits(metric: Metric) -> tuple[float, float]:
+    """Return the least and greatest value that is accepted for a metric; codes of categories may be below 0."""
+    if metric.categories:
+        return -math.inf, len(metric.categories) - 1
+    low, high = metric.range
+    return low - _ROUNDING, high + _ROUNDING
+
+
+def _outside(metric: Metric, value: float, scores: Scores, of: str) -> str:
+    where = "the model as a whole" if scores.layer == MODEL else f"layer {scores.layer}"
+    low, high = (0, len(metric.categories) - 1) if metric.categories else metric.range
+    allowed = (
+        "give a finite number, or NaN where it is undefined" if math.isinf(value) else f"it is {low:g} to {high:g}"
+    )
+    return f"{of} returned {metric.name} = {value:g} for {where}: {allowed}"
