@@ -11,10 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from wherewhat.runs.comparison import compare
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import PartResult, Provenance
-from wherewhat.runs.schema import ScoreSource
+from wherewhat.runs.layout import Provenance
+from wherewhat.scores import Scores, stored_metric
 
 
 def one_run(parent: Path) -> dict[str, bytes]:
@@ -23,9 +25,9 @@ def one_run(parent: Path) -> dict[str, bytes]:
     run = RunDirectory.open(parent, name="axes", config=config)
     with run.lock():
         for document, value in (("a", 0.5), ("b", 0.7)):
-            source = ScoreSource(measurement="axes", model="m", weights="trained", seed=0, document=document)
-            rows = source.heads("r", [value - 0.25, value + 0.25], layer=0)
-            run.save(document, PartResult(scores=rows, profiles={}), seconds=0.1)
+            heads = {"r": torch.tensor([value - 0.25, value + 0.25])}
+            scores = Scores(layers=[Scores(layer=0, heads=heads)]).checked([stored_metric("r")], of="axes")
+            run.save(document, scores, document=document, seconds=0.1)
         hashes = {"model_hash": "m", "tokenizer_hash": "t", "text_hash": "x" * 64}
         run.finish("ab", provenance=Provenance(**hashes, dtype="float32", device="cpu", seed=0, versions={}, extra={}))
     return {path.name: path.read_bytes() for path in run.path.glob("*.*")}

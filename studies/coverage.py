@@ -100,7 +100,7 @@ def quantities(run: StoredRun, untrained: StoredRun | None) -> Iterator[Quantity
 def single_heads(run: StoredRun) -> Iterator[Quantity]:
     """Return the numbers of every head that the page shows."""
     for metric in HEADS:
-        for (layer, head), values in run.head_values.get(metric, {}).items():
+        for (layer, head), values in (run.head_values(metric) if metric in run.numbers else {}).items():
             if len(values) == len(run.documents):
                 yield Quantity(f"{metric}, layer {layer}, head {head}", "single heads", np.array(values))
 

@@ -51,7 +51,7 @@ def write(line: str) -> None:
 
 def values(run: StoredRun, metric: str, places: Places) -> Tensor:
     """Return the mean over documents of a metric of heads."""
-    found = run.head_values[metric]
+    found = run.head_values(metric)
     return torch.tensor([fmean(found[place]) for place in places], dtype=torch.float64)
 
 

@@ -18,7 +18,7 @@ PACKAGE = SOURCE / "wherewhat"
 LAYERS = ("text", "models", "captures", "extend", "measures", "runs", "report", "sweep", "cli", "lab")
 """Folders from the lowest to the highest: a folder imports those before it."""
 
-FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress")
+FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress", "scores")
 """Modules that every folder may import and that import no folder."""
 
 

@@ -5,7 +5,7 @@ import pytest
 from helpers.runs import open_run, provenance
 from wherewhat.errors import StoreError
 from wherewhat.hashes import part_folder_name, run_folder_name, slug
-from wherewhat.runs.layout import PartResult
+from wherewhat.scores import Scores
 
 HOSTILE = [
     "..",
@@ -55,7 +55,7 @@ def test_a_run_with_hostile_parts_stays_in_its_directory(tmp_path):
     with run.lock():
         for key in HOSTILE:
             assert not run.has(key)
-            run.save(key, PartResult(), seconds=0)
+            run.save(key, Scores(), seconds=0)
             assert run.has(key)
         run.finish(HOSTILE, provenance=provenance())
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

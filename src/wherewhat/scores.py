@@ -127,11 +127,11 @@ class Scores:
     """Numbers of one layer, or of a model as a whole together with those of its layers.
 
     Attributes:
+        layer: Index of the layer; :data:`MODEL` for the model.
         heads: Values per query head by metric, each ``(heads,)``; only of a layer.
         whole: Values of the layer, or of the model, as a whole by metric, such as controls that are the same for every
             head.
         curves: Columns with other dimensions by name, stored beside the scores.
-        layer: Index of the layer; :data:`MODEL` for the model.
         layers: Scores of the model's layers.
         metrics: Unit, range and categories of each metric, once the scores are checked.
 
@@ -139,10 +139,10 @@ class Scores:
         >>> Scores(layer=3, heads={"r": fit.r}, curves={"a": Column(fit.a, ("head", "distance"))})
     """
 
+    layer: int = MODEL
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     whole: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Column] = field(default_factory=dict)
-    layer: int = MODEL
     layers: Sequence[Scores] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
 
@@ -158,7 +158,7 @@ class Scores:
         """Names of all metrics, each once."""
         return list(dict.fromkeys(name for scores in self for name in (*scores.heads, *scores.whole)))
 
-    def checked(self, declared: Iterable[Metric], *, of: str) -> Scores:
+    def checked(self, declared: Iterable[Metric], *, of: str, controls: bool = True) -> Scores:
         """Return the scores on the CPU and in float64, or raise an error in one line.
 
         Refused are metrics that are not declared, metrics without their declared control, values outside the declared
@@ -167,43 +167,56 @@ class Scores:
         Args:
             declared: Metrics of the measurement.
             of: Name of the measurement, for errors.
+            controls: Whether controls belong to these scores; those of all documents together may have them in the
+                scores of each document.
         """
         import torch
 
         metrics = self._declared(declared, of)
-
-        own: list[tuple[Scores, str]] = []
-        values: list[Tensor] = []
-        for scores in self:
-            sizes = {name: tuple(x.shape) for name, x in scores.heads.items()}
-            if len(set(sizes.values())) > 1 or any(len(size) != 1 for size in sizes.values()):
-                raise MeasureError(
-                    f"{of} returned values per head of different shapes in layer {scores.layer}: {sizes}"
-                )
-            own += [(scores, name) for name in scores.heads]
-            values += [x.detach().double() for x in scores.heads.values()]
-        lengths = [len(x) for x in values]
+        if controls:
+            self._check_controls(metrics, of)
+        tensors = [x for one in self for x in one._of_heads(of).values()]
+        lengths = [len(x) for x in tensors]
         # One transfer for all layers and metrics.
-        flat = torch.cat(values).cpu() if values else torch.zeros(0, dtype=torch.float64)
-        numbers = [(scores, name) for scores in self for name in scores.whole]
-        single = torch.tensor([scores.whole[name] for scores, name in numbers], dtype=torch.float64)
-        every, counts = torch.cat([flat, single]), torch.tensor([*lengths, *[1] * len(numbers)])
+        heads = torch.cat([x.detach().double() for x in tensors]).cpu() if tensors else torch.zeros(0)
+        whole = torch.tensor([value for one in self for value in one.whole.values()], dtype=torch.float64)
+        self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
+        pieces = iter(torch.split(heads, lengths))
+        *layers, model = (replace(one, heads={name: next(pieces) for name in one.heads}) for one in self)
+        return replace(model, layers=layers, metrics=metrics)
+
+    def _of_heads(self, of: str) -> Mapping[str, Tensor]:
+        """Return the values per head; raise where there is not one per head for each metric."""
+        sizes = {name: tuple(x.shape) for name, x in self.heads.items()}
+        if len(set(sizes.values())) > 1 or any(len(size) != 1 for size in sizes.values()):
+            raise MeasureError(f"{of} returned values per head of different shapes in layer {self.layer}: {sizes}")
+        return self.heads
+
+    def _check_values(self, values: Tensor, counts: Tensor, metrics: Mapping[str, Metric], of: str) -> None:
+        """Raise for the first value that its declaration does not allow.
+
+        ``values`` are those of heads and then those of layers and the model, ``counts`` their numbers by metric.
+        """
+        import torch
+
+        places = [(one, name) for one in self for name in one.heads] + [
+            (one, name) for one in self for name in one.whole
+        ]
+        if not places:
+            return
         limits = {name: _limits(metric) for name, metric in metrics.items()}
-        ranges = torch.tensor([limits[name] for _, name in [*own, *numbers]], dtype=torch.float64).view(-1, 2)
-        low, high = ranges.repeat_interleave(counts, 0).unbind(-1)
-        wrong = every.isinf() | (every < low) | (every > high)
+        low, high, category = (
+            torch.tensor([limits[name] for _, name in places], dtype=torch.float64).repeat_interleave(counts, 0).T
+        )
+        wrong = values.isinf() | (values < low) | (values > high)
+        wrong |= (category == 1) & (values != values.floor()) & ~values.isnan()
         if bool(wrong.any()):
             first = int(wrong.nonzero()[0])
-            place = int((counts.cumsum(0) > first).nonzero()[0])
-            scores, name = [*own, *numbers][place]
-            raise MeasureError(_outside(metrics[name], float(every[first]), scores, of))
-        pieces = iter(torch.split(flat, lengths))
-        heads = {id(scores): {name: next(pieces) for name in scores.heads} for scores in self}
-        layers = [replace(scores, heads=heads[id(scores)]) for scores in [*self][:-1]]
-        return replace(self, heads=heads[id(self)], layers=layers, metrics=metrics)
+            one, name = places[int((counts.cumsum(0) > first).nonzero()[0])]
+            raise MeasureError(_outside(metrics[name], float(values[first]), one, of))
 
     def _declared(self, declared: Iterable[Metric], of: str) -> dict[str, Metric]:
-        """Return the declaration of each metric; raise where one, or the control of one, is missing."""
+        """Return the declaration of each metric; raise where one is missing."""
         known = {metric.name: metric for metric in declared}
         patterns = [metric for name, metric in known.items() if "*" in name]
         found: dict[str, Metric] = {}
@@ -211,19 +224,25 @@ class Scores:
             alike = next((metric for metric in patterns if fnmatchcase(name, metric.name)), None)
             if name not in known and alike is None:
                 raise MeasureError(f"{of} returned '{name}', which is not one of its metrics: {nearest(name, known)}")
-            found[name] = known.get(name) or alike or known[name]
-        for name, metric in found.items():
-            if metric.control is not None and metric.control not in found:
-                raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
+            found[name] = known[name] if alike is None or name in known else replace(alike, name=name)
         return found
 
+    def _check_controls(self, metrics: Mapping[str, Metric], of: str) -> None:
+        """Raise for a metric that is defined somewhere and whose control is missing."""
+        for name, metric in metrics.items():
+            if metric.control is None or metric.control in metrics:
+                continue
+            heads = (bool((~one.heads[name].isnan()).any()) for one in self if name in one.heads)
+            if any(heads) or any(not math.isnan(one.whole[name]) for one in self if name in one.whole):
+                raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
 
-def _limits(metric: Metric) -> tuple[float, float]:
-    """Return the least and greatest value that is accepted for a metric; codes of categories may be below 0."""
+
+def _limits(metric: Metric) -> tuple[float, float, bool]:
+    """Return the least and greatest accepted value of a metric, and whether it is a category; codes may be below 0."""
     if metric.categories:
-        return -math.inf, len(metric.categories) - 1
+        return -math.inf, len(metric.categories) - 1, True
     low, high = metric.range
-    return low - _ROUNDING, high + _ROUNDING
+    return low - _ROUNDING, high + _ROUNDING, False
 
 
 def _outside(metric: Metric, value: float, scores: Scores, of: str) -> str:

@@ -144,9 +144,9 @@ def test_long_sequences_are_shortened():
     )
     shown = (
         "Scores(layer=3, heads={r: float32[9]}, whole={floor: 0.1235}, "
-        "curves={a: Column(values=float32[9, 5], axes=['head', 'lag'])})"
+        "curves={a: Column(values=float32[9, 5], axes=['head', 'lag'])}, layers=[])"
     )
     assert repr(layer) == shown
     assert repr(Scores(layers=[layer] * 30)) == (
-        f"Scores(layers=[{', '.join([shown] * 4)}, … 30 in all], whole={{}}, curves={{}})"
+        f"Scores(layer=-1, heads={{}}, whole={{}}, curves={{}}, layers=[{', '.join([shown] * 4)}, … 30 in all])"
     )

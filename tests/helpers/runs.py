@@ -6,29 +6,25 @@ from typing import Any
 
 import torch
 
+from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import PartResult, Provenance
-from wherewhat.runs.schema import ScoreSource, profile_name
-from wherewhat.scores import Column
+from wherewhat.runs.layout import Provenance
+from wherewhat.scores import Column, Scores, stored_metric
 
-CONFIG = {"measurement": "entropy", "model": "tiny", "tokens": 128, "rate": 0.1, "layers": [0, 1]}
+CONFIG = {"measurement": "entropy", "model": "tiny", "weights": "trained", "seed": 0, "tokens": 128, "rate": 0.1}
 KEYS = ["Moby-Dick/1", "../Émile", "a", "B"]
 RESULTS = ("scores.parquet", "profiles.safetensors", "config.json")
 
 
-def compute(key: str) -> PartResult:
-    """A part whose numbers depend on its name alone."""
+def compute(key: str) -> Scores:
+    """Scores that depend on the name of a part alone."""
     generator = torch.Generator().manual_seed(sum(key.encode()))
-    source = ScoreSource(measurement="entropy", model="tiny", weights="trained", seed=0, document=key)
-    rows = []
-    profiles = {}
+    layers = []
     for layer in range(2):
         values = torch.rand(3, generator=generator, dtype=torch.float64)
-        rows += source.heads("mean", values, layer=layer, unit="nat")
-        rows.append(source.score("rank", None, layer=layer))
-        curve = torch.rand(3, 16, generator=generator)
-        profiles[profile_name(key, layer, "decay")] = Column(curve, ("head", "distance"))
-    return PartResult(scores=rows, profiles=profiles)
+        curve = Column(torch.rand(3, 16, generator=generator), ("head", "distance"))
+        layers.append(Scores(layer=layer, heads={"mean": values}, whole={"rank": torch.nan}, curves={"decay": curve}))
+    return Scores(layers=layers).checked([stored_metric("mean", unit="nats"), stored_metric("rank")], of="entropy")
 
 
 def provenance(extra: Mapping[str, Any] | None = None, *, text: str = "x" * 64) -> Provenance:
@@ -56,7 +52,7 @@ def complete_run(parent: Path, keys: Sequence[str] = KEYS) -> tuple[RunDirectory
         for key in keys:
             if not run.has(key):
                 computed.append(key)
-                run.save(key, compute(key), seconds=0.5)
+                run.save(key, compute(key), document=key, seconds=0.5)
         run.finish(keys, provenance=provenance())
     return run, computed
 
@@ -88,9 +84,10 @@ def finished(
     run = RunDirectory.open(store, name=f"{measurement}-{model}-{weights}", config=settings)
     with run.lock():
         for document, value in values.items():
-            source = ScoreSource(measurement=measurement, model=model, weights=weights, seed=seed, document=document)
-            rows = source.heads(metric, [value - 0.25, value + 0.25], layer=0)
-            rows += [source.score("rank", None, layer=0)]
-            run.save(document or "\n", PartResult(scores=rows, profiles={}), seconds=0.1)
+            heads = {metric: torch.tensor([value - 0.25, value + 0.25], dtype=torch.float64)}
+            scores = Scores(layers=[Scores(layer=0, heads=heads, whole={"rank": torch.nan})])
+            declared = find_measurement(measurement).categories if measurement in measurements() else {}
+            known = [stored_metric(metric, categories=declared.get(metric, ())), stored_metric("rank")]
+            run.save(document or "\n", scores.checked(known, of=measurement), document=document, seconds=0.1)
         run.finish([document or "\n" for document in values], provenance=provenance(extra, text=text))
     return run

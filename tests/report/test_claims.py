@@ -67,9 +67,9 @@ class FakeRun:
         found = self._heads.get(metric, [])
         return {(0, head): dict.fromkeys(DOCUMENTS, value) for head, value in enumerate(found)}
 
-    @property
-    def head_values(self):
-        return {metric: {(0, h): [value] for h, value in enumerate(x)} for metric, x in self._heads.items()}
+    def labels(self, metric):
+        found = self._heads.get(f"{metric}_together", self._heads.get(metric, []))
+        return {(0, head): int(code) for head, code in enumerate(found) if code >= 0}
 
     @property
     def summaries(self):

@@ -58,7 +58,7 @@ def results(tmp_path_factory):
 
 def test_map_and_distance_curve_are_the_stored_numbers(results):
     drawn = results["axes"].plot("map", metric="r")
-    means = StoredRun(results["axes"]).head_means["r"]
+    means = StoredRun(results["axes"]).head_means("r")
     assert [list(row) for row in drawn.data[0].z] == [means[layer] for layer in sorted(means)]
     assert list(drawn.data[0].y) == sorted(means)
     drawn = results["axes"].plot("distance", layer=1, head=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import re
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -242,7 +241,7 @@ RETURNED = {
         lambda layer: wherewhat.Scores(
             layer=layer.layer, heads={"rwong": torch.ones(layer.heads)}, whole={"uniform": 0.5}
         ),
-        "returned 'rwong', which is not one of its metrics: ['wrong']",
+        "returned 'rwong', which is not one of its metrics: did you mean 'wrong'?",
     ),
     "a misspelt control": (
         lambda layer: wherewhat.Scores(
@@ -275,8 +274,10 @@ def test_categories_are_counted_and_never_averaged(model, monkeypatch, tmp_path)
         """A category of every head."""
 
         name = "kind"
-        metrics = (wherewhat.Metric("kind", "kind", "Kind of head."), wherewhat.Metric("size", "size", "A number."))
-        codes: ClassVar = {"kind": ("even", "odd", "never")}
+        metrics = (
+            wherewhat.Metric("kind", "kind", "Kind of head.", categories=("even", "odd", "never")),
+            wherewhat.Metric("size", "size", "A number."),
+        )
 
         def measure(self, layer, config):
             first = documents.pop(0) if layer.layer == 0 else 0
@@ -292,7 +293,7 @@ def test_categories_are_counted_and_never_averaged(model, monkeypatch, tmp_path)
     assert heads[heads.layer == 0].kind.tolist()[:3] == ["odd", "even", "odd"]
     assert heads[heads.layer == 0].kind.isna().tolist() == [False, False, False, True]
     assert heads[heads.layer == 1].kind.tolist() == ["even", "odd", "even", "odd"]
-    assert found.stored.head_means["kind"] == {0: [1.0, 0.0, 1.0, None], 1: [0.0, 1.0, 0.0, 1.0]}
+    assert found.stored.head_means("kind") == {0: [1.0, 0.0, 1.0, None], 1: [0.0, 1.0, 0.0, 1.0]}
     shares = {summary.metric.name: summary for summary in found.summary()}
     assert list(shares) == ["kind=even", "kind=odd", "size"]
     # Shares of 7 heads in each document: 4, 3 and 3 are even.

@@ -299,8 +299,8 @@ def test_numbers_and_intervals_are_inside_the_declared_ranges(spelled, made):
             run = StoredRun(wherewhat.RunDirectory.load(path))
             for summary in run.summaries:
                 least, most = summary.metric.range
-                values = [v for metric, *_, v in run._rows if metric == summary.metric.name and v is not None]
-                assert least - 1e-6 <= min(values) <= max(values) <= most + 1e-6, summary.metric
+                values = run.numbers[summary.metric.name].defined.value
+                assert least - 1e-6 <= values.min() <= values.max() <= most + 1e-6, summary.metric
                 for about in (summary.overall, *summary.layers.values()):
                     if about.low is not None:
                         assert least - 1e-6 <= about.low <= about.mean <= about.high <= most + 1e-6

@@ -16,12 +16,12 @@ class Labelled:
 
     def __init__(self, documents, together, all_keys):
         self.documents, self.total = documents, sum(together.values())
-        self.head_values = {
-            f"{name}_together": {
-                (0, head): [code] for head, code in enumerate(LABELS.index(x) for x in counts for _ in range(counts[x]))
-            }
-            for name, counts in (("label_no_sink", together), ("label", all_keys))
-        }
+        self._together = {"label_no_sink": together, "label": all_keys}
+
+    def labels(self, metric):
+        counts = self._together[metric]
+        codes = [LABELS.index(name) for name in counts for _ in range(counts[name])]
+        return {(0, head): code for head, code in enumerate(codes)}
 
     def document_means(self, metric):
         names = {f"heads_{name}_no_sink": name for name in SCORE_LABELS} | {"heads_sink": "sink"}

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from helpers.runs import CONFIG, KEYS, complete_run, compute, leftovers, open_ru
 from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.hashes import config_hash, read_sealed, write_sealed
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import PartResult
+from wherewhat.scores import Column, Scores
 
 
 def test_a_run_from_nothing_to_finished(tmp_path):
@@ -179,7 +180,7 @@ def test_asking_without_the_lock_changes_nothing(tmp_path):
 def test_leftovers_of_dead_processes_are_removed(tmp_path, reference):
     run = open_run(tmp_path)
     with run.lock():
-        run.save("a", compute("a"), seconds=0.5)
+        run.save("a", compute("a"), document="a", seconds=0.5)
     (run.path / ".tmp-0123").write_bytes(b"half a file")
     (run.path / "parts" / ".tmp-4567").mkdir()
     (run.path / "parts" / ".tmp-4567" / "scores.parquet").write_bytes(b"half a file")
@@ -195,14 +196,15 @@ def test_misuse_is_told(tmp_path):
     with run.lock():
         with pytest.raises(RuntimeError, match="locked by this object"), run.lock():
             pass
-        run.save("a", compute("a"), seconds=0)
+        run.save("a", compute("a"), document="a", seconds=0)
         with pytest.raises(ValueError, match="finished already"):
-            run.save("a", compute("a"), seconds=0)
+            run.save("a", compute("a"), document="a", seconds=0)
         with pytest.raises(StoreError, match="the part 'b' is missing or damaged; run the command again"):
             run.finish(["a", "b"], provenance=provenance())
         with pytest.raises(StoreError, match="at least one part"):
             run.finish([], provenance=provenance())
-        run.save("c", PartResult(scores=compute("a").scores), seconds=0)
+        without = replace(compute("a"), layers=[replace(one, curves={}) for one in compute("a").layers])
+        run.save("c", without, document="a", seconds=0)
         with pytest.raises(StoreError, match="share one key"):
             run.finish(["a", "c"], provenance=provenance())
 
@@ -219,9 +221,9 @@ def test_a_run_that_finished_nothing_leaves_nothing(tmp_path):
         with pytest.raises(error):
             fail(error)
         assert list(tmp_path.iterdir()) == []
-    row = next(iter(compute("a").scores))
-    with run.lock(), pytest.raises(StoreError, match="share one key"):
-        run.save("a", PartResult(scores=[row, row]), seconds=0)
+    scores = Scores(curves={"a/b": Column(torch.ones(1), ("x",))})
+    with run.lock(), pytest.raises(StoreError, match="holds a slash"):
+        run.save("a", scores, seconds=0)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, estimate, measure, memory, prepare
 from wherewhat.runs.execution import run as execution_run
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import StoredRun, stored_document
+from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import load
 from wherewhat.scores import Scores
 
@@ -69,7 +69,7 @@ def test_numbers_equal_those_measured_by_hand(folder, measured):
 
 def test_stored_documents_come_back_as_they_were_measured(measured):
     name = measured.scores().to_pydict()["document"][0]
-    document = stored_document(*measured.directory.part(name))
+    document = measured.directory.part(name)
     found = values(measured)
     assert [layer.layer for layer in document.layers] == [0, 1]
     for layer in document.layers:

@@ -32,7 +32,7 @@ def _work(parent, log, met):
                     met.wait(60)
                 with Path(log).open("a") as file:
                     file.write(f"{key}\n")
-                run.save(key, compute(key), seconds=0.5)
+                run.save(key, compute(key), document=key, seconds=0.5)
         run.finish(KEYS, provenance=provenance())
 
 
@@ -41,7 +41,7 @@ def _hold(parent, keys, ready, release):
     run = open_run(Path(parent))
     with run.lock():
         for key in keys:
-            run.save(key, compute(key), seconds=0.5)
+            run.save(key, compute(key), document=key, seconds=0.5)
         ready.set()
         release.wait()
 
@@ -128,7 +128,7 @@ def _give_up_or_finish(parent, log, number):
             return  # leaves an empty directory, which is taken away under the others' feet
         for key in KEYS:
             if not run.has(key):
-                run.save(key, compute(key), seconds=0)
+                run.save(key, compute(key), document=key, seconds=0)
         run.finish(KEYS, provenance=provenance())
 
 

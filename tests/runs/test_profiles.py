@@ -7,16 +7,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from wherewhat.errors import StoreError
+from wherewhat.errors import MeasureError, StoreError
 from wherewhat.runs.schema import ProfileFile, join_profiles, profile_name, write_profiles
-from wherewhat.scores import Column
+from wherewhat.scores import MODEL, Column
 
 
 def many_profiles():
     torch.manual_seed(0)
     shapes = [(), (1,), (3, 5), (0, 4), (2, 3, 7)]
     dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.bool]
-    names = [profile_name(d, layer, "c") for d in ("Émile", "a/b", None) for layer in (None, 0, 2, 10)]
+    names = [profile_name(d, layer, "c") for d in ("Émile", "a/b", None) for layer in (MODEL, 0, 2, 10)]
     return {
         name: Column(
             (torch.randn(shapes[i % 5]) * 3).to(dtypes[i % 4]),
@@ -83,7 +83,7 @@ def test_names_that_say_nothing_are_refused(tmp_path):
 def test_other_mistakes_are_refused(tmp_path):
     with pytest.raises(StoreError, match="holds a slash"):
         profile_name("d", 0, "a/b")
-    with pytest.raises(ValueError, match="2 axes"):
+    with pytest.raises(MeasureError, match=r"the axes \('a', 'b'\) do not fit an array of shape \(3,\)"):
         Column(torch.ones(3), ("a", "b"))
     with pytest.raises(StoreError, match="has type complex64: use one of float64"):
         write_profiles(tmp_path / "file", {"d/0/c": Column(torch.ones(1, dtype=torch.complex64), ("x",))})

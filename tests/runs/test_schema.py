@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from helpers.runs import complete_run
 from wherewhat.errors import StoreError
@@ -15,75 +16,104 @@ from wherewhat.runs.schema import (
     COLUMNS,
     KEY_NAMES,
     SCHEMA_VERSION,
-    Score,
-    ScoreSource,
     encode_scores,
     join_tables,
     read_scores,
     score_table,
+    stored_scores,
+)
+from wherewhat.scores import Metric, Scores, stored_metric
+
+SOURCE = {"measurement": "entropy", "model": "ä", "weights": "trained", "seed": 2**40}
+DECLARED = (
+    stored_metric("x"),
+    Metric("y", "y", "", unit="nats"),
+    stored_metric("label", categories=("where", "what")),
 )
 
-BASE = {
-    "measurement": "entropy",
-    "model": "tiny",
-    "weights": "trained",
-    "seed": 0,
-    "metric": "mean",
-    "value": 1.0,
-    "layer": 0,
-    "head": 0,
-}
+
+def some_scores(seed):
+    """Scores with layers of different sizes and metrics, undefined values and categories."""
+    generator = random.Random(seed)
+
+    def number():
+        return generator.choice([torch.nan, 0.1, 1e300, -0.0, 7.0])
+
+    layers = []
+    for layer in generator.sample([0, 2, 10, 11], 3):
+        size = generator.choice([1, 3, 12])
+        heads = {
+            name: torch.tensor([number() for _ in range(size)], dtype=torch.float64)
+            for name in generator.sample("xy", 1)
+        }
+        if generator.random() < 0.7:
+            heads["label"] = torch.tensor([generator.choice([-1.0, 0.0, 1.0]) for _ in range(size)])
+        layers.append(Scores(layer=layer, heads=heads, whole={name: number() for name in generator.sample("xy", 1)}))
+    generator.shuffle(layers)
+    return Scores(layers=layers, whole={"x": number()}).checked(DECLARED, of="entropy")
 
 
-def many_rows(count=400):
-    generator = random.Random(0)
-    rows = {}
-    for _ in range(count):
-        layer = generator.choice([None, 0, 2, 10])
-        row = Score(
-            measurement=generator.choice(["entropy", "kernel"]),
-            model=generator.choice(["b", "ä", "a"]),
-            weights=generator.choice(["trained", "random"]),
-            seed=generator.choice([-1, 0, 2**40]),
-            document=generator.choice([None, "Émile", "a/b", "Z"]),
-            layer=layer,
-            head=None if layer is None else generator.choice([None, 0, 1, 11]),
-            metric=generator.choice(["x", "y"]),
-            value=generator.choice([None, 0.1, 1e300, float("inf"), -0.0]),
-            unit=generator.choice([None, "nat"]),
-        )
-        rows[tuple(getattr(row, name) for name in KEY_NAMES)] = row
-    return list(rows.values())
+def rows_of(scores, document):
+    """The rows of a table, one after another in plain Python."""
+    units = {"x": None, "y": "nats", "label": None}
 
+    def row(layer, head, metric, value):
+        value = None if value != value else float(value)
+        named = metric == "label" and value is not None and value >= 0
+        category = ("where", "what")[int(value)] if named else None
+        place = {"document": document, "layer": layer, "head": head, "metric": metric}
+        return {**SOURCE, **place, "value": value, "unit": units[metric], "category": category}
 
-def as_dict(row):
-    return {column.name: getattr(row, column.name) for column in COLUMNS}
+    rows = [row(None, None, name, value) for name, value in scores.whole.items()]
+    for one in scores.layers:
+        rows += [row(one.layer, None, name, value) for name, value in one.whole.items()]
+        rows += [row(one.layer, h, name, v) for name, x in one.heads.items() for h, v in enumerate(x.tolist())]
+    return rows
 
 
 def null_last(row):
-    return [(value is None, 0 if value is None else value) for value in (getattr(row, n) for n in KEY_NAMES)]
+    return [(row[name] is None, 0 if row[name] is None else row[name]) for name in KEY_NAMES]
 
 
 def test_table_is_the_rows_sorted_by_key():
-    rows = many_rows()
-    assert score_table(rows).to_pylist() == [as_dict(row) for row in sorted(rows, key=null_last)]
+    for seed in range(20):
+        scores = some_scores(seed)
+        expected = sorted(rows_of(scores, "Émile"), key=null_last)
+        assert score_table(scores, SOURCE, "Émile").to_pylist() == expected
+    assert score_table(Scores(), SOURCE, None).num_rows == 0
+
+
+def test_reading_returns_what_was_written():
+    documents = {name: some_scores(seed) for seed, name in enumerate(("a/b", "Z", None))}
+    found = stored_scores(join_tables([score_table(x, SOURCE, name) for name, x in documents.items()]))
+    assert found.keys() == documents.keys()
+    for name, scores in documents.items():
+        assert len(found[name].layers) == len(scores.layers)
+        for one, other in zip(found[name], scores, strict=True):
+            assert one.layer == other.layer
+            assert one.heads.keys() == other.heads.keys()
+            assert all(torch.equal(x.nan_to_num(5), one.heads[n].nan_to_num(5)) for n, x in other.heads.items())
+            assert str(dict(sorted(one.whole.items()))) == str(dict(sorted(other.whole.items())))
 
 
 def test_bytes_depend_neither_on_order_nor_on_grouping(tmp_path):
-    rows = many_rows()
-    expected = encode_scores(score_table(rows))
-    generator = random.Random(1)
-    for cuts in (1, 2, 7):
-        generator.shuffle(rows)
-        tables = [score_table(rows[i::cuts]) for i in range(cuts)]
-        for i, table in enumerate(tables):
-            (tmp_path / f"{i}").write_bytes(encode_scores(table))
+    documents = {name: some_scores(seed) for seed, name in enumerate(("Émile", "a/b", "Z", "b", None))}
+    tables = {name: score_table(scores, SOURCE, name) for name, scores in documents.items()}
+    rows = sorted((row for name, scores in documents.items() for row in rows_of(scores, name)), key=null_last)
+    expected = encode_scores(join_tables(list(tables.values())))
+    generator, names = random.Random(1), list(documents)
+    for cuts in (1, 2, 5):
+        generator.shuffle(names)
+        for i in range(cuts):
+            joined = join_tables([tables[name] for name in names[i::cuts]])
+            (tmp_path / f"{i}").write_bytes(encode_scores(joined))
         joined = join_tables([read_scores(tmp_path / f"{i}") for i in range(cuts)])
+        assert joined.to_pylist() == rows
         assert encode_scores(joined) == expected
 
 
 def test_file_is_typed_dictionary_encoded_and_versioned(tmp_path):
-    (tmp_path / "scores.parquet").write_bytes(encode_scores(score_table(many_rows())))
+    (tmp_path / "scores.parquet").write_bytes(encode_scores(score_table(some_scores(0), SOURCE, "d")))
     schema = pq.read_schema(tmp_path / "scores.parquet")
     assert schema.metadata[b"wherewhat.schema"] == str(SCHEMA_VERSION).encode()
     for column in COLUMNS:
@@ -95,7 +125,7 @@ def test_file_is_typed_dictionary_encoded_and_versioned(tmp_path):
     data = (tmp_path / "scores.parquet").read_bytes()
     created_by = pq.ParquetFile(tmp_path / "scores.parquet").metadata.created_by.encode()
     assert data.count(pa.__version__.encode()) == data.count(created_by) == 1  # no other version is in the bytes
-    (tmp_path / "empty").write_bytes(encode_scores(score_table([])))
+    (tmp_path / "empty").write_bytes(encode_scores(score_table(Scores(), SOURCE, None)))
     assert read_scores(tmp_path / "empty").num_rows == 0
 
 
@@ -113,46 +143,21 @@ def test_documented_columns_and_files_are_those_of_a_run(tmp_path):
     assert documented == {path.name for path in run.path.iterdir()}
 
 
-def test_bad_rows_are_refused_in_one_line(subtests):
-    for change, words in (
-        ({"metric": ""}, "metric is empty"),
-        ({"model": None}, "model is empty"),
-        ({"document": ""}, "document is empty"),
-        ({"seed": None}, "seed is null in 1 rows"),
-        ({"seed": 2**63}, "seed is not int64"),
-        ({"layer": 2**31}, "layer is not int32"),
-        ({"layer": float("nan"), "head": None}, "layer is not int32"),
-        ({"layer": -1}, "layer is negative"),
-        ({"layer": None}, "a head needs a layer"),
-        ({"value": float("nan")}, "value is NaN; use None"),
-        ({"unit": "\ud800"}, "unit is not string"),
-        ({"metric": 5}, "metric is not string"),
-    ):
-        with subtests.test(words=words):
-            with pytest.raises(StoreError, match=words) as caught:
-                score_table([Score(**{**BASE, **change})])
-            assert "\n" not in str(caught.value)
-
-
 def test_two_rows_with_one_key_are_refused_also_with_nulls():
-    for place in ({}, {"layer": None, "head": None, "document": None}):
-        row = {**BASE, **place}
-        with pytest.raises(StoreError, match=r"share one key: measurement='entropy'.*metric='mean'"):
-            score_table([Score(**row), Score(**{**row, "value": 2.0})])
+    for document in ("d", None):
+        table = score_table(some_scores(0), SOURCE, document)
+        with pytest.raises(StoreError, match=r"share one key: measurement='entropy'.*metric=") as caught:
+            join_tables([table, table])
+        assert "\n" not in str(caught.value)
 
 
-def test_heads_writes_one_row_per_head():
-    import torch
-
-    source = ScoreSource(measurement="m", model="x", weights="trained", seed=0, document="d")
-    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    rows = source.heads("mean", values, layer=4, unit="nat")
-    assert [(r.head, r.value) for r in rows] == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert {(r.layer, r.unit, r.document) for r in rows} == {(4, "nat", "d")}
-    assert [row.value for row in source.heads("mean", [None, 2.0], layer=0)] == [None, 2.0]
+def test_names_that_are_not_unicode_are_refused():
+    scores = Scores(whole={"\ud800": 1.0}).checked([stored_metric("*")], of="entropy")
+    with pytest.raises(StoreError, match="is not valid Unicode: choose another name"):
+        score_table(scores, SOURCE, "d")
 
 
-def test_foreign_and_newer_files_are_refused(tmp_path):
+def test_foreign_older_and_newer_files_are_refused(tmp_path):
     path = tmp_path / "scores.parquet"
     path.write_bytes(b"PAR1 but not really")
     with pytest.raises(StoreError, match=r"cannot read .*scores\.parquet"):
@@ -160,15 +165,14 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(StoreError, match="no wherewhat schema version"):
         read_scores(path)
-    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "999"}), path)
-    with pytest.raises(StoreError, match="schema version 999, newer than 2 known here: upgrade"):
-        read_scores(path)
-    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "1"}), path)
-    with pytest.raises(StoreError, match="schema version 1, older than 2: run its command again"):
-        read_scores(path)
-    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": "2"}), path)
-    with pytest.raises(StoreError, match="columns are not those of schema 2"):
-        read_scores(path)
+    for version, words in (
+        (999, f"schema version 999, newer than {SCHEMA_VERSION} known here: upgrade"),
+        (2, f"schema version 2, older than {SCHEMA_VERSION}: run its command again"),
+        (SCHEMA_VERSION, f"columns are not those of schema {SCHEMA_VERSION}"),
+    ):
+        pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"wherewhat.schema": str(version)}), path)
+        with pytest.raises(StoreError, match=words):
+            read_scores(path)
     with pytest.raises(StoreError, match="No such file"):
         read_scores(tmp_path / "missing")
 

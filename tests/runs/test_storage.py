@@ -156,7 +156,7 @@ def test_a_disk_that_is_really_full(tmp_path):
             with run.lock():
                 while True:
                     key = str(len(saved))
-                    run.save(key, compute(key), seconds=0)
+                    run.save(key, compute(key), document=key, seconds=0)
                     saved.append(key)
 
         with pytest.raises(StoreError, match=r"No space left on device$"):
@@ -167,7 +167,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         subprocess.run(["mount", "-o", "remount,size=8m", str(tmp_path)], check=True)
         with run.lock():
             assert not run.has("last")
-            run.save("last", compute("last"), seconds=0)
+            run.save("last", compute("last"), document="last", seconds=0)
             run.finish([*saved, "last"], provenance=provenance())
         assert open_run(parent).is_complete
         with pytest.raises(OSError, match="No space"):

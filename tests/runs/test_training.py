@@ -102,10 +102,10 @@ def test_records_equal_ordinary_runs(tmp_path):
     found = watch.finish().records
     for name in ("axes", "heads"):
         stored = StoredRun(run_request(Request(name, model=model, texts=IDS), out=tmp_path))
-        for metric, layers in stored.head_means.items():
+        for metric in stored.head_metrics:
             if metric.endswith(("together", "shared", "pooled", "separate", "low", "high", "label")):
                 continue  # over all documents together
-            wanted = [value for heads in layers.values() for value in heads]
+            wanted = [value for heads in stored.head_means(metric).values() for value in heads]
             got = found[f"{name}.{metric}"][0].tolist()
             assert got == pytest.approx([float("nan") if v is None else v for v in wanted], rel=1e-6, nan_ok=True)
     assert found["axes.pooled_r"].shape == (1,)

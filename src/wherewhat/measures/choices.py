@@ -13,7 +13,7 @@ from wherewhat.measures.measurement import ChoicesMeasurement, Subject, Text
 from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.statistics import change_bounds, change_error
 from wherewhat.options import option
-from wherewhat.scores import SHARE, Column, Metric, Scores
+from wherewhat.scores import NON_NEGATIVE, SHARE, Column, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,6 +131,12 @@ class ItemChoices(ChoicesMeasurement):
             "Log-probability of the right alternative minus that of the best wrong one.",
             unit="nats",
         ),
+    )
+    stored = (
+        stored_metric("logprob", unit="nats"),
+        stored_metric("right_place", range=NON_NEGATIVE),
+        *(stored_metric(f"{name}_*_at_*", range=SHARE) for name in ("accuracy", "flipped", "moved")),
+        *(stored_metric(f"{name}_*_at_*") for name in ("change", "probability_change")),
     )
     limits = (
         "One wording of each question and one draw per item and rate. A rate is a share of units, rounded to the "

@@ -199,6 +199,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
                     "group": f"{name}: {run.measurement.summary}",
                     "control": rounded(controls.get(metric.name)),
                     "control_title": metric.control_title,
+                    "categories": list(metric.categories),
                     "values": {
                         weights: head_values(found, metric.name, layers)
                         for weights, found in runs.weights(name).items()

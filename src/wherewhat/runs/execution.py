@@ -172,8 +172,9 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
 
     def save(key: str, compute: Callable[[], Scores]) -> None:
         started = time.perf_counter()
-        scores = compute().checked(measurement.declared(config), of=measurement.name)
         document = None if key == _TOGETHER else key
+        alone = document is not None or isinstance(measurement, DocumentsMeasurement)
+        scores = compute().checked(measurement.declared(config), of=measurement.name, controls=alone)
         # Scores of all documents together may need what was not stored, such as curves.
         if not scores.names and not (document is None and measurement.combines):
             raise TextError(f"{document or 'the documents together'} gave no scores")

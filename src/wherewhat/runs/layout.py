@@ -101,7 +101,7 @@ def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str 
     seal = read_sealed(path / COMPLETE)
     if seal is None:
         return None, f"{COMPLETE} is damaged"
-    if not is_current(seal.get("schema"), path / COMPLETE):
+    if not _is_readable(seal, path / COMPLETE):
         return None, f"the run has schema version {seal['schema']}, older than {SCHEMA_VERSION}"
     if seal.get("config_hash") != config_hash:
         return None, f"{COMPLETE} belongs to the configuration {seal.get('config_hash')}, not {config_hash}"
@@ -110,6 +110,16 @@ def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str 
         return None, f"{damaged} is missing or damaged"
     parts = seal.get("parts")
     return frozenset(str(key) for key in parts) if isinstance(parts, list) else frozenset(), None
+
+
+def _is_readable(seal: Mapping[str, JSON], path: Path) -> bool:
+    """Return whether a run or part has files of this version; curves without scores are the same since version 2."""
+    files = seal.get("files")
+    only_curves = isinstance(files, Mapping) and SCORES not in files and seal.get("schema") == _CURVES_SINCE
+    return is_current(seal.get("schema"), path) or only_curves
+
+
+_CURVES_SINCE = 2
 
 
 def take_away_if_empty(path: Path) -> None:
@@ -153,7 +163,7 @@ class Parts:
         content = read_sealed(path / _PART)
         if content is None:
             return None
-        if not is_current(content.get("schema"), path / _PART):
+        if not _is_readable(content, path / _PART):
             return None
         if (content.get("key"), content.get("config_hash")) != (key, self._config_hash):
             return None

@@ -64,7 +64,7 @@ KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.k
 
 
 def arrow_schema(*, encoded: bool = True) -> pa.Schema:
-    """Return the Arrow schema of the score table; strings are dictionary-encoded, as stored, or plain, as they sort."""
+    """Return the Arrow schema of the score table; strings are dictionary-encoded, as stored, or plain."""
     import pyarrow as pa
 
     types = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}
@@ -172,12 +172,13 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     keys = [_ranks(table[name].combine_chunks()) for name in KEY_NAMES]
     order = np.lexsort(keys[::-1])
-    table, keys = table.take(pa.array(order)), [key[order] for key in keys]
+    # Encoded again, so that the dictionaries hold the strings in order of their first row and nothing else.
+    table, keys = table.take(pa.array(order)).cast(arrow_schema(encoded=False)), [key[order] for key in keys]
     same = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
     if same.any():
         first = table.slice(int(same.argmax()), 1).to_pylist()[0]
         raise StoreError(f"score rows share one key: {', '.join(f'{k}={first[k]!r}' for k in KEY_NAMES)}")
-    return table
+    return table.combine_chunks().cast(arrow_schema())
 
 
 def _ranks(column: pa.Array) -> Any:

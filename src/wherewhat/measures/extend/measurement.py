@@ -14,7 +14,7 @@ from wherewhat.extend import METHODS, find_method
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import Capacity, ComparisonTable, ReportRun, Subject, Text, TextMeasurement
 from wherewhat.options import option
-from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, UNBOUNDED, Metric, Scores
+from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, UNBOUNDED, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     from wherewhat.extend.method import LengthMethod
@@ -302,6 +302,7 @@ class ExtendMeasurement(TextMeasurement):
     controls = ()
     figure = "positions"
     metrics = _control_metrics(_CONTROLS)
+    stored = (stored_metric("loss_inside_*", unit="nats", range=NON_NEGATIVE),)
     limits = (
         "A low loss does not mean that distant tokens can be retrieved: a window excludes everything before it, which "
         "planted runs show and the loss hardly does. Planted runs test copying only. Attention is measured at 128 "

@@ -5,6 +5,9 @@ const labelOf = (l, h) => labelIn(data.swaps && swapsOf(data), l, h);
 // The names of the two scores that are shown.
 const shownScores = () => (chosen.keys === "all" ? ["s_pos", "s_sym"] : ["s_pos_no_sink", "s_sym_no_sink"]);
 const ownValue = (metric, l, h) => metric.values[data.model.weights]?.[l]?.[h] ?? null;
+// The value of a category is the index of its name.
+const named = (metric, x) => (metric.categories.length && x !== null && x !== undefined ? metric.categories[x] : x);
+const inWords = (metric, x) => (metric.categories.length ? named(metric, x) ?? "undefined" : show(x));
 const brief = (x) => (Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3));
 let rows = [];
 let order = { column: 0, down: false };
@@ -74,7 +77,7 @@ const columnsOfTable = () => {
   const scores = [["positional", "s_pos"], ["symbolic", "s_sym"]].map(([title, name], i) => ({ title, reading: data.metrics.find((metric) => metric.id === shownScores()[i])?.reading ?? "", of: (l, h) => swapsOf(data)[name][l]?.[h] ?? null }));
   return [
     ...(data.swaps ? [{ title: "label", of: labelOf }, ...scores] : []),
-    ...metrics.map((metric) => ({ title: metric.title, reading: metric.reading, of: (l, h) => ownValue(metric, l, h) })),
+    ...metrics.map((metric) => ({ title: metric.title, reading: metric.reading, of: (l, h) => named(metric, ownValue(metric, l, h)) })),
   ];
 };
 function writeHeads() {
@@ -205,7 +208,7 @@ function numbersOfHeads() {
   const labels = versions.map(([ending, swaps]) => [`label${ending}`, (l, h) => labelIn(swaps, l, h)]);
   const scores = versions.flatMap(([ending, swaps]) => ["s_pos", "s_sym"].map((name) => [`${name}${ending}`, (l, h) => swaps[name][l]?.[h]]));
   const listed = scores.map(([name]) => name);
-  const metrics = data.metrics.filter((metric) => !listed.includes(metric.id)).map((metric) => [metric.id, (l, h) => ownValue(metric, l, h)]);
+  const metrics = data.metrics.filter((metric) => !listed.includes(metric.id)).map((metric) => [metric.id, (l, h) => named(metric, ownValue(metric, l, h))]);
   const columns = [...labels, ...scores, ...metrics];
   const lines = rows.filter((row) => row.shown).map(({ l, h, layer }) => [layer, h, ...columns.map(([, of]) => of(l, h))]);
   return [["layer", "head", ...columns.map(([name]) => name)], ...lines];

@@ -7,7 +7,14 @@ function spanOf(values) {
   return high > low ? [low, high] : [low - 0.5, low + 0.5];
 }
 const defined = (values) => (values ?? []).flat().filter((x) => x !== null && x !== undefined);
-const ownSpan = (metric) => spanOf(defined(metric.values[data.model.weights]));
+const ownSpan = (metric) => (metric.categories.length ? [0, metric.categories.length - 1 || 1] : spanOf(defined(metric.values[data.model.weights])));
+const ticksOf = (metric) => (metric.categories.length ? { tickvals: metric.categories.map((_, i) => i), ticktext: metric.categories.map(plain) } : {});
+// Least, greatest and median of numbers; of a category the number of heads with each of its names.
+function inShort(metric, sorted) {
+  if (!sorted.length) return "undefined";
+  if (metric.categories.length) return metric.categories.map((name, i) => `${plain(name)} ${sorted.filter((x) => x === i).length}`).join(", ");
+  return `${brief(sorted[0])} to ${brief(sorted.at(-1))}, median ${brief(sorted[Math.floor(sorted.length / 2)])}`;
+}
 // Distributions over heads of the model and its control models on one axis, in the colours of the map.
 function drawRange() {
   const metric = data.metrics[chosen.metric];
@@ -16,8 +23,8 @@ function drawRange() {
   const [low, high] = ownSpan(metric);
   const everything = names.flatMap((name) => defined(metric.values[name]));
   const [least, most] = everything.reduce(([from, to], x) => [Math.min(from, x), Math.max(to, x)], [Infinity, -Infinity]);
-  const width = (most - least) / 48 || 1;
-  const layout = { bargap: 0, showlegend: false, margin: { l: 52, r: 12, t: 24, b: 40 }, xaxis: { title: { text: plain(metric.unit ? `${metric.title} (${metric.unit})` : metric.title), standoff: 4 }, anchor: `y${names.length > 1 ? names.length : ""}` }, annotations: [] };
+  const width = metric.categories.length ? 1 : (most - least) / 48 || 1;
+  const layout = { bargap: 0, showlegend: false, margin: { l: 52, r: 12, t: 24, b: 40 }, xaxis: { title: { text: plain(metric.unit ? `${metric.title} (${metric.unit})` : metric.title), standoff: 4 }, ...ticksOf(metric), anchor: `y${names.length > 1 ? names.length : ""}` }, annotations: [] };
   const traces = names.map((name, row) => {
     const values = defined(metric.values[name]).sort((x, y) => x - y);
     const counts = new Array(49).fill(0);
@@ -27,10 +34,9 @@ function drawRange() {
     const height = 1 / names.length;
     const top = 1 - row * height;
     layout[`yaxis${suffix}`] = { domain: [top - 0.62 * height, top - 0.22 * height * (row > 0)], showticklabels: false, showgrid: false, zeroline: false, rangemode: "tozero" };
-    const reach = values.length ? `${brief(values[0])} to ${brief(values.at(-1))}, median ${brief(values[Math.floor(values.length / 2)])}` : "undefined";
-    layout.annotations.push({ xref: "paper", x: 0, yref: "paper", y: top - 0.22 * height * (row > 0), yanchor: "bottom", xanchor: "left", showarrow: false, text: `${name === chosen.weights ? `<b>${name}</b>` : name}: ${reach}` });
+    layout.annotations.push({ xref: "paper", x: 0, yref: "paper", y: top - 0.22 * height * (row > 0), yanchor: "bottom", xanchor: "left", showarrow: false, text: `${name === chosen.weights ? `<b>${name}</b>` : name}: ${inShort(metric, values)}` });
     return {
-      type: "bar", name, x, y: counts, width, yaxis: `y${suffix}`, text: counts.map((count, bin) => `${name}, about ${brief(x[bin])}: ${plural(count, "head")}`), textposition: "none", hoverinfo: "text",
+      type: "bar", name, x, y: counts, width, yaxis: `y${suffix}`, text: counts.map((count, bin) => `${name}, ${metric.categories.length ? plain(inWords(metric, x[bin])) : `about ${brief(x[bin])}`}: ${plural(count, "head")}`), textposition: "none", hoverinfo: "text",
       marker: { color: x.map((value) => colourAt(VIRIDIS, (value - low) / (high - low))), line: { width: 0.5, color: isDark() ? "#ececf1" : "#1b1b1f" } },
     };
   });
@@ -51,13 +57,13 @@ function drawMap() {
   const metric = data.metrics[chosen.metric];
   if (!metric) return;
   const z = gridOf(data, metric.values[chosen.weights] || []);
-  const text = z.map((row, l) => row.map((x, h) => `layer ${layers[l]}, head ${h}<br>${plain(metric.title)}: ${show(x)} ${plain(metric.unit)}`));
+  const text = z.map((row, l) => row.map((x, h) => `layer ${layers[l]}, head ${h}<br>${plain(metric.title)}: ${plain(inWords(metric, x))} ${plain(metric.unit)}`));
   const [zmin, zmax] = ownSpan(metric);
   const most = z[0].length;
   const x = [...Array(most).keys()];
   const trace = {
     type: "heatmap", z, x, y: layers, zmin, zmax, colorscale: "Viridis", text,
-    hoverinfo: "text", xgap: 1, ygap: 1, colorbar: { thickness: 12, len: 1 },
+    hoverinfo: "text", xgap: 1, ygap: 1, colorbar: { thickness: 12, len: 1, ...ticksOf(metric) },
   };
   // Heads that the filter hides are covered by the colour of the page.
   const hidden = z.map((row) => row.map(() => null));
@@ -79,14 +85,14 @@ function drawMap() {
     if (event.points[0].x < data.model.heads[l]) choose(l, event.points[0].x, true);
   });
 }
-const numbersOfHeadsWith = (values) => data.model.layers.flatMap((layer, l) => (values?.[l] ?? []).map((x, h) => [layer, h, x]));
+const numbersOfHeadsWith = (metric, weights) => data.model.layers.flatMap((layer, l) => (metric.values[weights]?.[l] ?? []).map((x, h) => [layer, h, named(metric, x)]));
 function numbersOfMap() {
   const metric = data.metrics[chosen.metric];
-  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...numbersOfHeadsWith(metric.values[chosen.weights])];
+  return [["layer", "head", `${metric.title} (${chosen.weights})`], ...numbersOfHeadsWith(metric, chosen.weights)];
 }
 function numbersOfRange() {
-  const { title, values } = data.metrics[chosen.metric];
-  return [["weights", "layer", "head", title], ...Object.keys(values).flatMap((name) => numbersOfHeadsWith(values[name]).map((line) => [name, ...line]))];
+  const metric = data.metrics[chosen.metric];
+  return [["weights", "layer", "head", metric.title], ...Object.keys(metric.values).flatMap((name) => numbersOfHeadsWith(metric, name).map((line) => [name, ...line]))];
 }
 // The chosen metric in words, and the weights it was measured with.
 function writeMetric() {

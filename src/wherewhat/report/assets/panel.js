@@ -86,7 +86,7 @@ function drawPlace() {
 function writePanelWeights() {
   const [metric, own] = [data.metrics[chosen.metric], data.model.weights];
   const value = metric?.values[chosen.weights]?.[chosen.layer]?.[chosen.head];
-  by("panel-weights").textContent = chosen.weights === own ? "" : `This panel shows the ${own} model. On the map, which shows ${chosen.weights} weights, ${metric.title} of this head is ${show(value)}.`;
+  by("panel-weights").textContent = chosen.weights === own ? "" : `This panel shows the ${own} model. On the map, which shows ${chosen.weights} weights, ${metric.title} of this head is ${inWords(metric, value)}.`;
 }
 function writePanel() {
   writePanelWeights();
@@ -131,7 +131,7 @@ function writeLike() {
 function writeNumbers() {
   const rows = data.metrics.map((metric) => {
     const names = Object.keys(metric.values);
-    const value = (weights) => (metric.values[weights] && metric.values[weights][chosen.layer] ? show(metric.values[weights][chosen.layer][chosen.head]) : "");
+    const value = (weights) => (metric.values[weights] && metric.values[weights][chosen.layer] ? inWords(metric, metric.values[weights][chosen.layer][chosen.head]) : "");
     return [termLink(document.createDocumentFragment(), metric.title, metric.id), ...WEIGHTS.map((weights) => (names.includes(weights) ? value(weights) : ""))];
   });
   table(by("numbers-of-head"), ["metric", ...WEIGHTS.map((weights) => (weights === data.model.weights ? weights : `one ${weights} control`))], rows);

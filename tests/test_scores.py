@@ -1,0 +1,69 @@
+"""Brute force: checked scores are the same numbers. Identity: whatever is not declared is refused in one line."""
+
+import math
+
+import pytest
+import torch
+
+from wherewhat.errors import MeasureError
+from wherewhat.scores import CORRELATION, MODEL, SHARE, Column, Metric, Scores, stored_metric
+
+DECLARED = (
+    Metric("r", "r", "", range=SHARE, control="noise"),
+    stored_metric("noise", range=SHARE),
+    stored_metric("rise_*", unit="nats"),
+    stored_metric("label", categories=("where", "what")),
+    stored_metric("c", range=CORRELATION),
+)
+
+
+def layer(**heads):
+    return Scores(layer=3, heads={name: torch.tensor(values) for name, values in heads.items()}, whole={"noise": 0.1})
+
+
+def test_checked_scores_are_the_same_numbers_on_the_cpu_in_float64():
+    curve = Column(torch.ones(2, 4), ("head", "distance"))
+    first = Scores(layer=5, heads={"r": torch.tensor([0.1, 0.2])}, whole={"noise": 0.5}, curves={"a": curve})
+    second = Scores(layer=1, heads={"r": torch.tensor([0.3], dtype=torch.bfloat16), "label": torch.tensor([-1])})
+    found = Scores(layers=[first, second], whole={"rise_x": 2.5, "c": math.nan}).checked(DECLARED, of="m")
+    assert [one.layer for one in found] == [1, 5, MODEL]
+    assert [one.layer for one in found.layers] == [1, 5]
+    for one, given in zip(found.layers, (second, first), strict=True):
+        assert one.curves == given.curves
+        assert one.whole == given.whole
+        for name, values in given.heads.items():
+            assert one.heads[name].dtype == torch.float64
+            assert torch.equal(one.heads[name], values.double())
+    assert found.whole["rise_x"] == 2.5
+    assert found.metrics["rise_x"].unit == "nats"
+    assert found.names == ["r", "label", "noise", "rise_x", "c"]
+    assert Scores().checked((), of="m").names == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (layer(r2=[0.5]), r"m returned 'r2', which is not one of its metrics: .*r"),
+        (Scores(layer=0, heads={"r": torch.ones(2)}), "m returned 'r' without its control 'noise': return it, or NaN"),
+        (layer(r=[0.5, 1.01]), r"m returned r = 1.01 for layer 3: it is 0 to 1"),
+        (layer(r=[-0.01]), r"m returned r = -0.01 for layer 3: it is 0 to 1"),
+        (layer(c=[math.inf]), "m returned c = inf for layer 3: give a finite number, or NaN where it is undefined"),
+        (
+            Scores(whole={"rise_x": -math.inf}),
+            "m returned rise_x = -inf for the model as a whole: give a",
+        ),
+        (layer(label=[2.0]), "m returned label = 2 for layer 3: it is 0 to 1"),
+        (layer(label=[0.5]), "m returned label = 0.5 for layer 3: it is 0 to 1"),
+        (layer(r=[0.5, 0.5], c=[0.5]), r"values per head of different shapes in layer 3: .*'r': \(2,\), 'c': \(1,\)"),
+        (layer(r=[[0.5, 0.5]]), r"values per head of different shapes in layer 3"),
+    ],
+)
+def test_what_is_not_declared_is_refused_in_one_line(scores, words):
+    with pytest.raises(MeasureError, match=words) as caught:
+        Scores(layers=[scores]).checked(DECLARED, of="m") if scores.layer != MODEL else scores.checked(DECLARED, of="m")
+    assert "\n" not in str(caught.value)
+
+
+def test_rounding_may_exceed_a_range_and_nothing_else_may():
+    assert layer(r=[1 + 1e-5, -1e-5]).checked(DECLARED, of="m").heads["r"].tolist() == pytest.approx([1, 0], abs=1e-4)
+    assert layer(r=[math.nan]).checked(DECLARED, of="m").heads["r"].isnan().all()
