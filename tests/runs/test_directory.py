@@ -31,11 +31,12 @@ def test_a_run_from_nothing_to_finished(tmp_path):
     assert table.num_rows == len(KEYS) * 8
     for key in KEYS:
         result = compute(key)
-        for name, profile in result.profiles.items():
-            assert torch.equal(loaded.profiles()[name], profile.values)
+        for layer in result.layers:
+            name = f"{key}/{layer.layer}/decay"
+            assert torch.equal(loaded.profiles()[name], layer.curves["decay"].values)
             assert loaded.profiles().axes(name) == ("head", "distance")
         stored = [row["value"] for row in table.to_pylist() if row["document"] == key and row["head"] is not None]
-        assert stored == [row.value for row in result.scores if row.head is not None]
+        assert stored == [value for layer in result.layers for value in layer.heads["mean"].tolist()]
     content = run.provenance()
     assert content["seconds"] == 0.5 * len(KEYS)
     assert set(content["parts"]) == set(KEYS)
@@ -67,7 +68,7 @@ def test_a_finished_run_is_never_computed_or_written_again(tmp_path):
 def test_an_unfinished_run_resumes_with_the_missing_parts_only(tmp_path, reference):
     run = open_run(tmp_path)
     with run.lock():
-        run.save(KEYS[2], compute(KEYS[2]), seconds=0.5)
+        run.save(KEYS[2], compute(KEYS[2]), document=KEYS[2], seconds=0.5)
     assert run.has(KEYS[2])
     assert not run.is_complete
     run, computed = complete_run(tmp_path)
@@ -273,7 +274,7 @@ def test_a_newer_schema_is_refused_and_kept(tmp_path):
             path = next((run.path / "parts").glob("a-*")) / which
         content = read_sealed(path)
         write_sealed(path, {**content, "schema": 999})
-        with pytest.raises(StoreError, match="has schema version 999, newer than 2 known here: upgrade wherewhat"):
+        with pytest.raises(StoreError, match="has schema version 999, newer than 3 known here: upgrade wherewhat"):
             complete_run(tmp_path / which)
         assert read_sealed(path) == {**content, "schema": 999}
 
@@ -282,7 +283,7 @@ def test_a_run_of_an_older_schema_is_computed_again(tmp_path):
     run, _ = complete_run(tmp_path)
     for path in [run.path / "complete.json", *(run.path / "parts").glob("*/part.json")]:
         write_sealed(path, {**read_sealed(path), "schema": 1})
-    with pytest.raises(StoreError, match="schema version 1, older than 2; run its command again"):
+    with pytest.raises(StoreError, match="schema version 1, older than 3; run its command again"):
         RunDirectory.load(run.path)
     assert complete_run(tmp_path)[1] == KEYS
 
