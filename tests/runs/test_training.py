@@ -21,7 +21,7 @@ from wherewhat.runs.records import RECORDS_FILE, TrainingRun
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.training import TrainingRecorder, choose_measurements
-from wherewhat.scores import Metric, Scores
+from wherewhat.scores import Metric
 
 IDS = tokens(24, batch=2, seed=5)
 
@@ -269,8 +269,7 @@ def test_an_own_measurement(monkeypatch):
         metrics = (Metric("norm", "norm of keys", "Mean norm of the keys."),)
 
         def measure(self, layer, config):
-            norms = layer.rot_k[0].norm(dim=-1).mean(-1)
-            return Scores(layer=layer.layer, heads={"norm": norms.repeat_interleave(layer.heads // len(norms))})
+            return {"norm": layer.rot_k[0].norm(dim=-1).mean(-1)}  # of key heads
 
     monkeypatch.setattr("wherewhat.measures.registry._known", {"key-norm": KeyNorm()})
     found = recorder(tiny("llama"), measurements="key-norm").finish()

@@ -409,15 +409,14 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
     layers: list[Scores] = []
-    subject.run(
-        text.ids, lambda layer: layers.append(_layer_scores(measurement, layer, measurement.measure(layer, config)))
-    )
+    subject.run(text.ids, lambda layer: layers.append(measure_layer(measurement, layer, config)))
     measurement.check(layers)
     return Scores(layers=layers, whole=measurement.pooled(layers))
 
 
-def _layer_scores(measurement: Measurement, layer: LayerAttention, found: Scores | Mapping[str, Tensor]) -> Scores:
-    """Return values per head as scores of the layer, those of key heads repeated for the query heads that read them."""
+def measure_layer(measurement: LayerMeasurement, layer: LayerAttention, config: Any) -> Scores:
+    """Return the scores of one layer; values of key heads are repeated for the query heads that read them."""
+    found = measurement.measure(layer, config)
     if isinstance(found, Scores):
         return found
     if not isinstance(found, Mapping):

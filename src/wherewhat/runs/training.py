@@ -26,6 +26,7 @@ from wherewhat.measures.measurement import (
     Measurement,
     QuestionMeasurement,
     Text,
+    measure_layer,
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement
@@ -364,14 +365,14 @@ def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) 
 
     All measurements of layers share one pass over a text.
     """
-    layered = [one for one in chosen.values() if isinstance(one[0], LayerMeasurement)]
+    layered = [(one, config) for one, config in chosen.values() if isinstance(one, LayerMeasurement)]
     found: dict[str, list[Scores]] = {name: [] for name in chosen}
     for text in texts:
         layers: dict[str, list[Scores]] = {measurement.name: [] for measurement, _ in layered}
 
         def measure(layer: LayerAttention, into: dict[str, list[Scores]] = layers) -> None:
             for measurement, config in layered:
-                into[measurement.name].append(measurement.measure(layer, config))  # type: ignore[attr-defined]
+                into[measurement.name].append(measure_layer(measurement, layer, config))
 
         if layered:
             subject.run(text.ids, measure)
