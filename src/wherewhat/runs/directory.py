@@ -160,6 +160,14 @@ class RunDirectory:
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
         self._parts.save(key, result, seconds=seconds)
 
+    def clear(self) -> None:
+        """Remove all results, so that they are measured anew; the mark of a finished run goes first."""
+        self._require_lock()
+        self._keys = None
+        for name in (COMPLETE, PARTS, SCORES, PROFILES, PROVENANCE):
+            remove(self.path / name)
+        self._parts.forget()
+
     @checked()
     def part(self, key: str) -> tuple[pa.Table, ProfileFile]:
         """Return scores and curves of the finished part `key`, before or after the run is finished."""
