@@ -34,23 +34,9 @@ _NOT_FOLLOWED = frozenset({"wherewhat", "torch", "transformers", "numpy", *sys.b
 """Modules whose code is never followed, wherever they are installed."""
 
 _NO_CODE = frozenset(
-    [
-        "__abstractmethods__",
-        "__annotations__",
-        "__dict__",
-        "__doc__",
-        "__firstlineno__",
-        "__module__",
-        "__orig_bases__",
-        "__parameters__",
-        "__qualname__",
-        "__static_attributes__",
-        "__weakref__",
-        "_abc_impl",
-        "__annotate__",
-        "__annotate_func__",
-        "__annotations_cache__",
-    ]
+    ("__abstractmethods__", "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__")
+    + ("__orig_bases__", "__parameters__", "__qualname__", "__static_attributes__", "__weakref__", "_abc_impl")
+    + ("__annotate__", "__annotate_func__", "__annotations_cache__")
 )
 """Attributes of classes on which no number depends."""
 

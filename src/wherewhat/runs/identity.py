@@ -37,7 +37,7 @@ _TOKENIZERS = ("tokenizers", "sentencepiece", "tiktoken")
 _ENVIRONMENT = ("USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 """Environment variables that change which code of transformers runs."""
 
-_CHOICE = "get_correct_attn_implementation"
+CHOICE = "get_correct_attn_implementation"
 """Method of transformers' models that chooses the attention implementation."""
 
 
@@ -126,7 +126,7 @@ def replaced_attention() -> dict[str, JSON]:
     module = sys.modules.get("transformers.modeling_utils")
     if module is None:
         return {}
-    functions = {**module.ALL_ATTENTION_FUNCTIONS, _CHOICE: getattr(module.PreTrainedModel, _CHOICE, None)}
+    functions = {**module.ALL_ATTENTION_FUNCTIONS, CHOICE: getattr(module.PreTrainedModel, CHOICE, None)}
     found: dict[str, JSON] = {}
     for name, function in sorted(functions.items()):
         if function is None:

@@ -19,7 +19,7 @@ from wherewhat.models.source import Weights
 from wherewhat.options import build_config
 from wherewhat.runs.code import code_identity
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.identity import is_current, model_files, run_identity
+from wherewhat.runs.identity import CHOICE, is_current, model_files, replaced_attention, run_identity
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import text_hash
@@ -134,6 +134,8 @@ class KnownRuns:
 def _key(request: Request) -> str | None:
     """Return the hash of everything that the outcome of a request depends on; None for what is only in memory."""
     if not isinstance(request.model, ModelRequest) or (request.text and _STANDARD_INPUT in request.text):
+        return None
+    if CHOICE in replaced_attention():  # which implementation it chooses is known only once the model is loaded
         return None
     measurement = find_measurement(request.measurement)
     texts = request.texts if request.text is None else read_documents(request.text)
