@@ -34,13 +34,33 @@ _NOT_FOLLOWED = frozenset({"wherewhat", "torch", "transformers", "numpy", *sys.b
 """Modules whose code is never followed, wherever they are installed."""
 
 _NO_CODE = frozenset(
-    ("__abstractmethods__", "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__")
-    + ("__orig_bases__", "__parameters__", "__qualname__", "__static_attributes__", "__weakref__", "_abc_impl")
-    + ("__annotate__", "__annotate_func__", "__annotations_cache__")
+    {
+        "__abstractmethods__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations__",
+        "__annotations_cache__",
+        "__dict__",
+        "__doc__",
+        "__firstlineno__",
+        "__module__",
+        "__orig_bases__",
+        "__parameters__",
+        "__qualname__",
+        "__static_attributes__",
+        "__weakref__",
+        "_abc_impl",
+    }
 )
 """Attributes of classes on which no number depends."""
 
 _SCALARS = (type(None), bool, int, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
+_DEEPEST = 100
+"""Values that are nested deeper are not looked at."""
+
+_WALKS = 5
+"""Largest number of walks until no new module is imported."""
+
 _HAS_DOCSTRING = 0x4000000
 """Flag of functions with a docstring, from Python 3.13."""
 
@@ -74,8 +94,12 @@ def function_identity(function: Any) -> str:
 
 def _identity(root: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     own = _OwnModules(str(root.__module__))
-    loaded = _LoadedCode(own)
-    digest = loaded.hash(root, state)
+    for _ in range(_WALKS):
+        before = len(sys.modules)
+        loaded = _LoadedCode(own)
+        digest = loaded.hash(root, state)
+        if len(sys.modules) == before:  # else modules that were imported on the way may be attributes of others now
+            break
     sources, packages = _sources(sorted(loaded.modules), own)
     packages |= loaded.packages
     versions = {name: package_version(name) for name in sorted(map(_distribution, packages))}
@@ -170,7 +194,8 @@ def _sources(modules: Iterable[str], own: _OwnModules) -> tuple[dict[str, str], 
             continue
         digest, imports = _parsed(data, is_source=file.suffix == ".py")
         found[module] = digest[:HASH_DIGITS]
-        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        package = getattr(sys.modules.get(module), "__package__", None) or inside
         for level, name, members in imports:
             try:
                 base = resolve_name("." * level + name, package) if level else name
@@ -238,8 +263,8 @@ def _parsed(data: bytes, *, is_source: bool) -> tuple[str, list[tuple[int, str, 
 class _LoadedCode:
     """Hashes a class or function with everything of the user's code that it reaches.
 
-    Functions and classes are numbered in the order in which they are reached, so that they may refer to each other;
-    other values are described by content. Nothing depends on addresses or on the order of sets.
+    Functions, classes and objects are numbered in the order in which they are reached, so that they may refer to each
+    other; constants are described by content. Nothing depends on addresses or on the order of sets.
 
     Attributes:
         modules: Own modules that were reached.
@@ -270,7 +295,7 @@ class _LoadedCode:
             return f"float {value.hex()}"
         if kind in _SCALARS:
             return _digest(kind.__name__, repr(value)) if kind in (str, bytes) else f"{kind.__name__} {value!r}"
-        if id(value) in self._open:
+        if id(value) in self._open or len(self._open) > _DEEPEST:
             return "cycle"
         self._open.add(id(value))
         try:
@@ -288,9 +313,10 @@ class _LoadedCode:
         if kind in (tuple, list):
             return _digest(kind.__name__, *(self._value(one, names) for one in value))
         if kind in (set, frozenset):
-            return _digest(kind.__name__, *sorted(self._value(one) for one in value))
+            return _digest(kind.__name__, *sorted(self._value(one) for one in sorted(value, key=_order)))
         if kind in (dict, types.MappingProxyType):
-            return _digest("dict", *sorted(_digest(self._value(k), self._value(v, names)) for k, v in value.items()))
+            items = sorted(value.items(), key=lambda item: _order(item[0]))
+            return _digest("dict", *sorted(_digest(self._value(k), self._value(v, names)) for k, v in items))
         if isinstance(value, property):
             return self._parts("property", value.fget, value.fset, value.fdel)
         if isinstance(value, staticmethod | classmethod):
@@ -316,8 +342,11 @@ class _LoadedCode:
         return _digest(*map(self._value, parts))
 
     def _object(self, value: Any) -> str:
-        """Return the description of an object by its class and state, as it would be copied."""
+        """Return the description of an object by its class and state, as it would be copied; later its number."""
+        if id(value) in self._numbered:
+            return self._numbered[id(value)]
         kind = type(value)
+        self._number(value, kind.__qualname__)
         try:
             reduced = value.__reduce_ex__(2)
         except Exception:  # noqa: BLE001 - a class may refuse in any way
@@ -349,10 +378,13 @@ class _LoadedCode:
         if self._named(value) or (isinstance(value, type) and value.__module__ not in self._own):
             return self._name(value)
         if id(value) not in self._numbered:
-            self._numbered[id(value)] = f"{len(self._numbered)} {value.__qualname__}"
-            self._alive.append(value)
+            self._number(value, value.__qualname__)
             self._left.append(value)
         return self._numbered[id(value)]
+
+    def _number(self, value: Any, name: str) -> None:
+        self._numbered[id(value)] = f"{len(self._numbered)} {name}"
+        self._alive.append(value)
 
     def _class(self, kind: type) -> str:
         self.modules.add(kind.__module__)
@@ -439,6 +471,14 @@ class _LoadedCode:
                 argument = str(step.arg)
             parts += [step.opname, argument]
         return _digest("code", *parts)
+
+
+def _order(value: Any) -> str:
+    """Return the key by which elements of a set are sorted: never an address."""
+    if type(value) in (*_SCALARS, float):
+        return f"{type(value).__name__} {value!r}"
+    named = value if isinstance(value, type | types.FunctionType) else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str], set[tuple[int, str, tuple[str, ...]]], set[str]]:

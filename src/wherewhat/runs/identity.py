@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherewhat.hashes import JSON
+from wherewhat.hashes import HASH_DIGITS, JSON, config_hash
 from wherewhat.imports import package_version
 from wherewhat.measures.measurement import Measurement
 from wherewhat.models.source import DRAW, resolve
@@ -73,6 +73,16 @@ def is_current(config: Mapping[str, JSON], code: Mapping[str, JSON]) -> bool:
     if not isinstance(stored, Mapping) or stored != versions(name for name in stored if name not in _PACKAGES):
         return False
     return {name: config[name] for name in ("revision", "code") if name in config} == code
+
+
+def software(config: Mapping[str, JSON]) -> str | None:
+    """Return versions and code of a run in a few words; None for a run without them."""
+    stored, code = config.get("versions"), config.get("code")
+    if not isinstance(stored, Mapping):
+        return None
+    words = [f"{name} {version}" for name, version in sorted(stored.items())]
+    words += [f"revision {config['revision']}"] if "revision" in config else []
+    return ", ".join([*words, f"code {config_hash(code)[:HASH_DIGITS]}"] if isinstance(code, Mapping) else words)
 
 
 def reused_line(path: Path, config: Mapping[str, JSON]) -> str:

@@ -15,6 +15,7 @@ from wherewhat.files import open_regular
 from wherewhat.hashes import canonical_json, parse_object
 from wherewhat.measures.measurement import share_name
 from wherewhat.measures.registry import measurements
+from wherewhat.runs.identity import software
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.storage import Folder, Place, open_place
 
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 INDEX = "index.parquet"
 _OPENED_TOGETHER = 512
-_VERSION = "2"
+_VERSION = "3"
 """Part of every stamp: rows of an index with another one are made again."""
 
 FACTS: dict[str, str] = {
@@ -44,6 +45,7 @@ FACTS: dict[str, str] = {
     "documents": "int",
     "text": "str",
     "options": "str",
+    "software": "str",
 }
 """Facts that runs can be grouped by, and the type of each."""
 
@@ -75,6 +77,7 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
         "documents": len(documents) if isinstance(documents := config.get("documents"), list) else None,
         "text": text[:12] if isinstance(text, str) else None,
         "options": canonical_json(options) if isinstance(options := config.get("options"), Mapping) else None,
+        "software": software(config),
     }
 
 
