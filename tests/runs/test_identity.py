@@ -25,12 +25,17 @@ from wherewhat.measures import registry
 from wherewhat.measures.registry import find_measurement, measurements, register
 from wherewhat.options import build_config
 from wherewhat.progress import Silent
+from wherewhat.report.excerpt import ExcerptFile
 from wherewhat.runs import execution, identity
 from wherewhat.runs.code import DECLARED, code_identity
 from wherewhat.runs.execution import LastModel, prepare, run, run_control
 from wherewhat.runs.identity import is_current, reused_line, versions
 from wherewhat.runs.known import KnownRuns
-from wherewhat.runs.request import MemoryModel, ModelRequest, Request
+from wherewhat.runs.planner import _Planner
+from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, Request
+from wherewhat.sweep.cells import expand
+from wherewhat.sweep.file import read_sweep_file
+from wherewhat.text.documents import embedded_documents
 
 TEXT = "the cat sat on the mat and the dog ran "
 
@@ -218,17 +223,15 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     monkeypatch.setattr(registry, "_known", dict(measurements()))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 def in_notebook(source: str) -> dict:
     """Run the cells of a notebook, which has no file, and return the code of its measurement."""
     module = types.ModuleType("__main__")
-    sys.modules["__main__"], before = module, sys.modules["__main__"]
-    try:
-        exec(compile(source, f"<cell {next(_numbers)}>", "exec"), vars(module))
-        return code_identity(find_measurement("mine"))["code"]
-    finally:
-        sys.modules["__main__"] = before
+    sys.modules["__main__"] = module
+    exec(compile(source, f"<cell {next(_numbers)}>", "exec"), vars(module))
+    return code_identity(find_measurement("mine"))["code"]
 
 
 PACKAGE = {
@@ -337,6 +340,55 @@ def test_changed_code_of_a_notebook_is_other_code(change):
 @pytest.mark.parametrize("change", NO_CODE_CHANGES)
 def test_comments_and_docstrings_are_no_code(change):
     assert in_notebook(NOTEBOOK) == in_notebook(NOTEBOOK.replace(*NO_CODE_CHANGES[change], 1))
+
+
+STATE = '''
+import functools
+import re
+import wherewhat
+
+calls = 0
+PATTERN = re.compile("a+")
+
+
+class Node:
+    def __init__(self):
+        self.others = []
+
+
+NODES = [Node() for _ in range(40)]
+for node in NODES:
+    node.others = NODES
+
+
+@functools.lru_cache
+def cached(x):
+    return x + 1.0
+
+
+@wherewhat.register
+class Mine(wherewhat.TextMeasurement):
+    """A measurement."""
+
+    name = "mine"
+    metrics = (wherewhat.Metric("value", "value", "A number."),)
+
+    def measure(self, subject, text, config):
+        global calls
+        calls += 1
+        self._last = cached(float(calls))
+        return {"value": len(NODES[0].others) + len(PATTERN.pattern)}
+'''
+
+
+def test_state_of_a_measurement_is_no_code():
+    before = in_notebook(STATE)
+    assert in_notebook(STATE) == before
+    measurement = find_measurement("mine")
+    for _ in range(3):
+        measurement.measure(None, None, None)
+        assert code_identity(measurement)["code"] == before
+    assert in_notebook(STATE.replace("a+", "b+")) != before
 
 
 def test_files_are_read_as_they_are_now(tmp_path, monkeypatch):
@@ -472,6 +524,7 @@ def test_a_declared_revision_stands_for_the_code_and_says_so(package, tmp_path):
     package.load()
     measurement = find_measurement(package.name)
     assert code_identity(measurement) == {"revision": 2, "code": DECLARED}
+    assert is_current({"versions": versions(), "revision": 2, "code": DECLARED}, code_identity(measurement))
     request = Request(package.name, model=memory_model(), texts=(list(range(8)),))
     first = run(request, out=tmp_path)
     assert (first.config["revision"], first.config["code"]) == (2, DECLARED)
@@ -747,6 +800,46 @@ def test_config_states_what_the_numbers_depend_on(asked):
     assert config["revision"] == find_measurement("attention").revision
     assert [document["name"] for document in config["documents"]] == ["a", "b"]
     assert len(config["token_ids"]) == 64
+
+
+def _plan(asked):
+    loaded = LastModel().loaded(asked.request.model)
+    documents = [wherewhat.Document(name, TEXT * 3) for name in "ab"]
+    request = PlanRequest(choose=1, documents=1, tokens=24, window=8, sinks=1)
+    return _Planner(loaded, request, documents, asked.out, Silent()).directory.path
+
+
+def _training(asked):
+    model = memory_model().module
+    return wherewhat.TrainingRecorder(model, [list(range(8))] * 2, measurements="mine", out=asked.out).run().path
+
+
+def _excerpt(asked):
+    return ExcerptFile.of(asked.request.model, embedded_documents(1), tokens=8, out=asked.out).path
+
+
+def _excerpt_of_memory(asked):
+    return ExcerptFile.of(memory_model(), embedded_documents(1), tokens=8, out=asked.out).path
+
+
+def _cell(asked):
+    path = asked.folder / "sweep.json"
+    values = {"models": [str(asked.model)], "texts": [asked.request.text[0]], "measurements": ["mine"], "tokens": 16}
+    path.write_text(json.dumps(values))
+    return expand(read_sweep_file(path))[0].id
+
+
+@pytest.mark.parametrize("place", [_plan, _training, _excerpt, _excerpt_of_memory, _cell])
+def test_everything_that_reuses_results_has_the_same_identity(asked, place, monkeypatch):
+    in_notebook(NOTEBOOK)
+    before = place(asked)
+    assert place(asked) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "package_version", lambda name: "99")
+        assert place(asked) != before
+    if place in (_training, _cell):  # those of a measurement
+        in_notebook(NOTEBOOK.replace("SCALE = 2.0", "SCALE = 3.0"))
+        assert place(asked) != before
 
 
 # Measuring anew

@@ -111,8 +111,8 @@ def seen_model(
 ) -> tuple[Excerpt, Pace]:
     """Return the excerpt of a model, stored or made now, and the model's expected speed.
 
-    The model is loaded only if there is no excerpt, or it is made ``again``. Without a number of tokens of each document there are 512, or as
-    many as model and texts have.
+    The model is loaded only if there is no excerpt, or it is made ``again``. Without a number of tokens of each
+    document there are 512, or as many as model and texts have.
     """
     stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out)
     seen = None if again else stored.read()

@@ -7,6 +7,7 @@ replaced by other functions, or typed into a notebook. A result is reused only i
 from __future__ import annotations
 
 import ast
+import copyreg
 import dis
 import functools
 import hashlib
@@ -68,8 +69,8 @@ _HAS_DOCSTRING = 0x4000000
 def code_identity(measurement: Measurement) -> dict[str, JSON]:
     """Return what stands for the code of a measurement in the identity of its runs.
 
-    Built-in measurements have their ``revision``. So has one outside this package that declares it itself: then changes
-    of its code are not noticed, which ``code`` says. Any other has a hash of its code under ``code``:
+    Built-in measurements have their ``revision`` alone. One outside this package that declares it itself has ``code``
+    say that changes of its code are not noticed. Any other has hashes of its code there:
 
     * ``sources``: hash of every file of its own package that it needs, by module, without comments and docstrings;
     * ``loaded``: hash of the functions, classes and constants that it reaches in this process;
@@ -82,8 +83,13 @@ def code_identity(measurement: Measurement) -> dict[str, JSON]:
         return {"revision": measurement.revision}
     if any("revision" in vars(base) for base in outside):
         return {"revision": measurement.revision, "code": DECLARED}
-    state = {name: value for name, value in vars(measurement).items() if not name.startswith("_")}
-    return {"code": _identity(kind, state)}
+    state = {
+        name: value
+        for name, value in vars(measurement).items()
+        # Private attributes and cached properties are set while it measures.
+        if not name.startswith("_") and not isinstance(getattr(kind, name, None), functools.cached_property)
+    }
+    return {"revision": measurement.revision, "code": _identity(kind, state)}
 
 
 def function_identity(function: Any) -> str:
@@ -306,6 +312,11 @@ class _LoadedCode:
     def _described(self, value: Any, kind: type, names: Collection[str]) -> str:
         if kind is types.CodeType:
             return self._code(value)
+        original = _compiled(value)
+        if original is not None:
+            return self._parts("compiled", original)
+        if kind in (bytearray, memoryview):
+            return self._parts(kind.__name__, bytes(value))
         if isinstance(value, types.FunctionType | type):
             return self._reference(value)
         if isinstance(value, types.ModuleType):
@@ -348,7 +359,8 @@ class _LoadedCode:
         kind = type(value)
         self._number(value, kind.__qualname__)
         try:
-            reduced = value.__reduce_ex__(2)
+            reduce = copyreg.dispatch_table.get(kind)
+            reduced: Any = value.__reduce_ex__(2) if reduce is None else reduce(value)
         except Exception:  # noqa: BLE001 - a class may refuse in any way
             return _digest("object", self._value(kind))
         if isinstance(reduced, str):
@@ -471,6 +483,13 @@ class _LoadedCode:
                 argument = str(step.arg)
             parts += [step.opname, argument]
         return _digest("code", *parts)
+
+
+def _compiled(value: Any) -> Any:
+    """Return what torch.compile has compiled, since the rest of its result is its state; None for other values."""
+    state = getattr(value, "__dict__", {})
+    modules = state.get("_modules")
+    return state.get("_torchdynamo_orig_callable") or (modules.get("_orig_mod") if isinstance(modules, dict) else None)
 
 
 def _order(value: Any) -> str:
