@@ -19,8 +19,10 @@ from wherewhat.hashes import parse_object
 from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
+from wherewhat.runs.code import DECLARED
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
+from wherewhat.runs.identity import reused_line
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -300,6 +302,9 @@ def measure(
     expected = dict(zip(missing, pace.seconds([scheduled[number] for number in missing]), strict=True))
     left = sum(expected.values())
     progress.say(_beginning(len(scheduled), len(scheduled) - len(missing), left))
+    for outcome in known.values():
+        if isinstance(outcome, RunDirectory) and outcome.config.get("code") == DECLARED:
+            progress.say(reused_line(outcome.path, outcome.config))
     spent = done = 0.0
     for number, item in enumerate(scheduled):
         request, outcome = item.request, known[number]

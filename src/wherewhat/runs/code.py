@@ -306,6 +306,8 @@ class _LoadedCode:
         self._open.add(id(value))
         try:
             return self._described(value, kind, names)
+        except Exception:  # noqa: BLE001 - objects of other packages may refuse anything; their class is known
+            return _digest("object", kind.__module__, kind.__qualname__)
         finally:
             self._open.discard(id(value))
 

@@ -70,7 +70,7 @@ def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
 def is_current(config: Mapping[str, JSON], code: Mapping[str, JSON]) -> bool:
     """Return whether a run was made with today's packages and code, which :func:`code_identity` returned."""
     stored = config.get("versions")
-    if not isinstance(stored, Mapping) or stored != versions(name for name in stored if name not in _PACKAGES):
+    if not isinstance(stored, Mapping) or stored != versions(name for name in ("gguf", "peft") if name in stored):
         return False
     return {name: config[name] for name in ("revision", "code") if name in config} == code
 

@@ -40,7 +40,7 @@ from wherewhat.runs.code import code_identity
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.identity import loaded_model, texts_identity
 from wherewhat.runs.inputs import common_length, document_text
-from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE, Provenance, model_provenance
+from wherewhat.runs.layout import COMPLETE, Provenance, model_provenance
 from wherewhat.runs.records import (
     RECORDS,
     RECORDS_FILE,
@@ -259,8 +259,7 @@ class TrainingRecorder:
             with self._directory.lock(timeout=_SECONDS_TO_WAIT):
                 # The records are written first: whenever the process is killed, there are records to be read.
                 records.write(path)
-                for name in (COMPLETE, PARTS, PROFILES, PROVENANCE):
-                    remove(folder / name)
+                self._directory.clear()
         return Recorder(lambda _: self._scores(), self._axes, constants=constants, path=path)
 
     def _scores(self) -> dict[str, Tensor]:
