@@ -175,8 +175,7 @@ def test_the_run_of_other_weights_or_other_code_is_another(model, monkeypatch, t
     with torch.no_grad():
         again.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
     assert wherewhat.measure("attention", again, ids, out=tmp_path).path != first.path
-    for place in ("wherewhat.measures.registry.code_hash", "wherewhat.runs.execution.code_hash"):
-        monkeypatch.setattr(place, lambda _: "another")
+    monkeypatch.setattr("wherewhat.runs.identity.code_identity", lambda _: {"code": "another"})
     assert wherewhat.measure("attention", model, ids, out=tmp_path).path != first.path
 
 

@@ -60,7 +60,7 @@ def test_random_runs_of_another_draw_are_not_reused(folder, text, tmp_path, monk
     request = asked(folder, text, model={"weights": "random"})
     trained = KnownRuns(tmp_path).path(asked(folder, text))
     path, name = KnownRuns(tmp_path).path(request), run(request, out=tmp_path).path.name
-    monkeypatch.setattr("wherewhat.runs.known.DRAW", 1)
+    monkeypatch.setattr("wherewhat.runs.identity.DRAW", 1)
     monkeypatch.setattr("wherewhat.models.loader.DRAW", 1)
     assert KnownRuns(tmp_path).path(asked(folder, text)) == trained
     assert KnownRuns(tmp_path).path(request) != path

@@ -78,6 +78,28 @@ def test_a_sweep_gives_the_bytes_of_single_runs_and_does_nothing_twice(sweep_fil
     assert again.plan is None
 
 
+@pytest.mark.usefixtures("forked")
+def test_a_sweep_is_measured_anew_and_resumed(sweep_file, tmp_path):
+    file = sweep_file({**SWEEP, "models": ["tiny"], "texts": ["a.txt"]})
+    more = sweep_file({**SWEEP, "models": ["tiny"], "texts": ["a.txt", "b.txt"]}, name="more.json")
+    options = {"store": str(tmp_path / "runs"), "workers": 1}
+    outcome = sweep(file, watch=Told(), **options)
+    assert len(sweep(more, watch=Told(), **options).cells) == 2
+    (record,) = outcome.records.values()
+    path = tmp_path / "runs" / record.run / "provenance.json"
+    before = json.loads(path.read_text())["finished"]
+    anew = Told()
+    sweep(file, watch=anew, again=True, **options)
+    assert [state for _, state in anew.ended] == ["done"]
+    after = json.loads(path.read_text())["finished"]
+    assert after > before
+    outcome.folder.forget(outcome.cells)  # as if it had been killed, also for the other sweep with this cell
+    resumed = Told()
+    sweep(more, watch=resumed, **options)
+    assert resumed.plan == (1, 1, 0)
+    assert json.loads(path.read_text())["finished"] == after
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "fixture"), [("local", "forked"), ("ray", "ray_cluster")], ids=["local", "ray"])
 def test_killed_workers_lose_nothing_and_repeat_nothing(engine, fixture, expected, sweep_file, tmp_path, request):

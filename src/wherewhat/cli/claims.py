@@ -48,6 +48,7 @@ def claims(
     prompts: _Prompts = 24,
     file: _File = None,
     out: options.Out = options.DEFAULT_OUT,
+    again: options.Again = False,
     **given: Any,
 ) -> None:
     """Judge the claims of papers about position and content in attention on a model.
@@ -68,6 +69,7 @@ def claims(
         tokens=tokens,
         prompts=prompts,
         out=out,
+        again=again,
         progress=TerminalProgress(),
     )
     weights = "" if request.weights == "trained" else f"-{request.weights}"

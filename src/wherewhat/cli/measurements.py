@@ -32,11 +32,12 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         context: typer.Context,
         out: options.Out = options.DEFAULT_OUT,
         control: options.Control = True,
+        again: options.Again = False,
         set_: options.Set = None,
         config: options.ConfigFile = None,
         **given: Any,
     ) -> None:
-        del out, control, set_, config, given
+        del out, control, again, set_, config, given
         _execute(measurement, collect(context, measurement.name))
 
     command.__doc__ = _help_text(measurement)
@@ -55,15 +56,20 @@ def _help_text(measurement: Measurement) -> str:
 
 def _execute(measurement: Measurement, given: Given) -> None:
     """Measure the model and its control models, and show their numbers side by side."""
+    from wherewhat.runs.code import DECLARED
+    from wherewhat.runs.identity import reused_line
     from wherewhat.runs.known import KnownRuns
     from wherewhat.runs.results import StoredRun
 
     controls = measurement.controls if given.control and given.request.model.weights == "trained" else ()
-    made = KnownRuns(given.out).find_all(given.request, controls)
+    made = None if given.again else KnownRuns(given.out).find_all(given.request, controls)
+    for directory in made.runs.values() if made is not None else ():
+        if directory.config.get("code") == DECLARED:
+            TerminalProgress().say(reused_line(directory.path, directory.config))
     if made is None:
         from wherewhat.runs.execution import run_with_controls  # imports torch, which a finished run does not need
 
-        made = run_with_controls(given.request, controls, out=given.out, progress=TerminalProgress())
+        made = run_with_controls(given.request, controls, out=given.out, progress=TerminalProgress(), again=given.again)
     runs = {weights: StoredRun(directory) for weights, directory in made.runs.items()}
     summaries = [(weights, run.summaries) for weights, run in runs.items()]
     first = next(iter(runs.values()))

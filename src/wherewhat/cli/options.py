@@ -47,6 +47,7 @@ Set = Annotated[
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="Read these options from a TOML, YAML or JSON file.")
 ]
+Again = Annotated[bool, typer.Option("--again", help="Measure anew what is finished, and try again what failed.")]
 Control = Annotated[bool, typer.Option(help="Also measure control models (random or shuffled weights).")]
 
 
@@ -101,11 +102,19 @@ def _terminal_type(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Given:
-    """The options of a measurement command; ``control`` is whether to measure the control models as well."""
+    """The options of a measurement command.
+
+    Attributes:
+        request: What to measure.
+        out: Folder of run directories.
+        control: Whether to measure the control models as well.
+        again: Whether to measure anew what is finished.
+    """
 
     request: Request
     out: Path
     control: bool
+    again: bool
 
 
 def collect(context: typer.Context, measurement: str) -> Given:
@@ -129,19 +138,20 @@ def collect(context: typer.Context, measurement: str) -> Given:
         values = {**from_file, **values}
     if isinstance(values.get("text"), str):
         values["text"] = [values["text"]]
-    rest = build_config(_Rest, {name: str(values.pop(name)) for name in ("out", "control") if name in values})
+    rest = build_config(_Rest, {name: str(values.pop(name)) for name in ("out", "control", "again") if name in values})
     names = {field.name for field in dataclasses.fields(ModelRequest)}
     model = build_config(ModelRequest, {name: value for name, value in values.items() if name in names})
     asked = {name: value for name, value in values.items() if name not in names}
     request = build_config(Request, {"measurement": measurement, **asked})
     out = output_folder(rest.out, name="--out", writable=False)
-    return Given(dataclasses.replace(request, model=model, options=options), out, rest.control)
+    return Given(dataclasses.replace(request, model=model, options=options), out, rest.control, rest.again)
 
 
 @dataclass(frozen=True)
 class _Rest:
     out: str = str(DEFAULT_OUT)
     control: bool = True
+    again: bool = False
 
 
 def _typed(context: typer.Context, name: str) -> bool:

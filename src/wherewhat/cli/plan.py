@@ -49,6 +49,7 @@ def plan(
     pattern: _Pattern = None,
     triattention: _TriAttention = None,
     out: options.Out = options.DEFAULT_OUT,
+    again: options.Again = False,
     **given: Any,
 ) -> None:
     """Choose the heads that need their full key-value cache, and measure what limiting the others costs.
@@ -66,6 +67,7 @@ def plan(
         text=tuple(text) if text else None,
         out=out,
         triattention=triattention,
+        again=again,
         progress=TerminalProgress(),
         **given,
     )

@@ -52,6 +52,7 @@ def report(
     tokens: _Tokens = 512,
     training: _Training = None,
     out: options.Out = options.DEFAULT_OUT,
+    again: options.Again = False,
     **given: Any,
 ) -> None:
     """Measure a model and write a report: one HTML file that opens offline.
@@ -74,6 +75,7 @@ def report(
         documents=documents,
         tokens=tokens,
         training=tuple(user_path(one, name="--training") for one in training or ()),
+        again=again,
         progress=TerminalProgress(),
     )
     path = made.write(out / f"{made.name}.html")

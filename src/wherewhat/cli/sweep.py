@@ -15,6 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wherewhat.boundary import user_path
+from wherewhat.cli import options
 from wherewhat.cli.tables import Table, print_line
 from wherewhat.errors import printable
 
@@ -129,6 +130,7 @@ def sweep(
     store: _Store = None,
     status: _ShowStatus = False,
     retry_failed: _RetryFailed = False,
+    again: options.Again = False,
 ) -> int:
     """Measure every combination of models, weights, checkpoints, texts, measurements and seeds of a sweep file.
 
@@ -154,6 +156,7 @@ def sweep(
             address=address,
             workers=workers,
             retry_failed=retry_failed,
+            again=again,
         )
     failed = [(outcome.cells[cell].described, record.reason or "") for cell, record in outcome.failed.items()]
     _show_failed(console, failed)

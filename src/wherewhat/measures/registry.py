@@ -6,13 +6,11 @@ A package adds measurements with the entry point group ``wherewhat.measurements`
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TypeVar
 
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import text_sha256
 from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.options import nearest
@@ -42,7 +40,8 @@ _known: dict[str, Measurement] = {}
 def register(declared: _Declared) -> _Declared:
     """Add a measurement; use it as a class decorator.
 
-    A class of a notebook or script (``__main__``) may be registered again after it was changed.
+    A class may be registered again after it was changed: in a notebook or script (``__main__``), or by
+    ``importlib.reload`` of its module.
     """
     if not (isinstance(declared, type) and issubclass(declared, Measurement)):
         raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
@@ -59,7 +58,8 @@ def register(declared: _Declared) -> _Declared:
             raise ConfigError(f"the measurement {declared.__name__} declares the metric '{metric.name}' {what}")
     measurement = declared()
     known = measurements().get(measurement.name)
-    again = declared.__module__ == "__main__" and type(known).__qualname__ == declared.__qualname__
+    places = {(kind.__module__, kind.__qualname__) for kind in (type(known), declared)}
+    again = len(places) == 1 and (declared.__module__ == "__main__" or type(known) is not declared)
     if known is not None and not again:
         raise ConfigError(f"there is already a measurement '{measurement.name}': choose another name")
     _known[measurement.name] = measurement
@@ -77,20 +77,6 @@ def measurements() -> dict[str, Measurement]:
             with isolated(GROUP, name):
                 register(declared)
     return _known
-
-
-def code_hash(measurement: Measurement) -> str | None:
-    """Return a hash of the source code of a measurement that is not part of this package; None if it has none.
-
-    It stands for a revision: a changed measurement of a notebook is measured again.
-    """
-    kind = type(measurement)
-    if kind.__module__.startswith("wherewhat."):
-        return None
-    try:
-        return text_sha256(inspect.getsource(kind))
-    except (OSError, TypeError):
-        return None
 
 
 def find_measurement(name: str) -> Measurement:

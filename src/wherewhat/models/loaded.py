@@ -44,6 +44,7 @@ class LoadedModel:
         weights_hash: Hash of the source files, type of weights and seed; the same on every machine.
         tokenizer_hash: Hash of the tokenizer.
         prefix: Ids of the tokens in front of every text.
+        packages: Packages that it was loaded through besides transformers: ``gguf``, ``peft``.
     """
 
     model: PreTrainedModel
@@ -58,6 +59,7 @@ class LoadedModel:
     weights_hash: str
     tokenizer_hash: str
     prefix: tuple[int, ...] = ()
+    packages: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         kind, weights = type(self.model).__name__, f"{self.weights} weights"

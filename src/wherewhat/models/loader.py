@@ -137,6 +137,7 @@ def load(
     identified: dict[str, Any] = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     if weights == "random":
         identified["draw"] = DRAW
+    through = {"gguf": source.gguf is not None, "peft": source.adapter is not None and weights != "random"}
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -150,6 +151,7 @@ def load(
         weights_hash=ascii_json_sha256(identified),
         tokenizer_hash=tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
+        packages=tuple(name for name, used in through.items() if used),
     )
 
 

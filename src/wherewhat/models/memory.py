@@ -73,6 +73,7 @@ def load_memory(
         weights_hash=weights_hash(model) if hashed else "",
         tokenizer_hash=tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
+        packages=() if loaded is None else loaded.packages,
     )
 
 

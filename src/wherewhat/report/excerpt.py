@@ -22,8 +22,8 @@ from wherewhat.measures.measurement import Capacity
 from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.models.memory import evaluation, weight_sample
 from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.runs.identity import loaded_model, model_files
 from wherewhat.runs.inputs import document_length, document_text
-from wherewhat.runs.known import model_state
 from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.schema import ProfileFile, profile_name, write_profiles
 from wherewhat.runs.subject import ModelSubject, load_model
@@ -172,13 +172,10 @@ class ExcerptFile:
 
         A model's files are identified by path, size and time of change, a model in memory by its weights.
         """
-        if isinstance(model, MemoryModel):
-            state: dict[str, JSON] = {"name": model.model, "weights": load_model(model).weights_hash}
-        else:
-            state = model_state(model)
+        state = loaded_model(load_model(model)) if isinstance(model, MemoryModel) else model_files(model)
         drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES]
         key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens, "passages": drawn})
-        return cls(out / run_folder_name(f"excerpt-{state['name']}-{model.weights}", key))
+        return cls(out / run_folder_name(f"excerpt-{state['model']}-{model.weights}", key))
 
     def read(self) -> Excerpt | None:
         """Return the excerpt; None if there is none or its files are damaged."""

@@ -19,8 +19,10 @@ from wherewhat.hashes import parse_object
 from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
+from wherewhat.runs.code import DECLARED
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
+from wherewhat.runs.identity import reused_line
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -287,27 +289,32 @@ def measure(
     progress: Progress,
     models: LastModel,
     tolerated: tuple[type[WherewhatError], ...] = (MeasureError, CaptureError),
+    again: bool = False,
 ) -> Runs:
-    """Make every scheduled run that is not finished.
+    """Make every scheduled run that is not finished, or ``again`` all of them.
 
     The first must succeed; others are left out where they raise a ``tolerated`` error, and control models where they
     cannot be made. The first estimate of the time is by the pace, later ones are by the time taken so far.
     """
     runs, earlier = Runs(), KnownRuns(out)
-    known = {number: earlier.find(item.request) for number, item in enumerate(scheduled)}
+    known = {number: None if again else earlier.find(item.request) for number, item in enumerate(scheduled)}
     missing = [number for number, outcome in known.items() if outcome is None]
     expected = dict(zip(missing, pace.seconds([scheduled[number] for number in missing]), strict=True))
     left = sum(expected.values())
     progress.say(_beginning(len(scheduled), len(scheduled) - len(missing), left))
+    for outcome in known.values():
+        if isinstance(outcome, RunDirectory) and outcome.config.get("code") == DECLARED:
+            progress.say(reused_line(outcome.path, outcome.config))
     spent = done = 0.0
     for number, item in enumerate(scheduled):
         request, outcome = item.request, known[number]
         if outcome is None:
             progress.say(f"{number + 1} of {len(scheduled)}: {request.measurement} ({request.model.weights})")
             before = time.perf_counter()
-            outcome = _outcome(request, out, progress, models, first=scheduled[0].request, tolerated=tolerated)
+            first = scheduled[0].request
+            outcome = _outcome(request, out, progress, models, first=first, tolerated=tolerated, again=again)
             # Of a control model run_control keeps it.
-            if isinstance(outcome, str) and request.model == scheduled[0].request.model:
+            if isinstance(outcome, str) and request.model == first.model:
                 earlier.keep(request, outcome)
             left -= expected[number]
             spent, done = spent + time.perf_counter() - before, done + expected[number]
@@ -411,12 +418,13 @@ def _outcome(
     *,
     first: Request,
     tolerated: tuple[type[WherewhatError], ...],
+    again: bool,
 ) -> RunDirectory | str:
     """Return the finished run, or why the model has none."""
     if request.model != first.model:
-        return run_control(request, out=out, progress=progress, models=models)
+        return run_control(request, out=out, progress=progress, models=models, again=again)
     try:
-        return run(request, out=out, progress=progress, models=models)
+        return run(request, out=out, progress=progress, models=models, again=again)
     except tolerated as error:
         if request == first:
             raise

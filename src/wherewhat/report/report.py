@@ -49,6 +49,7 @@ def make_report(
     documents: int | None = None,
     tokens: int = TOKENS,
     training: Sequence[Path] = (),
+    again: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure what is missing and collect everything into a report.
@@ -63,6 +64,7 @@ def make_report(
         tokens: Tokens of each.
         training: Trainings to show: run directories of recorded trainings or of the multi-hop laboratory, or folders of
             them; those in ``out`` are always shown.
+        again: Measure anew what is finished in ``out``.
         progress: Progress callback; silent by default.
     """
     progress, out = progress or Silent(), output_folder(out, name="--out")
@@ -79,7 +81,7 @@ def make_report(
     for number, model in enumerate(listed, 1):
         if len(listed) > 1:
             progress.say(f"model {number} of {len(listed)}: {model.model} ({model.weights})")
-        made.append(_measured(model, given, tokens=tokens, out=out, progress=progress))
+        made.append(_measured(model, given, tokens=tokens, out=out, progress=progress, again=again))
     progress.say("writing the page")
     names = _unique_names(listed, [seen for seen, _ in made])
     data: dict[str, Any] = {
@@ -105,14 +107,15 @@ def seen_model(
     out: Path,
     progress: Progress,
     models: LastModel,
+    again: bool = False,
 ) -> tuple[Excerpt, Pace]:
     """Return the excerpt of a model, stored or made now, and the model's expected speed.
 
-    The model is loaded only if there is no excerpt. Without a number of tokens of each document there are 512, or as
-    many as model and texts have.
+    The model is loaded only if there is no excerpt, or it is made ``again``. Without a number of tokens of each
+    document there are 512, or as many as model and texts have.
     """
     stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out)
-    seen = stored.read()
+    seen = None if again else stored.read()
     if seen is not None:
         return seen, Pace(_LOADING * seen.seconds, seen.seconds)
     progress.say(f"loading {model.model} ({model.weights}) and running it on the first tokens")
@@ -126,16 +129,18 @@ def seen_model(
 
 
 def _measured(
-    model: ModelRequest | MemoryModel, given: GivenText, *, tokens: int, out: Path, progress: Progress
+    model: ModelRequest | MemoryModel, given: GivenText, *, tokens: int, out: Path, progress: Progress, again: bool
 ) -> tuple[Excerpt, Runs]:
     """Return excerpt and runs of one model, which is loaded only if something is missing."""
     models = LastModel()
-    seen, pace = seen_model(model, given.documents, tokens=tokens, out=out, progress=progress, models=models)
+    seen, pace = seen_model(
+        model, given.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
+    )
     given.keep()
     scheduled, left_out = schedule(
         model, seen.capacity, text=given.sources, texts=given.texts, documents=len(given.documents), tokens=tokens
     )
-    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models)
+    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, again=again)
     shown = {other.name for other in runs.others}
     runs.left_out.extend(line for line in left_out if line.partition(":")[0] not in shown)
     return seen, runs

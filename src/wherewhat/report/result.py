@@ -233,6 +233,7 @@ def run(
     *,
     out: str | os.PathLike[str] | None = None,
     controls: Sequence[Control] = (),
+    again: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Measure what a request describes and return the finished run.
@@ -241,13 +242,14 @@ def run(
         request: What to measure; the name of a measurement means ``Request(name)``, with the embedded model and text.
         out: Folder of run directories, in which finished parts are found again; None keeps the run in memory.
         controls: Weights of control models to measure as well, such as ``("random", "shuffled")``.
+        again: Measure anew what is finished in ``out``.
         progress: Progress callback; by default progress is shown on a terminal and in notebooks.
     """
     asked = Request(request) if isinstance(request, str) else request
     find_measurement(asked.measurement)
     folder = _TemporaryFolder() if out is None else None
     place = folder.path if folder is not None else output_folder(cast("str", out), name="out", writable=False)
-    made = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress())
+    made = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress(), again=again)
     return _result(made, folder)
 
 
@@ -269,6 +271,7 @@ def measure(
     beyond: bool = False,
     chunk: int | None = None,
     seed: int = 0,
+    again: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Result:
@@ -291,6 +294,7 @@ def measure(
         beyond: Allow texts longer than the model's trained length.
         chunk: Run longer documents in chunks of this many tokens.
         seed: Seed of control models and prompts.
+        again: Measure anew what is finished in ``out``.
         progress: Progress callback; by default progress is shown on a terminal and in notebooks.
         options: Options of the measurement, by name.
     """
@@ -312,7 +316,7 @@ def measure(
         chunk=chunk,
         options=options,
     )
-    return run(request, out=out, controls=controls, progress=progress)
+    return run(request, out=out, controls=controls, again=again, progress=progress)
 
 
 class _TemporaryFolder:

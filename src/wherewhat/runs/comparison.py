@@ -30,7 +30,7 @@ SHOWN = 3
 """Metrics of each measurement that are compared by default: the first ones it declares."""
 _ALONG = ("step", "size")
 """Facts that a trend can be along."""
-_CONDITIONS = ("tokens", "documents", "dtype", "options")
+_CONDITIONS = ("tokens", "documents", "dtype", "options", "software")
 """Facts that a number depends on beside its model: runs that differ in one are not averaged."""
 
 

@@ -162,6 +162,14 @@ class RunDirectory:
         source = {name: self.config.get(name) for name in ("measurement", "model", "weights", "seed")}
         self._parts.save(key, scores, source=source, document=document, seconds=seconds)
 
+    def clear(self) -> None:
+        """Remove all results, so that they are measured anew; the mark of a finished run goes first."""
+        self._require_lock()
+        self._keys = None
+        for name in (COMPLETE, PARTS, SCORES, PROFILES, PROVENANCE):
+            remove(self.path / name)
+        self._parts.forget()
+
     @checked()
     def part(self, key: str) -> Scores:
         """Return scores and curves of the finished part `key`, before or after the run is finished."""

@@ -25,18 +25,19 @@ from wherewhat.measures.measurement import (
     Text,
     measure_text,
 )
-from wherewhat.measures.registry import code_hash, find_measurement
+from wherewhat.measures.registry import find_measurement
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.memory import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.options import build_config, config_values
+from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import inputs_identity, loaded_model, reused_line, run_identity
 from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
 from wherewhat.runs.known import Controlled, KnownRuns
 from wherewhat.runs.layout import Provenance, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
-from wherewhat.runs.subject import ModelSubject, device_type, load_model
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Scores
 from wherewhat.text.documents import Document
 
@@ -96,21 +97,27 @@ class Prepared:
 
 
 def run(
-    request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
+    request: Request,
+    *,
+    out: Path,
+    progress: Progress | None = None,
+    models: LastModel | None = None,
+    again: bool = False,
 ) -> RunDirectory:
     """Measure, store in a run directory in ``out``, and return it, finished.
 
     Finished parts are not computed again: an interrupted run continues with the next document, and a complete one is
-    returned as it is. ``models`` keeps the model for the next request; by default it is released.
+    returned as it is; ``again`` removes them first. ``models`` keeps the model for the next request; by default it is
+    released.
     """
     progress, models, known = progress or Silent(), models or LastModel(), KnownRuns(out)
-    finished = known.find(request)
+    finished = None if again else known.find(request)
     if isinstance(finished, RunDirectory):
-        progress.say(f"already measured: {finished.path}")
+        progress.say(reused_line(finished.path, finished.config))
         return finished
     prepared = prepare(request, out=out, progress=progress, models=models)
     path = known.path(request)  # before measuring, while files may change
-    made = measure(prepared, progress=progress, models=models)
+    made = measure(prepared, progress=progress, models=models, again=again)
     known.write(path, made, command=request.command())
     return made
 
@@ -130,44 +137,25 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
     directory = RunDirectory.open(
         out,
         name=f"{measurement.name}-{loaded.name}-{loaded.weights}",
-        config=_resolved(request, measurement, config, loaded, inputs.values()),
+        config=run_identity(
+            measurement,
+            config,
+            model=loaded_model(loaded),
+            tokens=request.tokens,
+            # Chunks change the numbers by rounding; where their queries are kept does not.
+            chunk=request.chunk,
+            **inputs_identity(inputs.values()),
+        ),
     )
     return Prepared(request, measurement, config, loaded, inputs, directory)
 
 
-def _resolved(
-    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, inputs: Iterable[Input]
-) -> dict[str, Any]:
-    """Return everything the numbers depend on; its hash names the run directory."""
-    # Chunks and other attention implementations change the numbers by rounding, so they are part of the key.
-    given = {
-        "chunk": request.chunk,
-        "attn_implementation": request.model.attn_implementation,
-        "revision": measurement.revision if measurement.revision > 1 else None,
-        "code": code_hash(measurement),
-    }
-    return {
-        **{name: value for name, value in given.items() if value is not None},
-        "measurement": measurement.name,
-        "options": config_values(config),
-        "model": loaded.name,
-        "weights": loaded.weights,
-        "weights_hash": loaded.weights_hash,
-        "tokenizer_hash": loaded.tokenizer_hash,
-        "seed": loaded.seed,
-        "dtype": loaded.dtype,
-        "device": device_type(loaded),
-        "tokens": request.tokens,
-        "documents": [{"name": made.document.name, "sha256": made.document.sha256} for made in inputs],
-    }
-
-
-def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> RunDirectory:
-    """Measure missing parts of what :func:`prepare` returned, and return the finished run directory."""
+def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again: bool = False) -> RunDirectory:
+    """Measure missing parts of what :func:`prepare` returned, or ``again`` all, and return the finished directory."""
     request, measurement, config = prepared.request, prepared.measurement, prepared.config
     loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
-    if directory.is_complete:
-        progress.say(f"already measured: {directory.path}")
+    if directory.is_complete and not again:
+        progress.say(reused_line(directory.path, directory.config))
         return directory
 
     def save(key: str, compute: Callable[[], Scores]) -> None:
@@ -182,6 +170,8 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel) -> Run
 
     settings = new_process_settings(weight_dtypes(loaded.model))
     with directory.lock(on_wait=progress.say), settings, evaluation(loaded.model):
+        if again:
+            directory.clear()
         keys = _keys(measurement, list(inputs))
         missing = [key for key in keys if not directory.has(key)]
         across = isinstance(measurement, DocumentsMeasurement)
@@ -307,13 +297,13 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
 
 
 def run_with_controls(
-    request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None
+    request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None, again: bool = False
 ) -> Controlled:
     """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``."""
-    runs = {str(request.model.weights): run(request, out=out, progress=progress)}
+    runs = {str(request.model.weights): run(request, out=out, progress=progress, again=again)}
     left_out: dict[str, str] = {}
     for weights in controls:
-        outcome = run_control(request.with_weights(weights), out=out, progress=progress)
+        outcome = run_control(request.with_weights(weights), out=out, progress=progress, again=again)
         if isinstance(outcome, str):
             left_out[weights] = outcome
         else:
@@ -322,20 +312,25 @@ def run_with_controls(
 
 
 def run_control(
-    request: Request, *, out: Path, progress: Progress | None = None, models: LastModel | None = None
+    request: Request,
+    *,
+    out: Path,
+    progress: Progress | None = None,
+    models: LastModel | None = None,
+    again: bool = False,
 ) -> RunDirectory | str:
     """Return the finished run of a control model, or in one line why there is none.
 
     Some models have no such control model: quantised weights, for example, cannot be permuted. The reason is stored, so
-    that it is not tried again with the same model, options and versions.
+    that it is not tried again with the same model, options and versions, unless ``again`` is set.
     """
     known = KnownRuns(out)
-    reason = known.find(request)
+    reason = None if again else known.find(request)
     if isinstance(reason, str):
         return reason
     path = known.path(request)
     try:
-        return run(request, out=out, progress=progress, models=models)
+        return run(request, out=out, progress=progress, models=models, again=again)
     except (LoadError, CaptureError, MeasureError) as error:
         if not isinstance(error, TooLargeError):
             known.write(path, str(error), command=request.command())

@@ -14,6 +14,7 @@ from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
 from wherewhat.hashes import canonical_json, parse_object
 from wherewhat.measures.registry import measurements
+from wherewhat.runs.identity import software
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.schema import SCHEMA_VERSION
 from wherewhat.runs.storage import Folder, Place, open_place
@@ -44,6 +45,7 @@ FACTS: dict[str, str] = {
     "documents": "int",
     "text": "str",
     "options": "str",
+    "software": "str",
 }
 """Facts that runs can be grouped by, and the type of each."""
 
@@ -75,6 +77,7 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
         "documents": len(documents) if isinstance(documents := config.get("documents"), list) else None,
         "text": text[:12] if isinstance(text, str) else None,
         "options": canonical_json(options) if isinstance(options := config.get("options"), Mapping) else None,
+        "software": software(config),
     }
 
 

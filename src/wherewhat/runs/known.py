@@ -6,22 +6,21 @@ Here requests are identified by the state of the model's files instead.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wherewhat.errors import StoreError, WherewhatError
 from wherewhat.files import make_folder, read_regular, remove_temporaries, write_file
 from wherewhat.hashes import JSON, config_hash, parse_object, read_object, readable_json
-from wherewhat.measures.registry import code_hash, find_measurement, measurements
-from wherewhat.models.source import DRAW, Weights, resolve
-from wherewhat.options import build_config, config_values
+from wherewhat.measures.registry import find_measurement, measurements
+from wherewhat.models.source import Weights
+from wherewhat.options import build_config
+from wherewhat.runs.code import code_identity
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, collect_versions
+from wherewhat.runs.identity import CHOICE, is_current, model_files, replaced_attention, run_identity
+from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import text_hash
 from wherewhat.text.files import read_documents
@@ -115,65 +114,40 @@ class KnownRuns:
     def finished(self) -> list[tuple[Path, dict[str, JSON]]]:
         """Return folder and configuration of every finished run, the newest first, without verifying its files.
 
-        Runs of measurements that do not exist any more, or whose results have changed since, are left out.
+        Runs of measurements that do not exist any more, and of another version of their code or of the packages that
+        all numbers depend on, are left out.
         """
-        known, found = measurements(), []
+        known, codes, found = measurements(), dict[str, dict[str, JSON]](), []
         for path in sorted(self.out.iterdir()) if self.out.is_dir() else []:
             config = read_object(path / CONFIG) if (path / COMPLETE).is_file() else None
             made = known.get(str(config.get("measurement"))) if config is not None else None
-            if config is None or made is None or config.get("revision", 1) != made.revision:
+            if config is None or made is None:
                 continue
-            if config.get("code") == code_hash(made):
+            if made.name not in codes:
+                codes[made.name] = code_identity(made)
+            if is_current(config, codes[made.name]):
                 ended = (read_object(path / PROVENANCE) or {}).get("finished")
                 found.append((str(ended), path, config))
         return [(path, config) for _, path, config in sorted(found, key=lambda one: one[0], reverse=True)]
-
-
-def model_state(model: ModelRequest) -> dict[str, JSON]:
-    """Return what identifies a model without loading it: options, and path, size and time of change of its files."""
-    source = resolve(
-        model.model,
-        offline=model.offline,
-        revision=model.revision,
-        with_weights=model.weights != "random",
-        with_code=model.trust_remote_code,
-    )
-    files = [source.gguf] if source.gguf is not None else []
-    folders = [found for found in (source.folder, source.adapter) if found is not None]
-    files += sorted(file for found in folders for file in found.rglob("*") if file.is_file())
-    states = [(file, file.stat()) for file in files]
-    return {
-        **({"draw": DRAW} if model.weights == "random" else {}),
-        "name": source.name,
-        "files": [[str(file.resolve()), status.st_size, status.st_mtime_ns] for file, status in states],
-        "model": {**dataclasses.asdict(model), "model": os.fspath(model.model)},
-        # What "auto" stands for, without importing torch.
-        "devices": [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))],
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "versions": collect_versions(),
-    }
 
 
 def _key(request: Request) -> str | None:
     """Return the hash of everything that the outcome of a request depends on; None for what is only in memory."""
     if not isinstance(request.model, ModelRequest) or (request.text and _STANDARD_INPUT in request.text):
         return None
+    if CHOICE in replaced_attention():  # which implementation it chooses is known only once the model is loaded
+        return None
     measurement = find_measurement(request.measurement)
-    fields: dict[str, Any] = {
-        name: getattr(request, name)
-        for name in ("prompts", "items", "documents", "tokens", "beyond", "chunk", "offload")
-    }
     texts = request.texts if request.text is None else read_documents(request.text)
     items = None if request.items is None else read_items(request.items, count=request.documents)
+    fields = ("prompts", "documents", "tokens", "beyond", "chunk", "offload")
     return config_hash(
-        {
-            **fields,
-            "measurement": measurement.name,
-            "revision": measurement.revision,
-            "code": code_hash(measurement),
-            "options": config_values(build_config(measurement.config, request.options)),
-            "model": model_state(request.model),
-            "texts": None if texts is None else text_hash(texts),
-            "questions": None if items is None else [item.text for item in items],
-        }
+        run_identity(
+            measurement,
+            build_config(measurement.config, request.options),
+            model=model_files(request.model),
+            **{name: getattr(request, name) for name in fields},
+            texts=None if texts is None else text_hash(texts),
+            questions=None if items is None else [item.text for item in items],
+        )
     )

@@ -49,10 +49,11 @@ from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import loaded_model, texts_identity
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.layout import collect_versions, model_provenance
 from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
-from wherewhat.runs.subject import ModelSubject, device_type, load_model
+from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.runs.triattention import write_triattention
 from wherewhat.scores import Scores, stored_metric
 from wherewhat.text.documents import Document, documents_of
@@ -80,6 +81,7 @@ def make_plan(
     texts: tuple[Document, ...] | None = None,
     out: str | os.PathLike[str] = "runs",
     triattention: str | os.PathLike[str] | None = None,
+    again: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Plan:
@@ -96,6 +98,7 @@ def make_plan(
         out: Folder of run directories.
         triattention: Also write statistics of the documents for choosing to this file, see
             :func:`wherewhat.save_triattention`.
+        again: Measure anew what is finished.
         progress: Progress callback; silent by default.
         options: Fields of :class:`PlanRequest`.
     """
@@ -121,7 +124,7 @@ def make_plan(
         planner = _Planner(loaded, request, found[:needed], out, progress)
         if triattention is not None:
             write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
-        return planner.plan()
+        return planner.plan(again=again)
 
 
 class _Planner:
@@ -149,13 +152,7 @@ class _Planner:
         config: dict[str, Any] = {
             "measurement": "plan",
             "revision": _REVISION,
-            "model": loaded.name,
-            "weights": loaded.weights,
-            "seed": loaded.seed,
-            "weights_hash": loaded.weights_hash,
-            "tokenizer_hash": loaded.tokenizer_hash,
-            "dtype": loaded.dtype,
-            "device": device_type(loaded),
+            **loaded_model(loaded),
             "window": request.keys,
             "sinks": request.sinks,
             "tokens": request.tokens,
@@ -163,14 +160,16 @@ class _Planner:
             | {"compare": list(request.compare), "share": request.share}
             | {"max_rise": request.max_rise, "min_found": request.min_found}
             | ({"greedy": True} if request.greedy else {}),
-            "documents": [{"name": one.name, "sha256": one.sha256} for one in documents],
+            **texts_identity(documents, [ids.tolist() for ids in self.ids.values()]),
             "choosing": len(self.choosing),
         }
         self.directory = RunDirectory.open(out, name=f"plan-{loaded.name}-{loaded.weights}", config=config)
 
-    def plan(self) -> Plan:
+    def plan(self, *, again: bool = False) -> Plan:
         """Return the finished plan."""
         with self.directory.lock(on_wait=self.progress.say):
+            if again:
+                self.directory.clear()
             scores = self._scores()
             units = {
                 name: unit_scores(x, self.layers, self.request.unit, summed=name in _SUMMED)

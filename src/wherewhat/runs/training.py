@@ -34,9 +34,11 @@ from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.models.memory import evaluation, load_memory
 from wherewhat.numerics import few_threads, new_process_settings, random_states, weight_dtypes
 from wherewhat.options import build_config, checked, config_values, nearest
+from wherewhat.runs.code import code_identity
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import loaded_model, texts_identity
 from wherewhat.runs.inputs import common_length, document_text
-from wherewhat.runs.layout import COMPLETE, PARTS, PROFILES, PROVENANCE, Provenance, model_provenance
+from wherewhat.runs.layout import COMPLETE, Provenance, model_provenance
 from wherewhat.runs.records import (
     RECORDS,
     RECORDS_FILE,
@@ -49,7 +51,7 @@ from wherewhat.runs.records import (
 )
 from wherewhat.runs.request import MemoryModel, model_request
 from wherewhat.runs.results import commonest
-from wherewhat.runs.subject import ModelSubject, device_type
+from wherewhat.runs.subject import ModelSubject
 from wherewhat.scores import Column, Scores
 from wherewhat.text.documents import Document, documents_of, embedded_documents
 
@@ -255,8 +257,7 @@ class TrainingRecorder:
             with self._directory.lock(timeout=_SECONDS_TO_WAIT):
                 # The records are written first: whenever the process is killed, there are records to be read.
                 records.write(path)
-                for name in (COMPLETE, PARTS, PROFILES, PROVENANCE):
-                    remove(folder / name)
+                self._directory.clear()
         return Recorder(lambda _: self._scores(), self._axes, constants=constants, path=path)
 
     def _scores(self) -> dict[str, Tensor]:
@@ -309,18 +310,19 @@ class TrainingRecorder:
 
     def _resolved(self, name: str) -> dict[str, Any]:
         """Return everything that is recorded; its hash names the run directory."""
+        model = loaded_model(self._loaded)
         return study_config(
             TRAINING,
             name=name,
             model=type(self._loaded.model).__name__,
             measurements={
-                measurement.name: {"options": config_values(config), "revision": measurement.revision}
+                measurement.name: {"options": config_values(config), **code_identity(measurement)}
                 for measurement, config in self._chosen.values()
             },
             tokens=self._texts[0].ids.shape[1],
-            documents=[{"name": document.name, "sha256": document.sha256} for document in self._documents],
-            dtype=self._loaded.dtype,
-            device=device_type(self._loaded),
+            **texts_identity(self._documents, [text.ids.tolist() for text in self._texts]),
+            # Not its weights, which the training changes.
+            **{key: model[key] for key in ("tokenizer_hash", "dtype", "device", "attention", "versions")},
         )
 
     def _provenance(self) -> Provenance:

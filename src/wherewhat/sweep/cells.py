@@ -18,6 +18,8 @@ from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Ques
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
+from wherewhat.runs.code import code_identity
+from wherewhat.runs.identity import attention_settings, versions
 from wherewhat.runs.inputs import read_texts
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.sweep.file import (
@@ -53,7 +55,8 @@ class Cell:
         request: The request; paths are as in the file.
         text: Display name of the text; None where the measurement makes its own or is measured on items.
         checkpoint: Revision or checkpoint folder; None where there is only one.
-        inputs: Hashes of texts or items and state of a local model's files, so that a changed input is another cell.
+        inputs: Hashes of texts or items, state of a local model's files, code of the measurement and versions, so that
+            a changed one is another cell.
     """
 
     request: Request
@@ -294,7 +297,13 @@ def _cells(
                 options=entry.options,
                 **{**on_texts, **(text.shared if text else {}), **entry.shared},
             )
-            inputs: dict[str, JSON] = {"texts": identify(request, measurement), "model": variant.files}
+            inputs: dict[str, JSON] = {
+                "texts": identify(request, measurement),
+                "model": variant.files,
+                **code_identity(measurement),
+                **attention_settings(),
+                "versions": versions(),
+            }
             yield Cell(request=request, text=text.name if text else None, checkpoint=variant.checkpoint, inputs=inputs)
 
 

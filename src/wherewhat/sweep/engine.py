@@ -78,6 +78,7 @@ class CellTask:
         threads: Threads of torch.
         memory: Approximate bytes of main memory.
         attempts: Number of earlier attempts.
+        again: Measure anew what is finished.
     """
 
     cell: str
@@ -89,6 +90,7 @@ class CellTask:
     threads: int = 1
     memory: int = 0
     attempts: int = 0
+    again: bool = False
 
 
 class Watch(Protocol):

@@ -51,7 +51,8 @@ def perform(task: CellTask) -> Record:
     torch.set_num_threads(task.threads)
     started = time.perf_counter()
     try:
-        record = Record(state="done", run=_measured(request_from_json(task.request), folder.place))
+        name = _measured(request_from_json(task.request), folder.place, again=task.again)
+        record = Record(state="done", run=name)
     except WherewhatError as error:
         record = Record(state="failed", reason=_line(str(error)))
     except (MemoryError, torch.OutOfMemoryError):
@@ -65,7 +66,7 @@ def perform(task: CellTask) -> Record:
     return record
 
 
-def _measured(request: Request, place: Place) -> str:
+def _measured(request: Request, place: Place, *, again: bool) -> str:
     """Measure a request into a store, and return the name of its run directory."""
     silent = Silent()
     # Runs for a remote store are made in one local folder per store, so that a killed one is resumed.
@@ -74,11 +75,11 @@ def _measured(request: Request, place: Place) -> str:
     prepared = prepare(request, out=out, progress=silent, models=_MODELS)
     name = prepared.directory.path.name
     if isinstance(place, Folder):
-        measure(prepared, progress=silent, models=_MODELS)
+        measure(prepared, progress=silent, models=_MODELS, again=again)
         return name
     # A finished run that still exists locally was not verified after its upload.
-    if prepared.directory.is_complete or place.read(f"{name}/{COMPLETE}") is None:
-        directory = measure(prepared, progress=silent, models=_MODELS)
+    if again or prepared.directory.is_complete or place.read(f"{name}/{COMPLETE}") is None:
+        directory = measure(prepared, progress=silent, models=_MODELS, again=again)
         place.upload(directory.path, [CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE])
     shutil.rmtree(prepared.directory.path, ignore_errors=True)
     return name
@@ -120,6 +121,7 @@ def sweep(
     address: str | None = None,
     workers: int | None = None,
     retry_failed: bool = False,
+    again: bool = False,
     work: Work = perform,
 ) -> Outcome:
     """Run the cells of a sweep that are not done yet.
@@ -132,6 +134,7 @@ def sweep(
         address: The Ray cluster; by default one is started on this machine.
         workers: Local worker processes; by default one per GPU, or as many as cores and memory allow.
         retry_failed: Also run cells that failed before.
+        again: Run all cells, and measure anew what is finished.
         work: Function that a worker applies to a cell.
     """
     if engine not in ("local", "ray"):
@@ -148,12 +151,14 @@ def sweep(
     place.check()
     folder = SweepFolder(place, sweep_name(cells))
     folder.begin({name: cell.json() for name, cell in cells.items()}, title=file.path.stem, file_sha256=file.sha256)
+    if again:  # if this process is killed, the next sweep runs what is left
+        folder.forget(cells)
     records = folder.records(cells)
     for name, record in finished_elsewhere(place, cells.keys() - records.keys(), but=folder.name).items():
         folder.write(name, record)
         records[name] = record
     missing = [name for name in cells if name not in records or (retry_failed and not records[name].done)]
-    tasks = [_task(cells[name], folder, resources) for name in missing]
+    tasks = [_task(cells[name], folder, resources, again=again) for name in missing]
     if not tasks:
         return Outcome(folder, cells, records)
     kept = [record for name, record in records.items() if name not in set(missing)]
@@ -167,7 +172,7 @@ def sweep(
     return Outcome(folder, cells, folder.records(cells))
 
 
-def _task(cell: Cell, folder: SweepFolder, resources: Resources) -> CellTask:
+def _task(cell: Cell, folder: SweepFolder, resources: Resources, *, again: bool) -> CellTask:
     request = request_json(located(cell.request))
     model = {name: request[name] for name in ("model", "weights", "seed", "revision", "device", "dtype", "device_map")}
     gib = resources.memory_gib
@@ -180,4 +185,5 @@ def _task(cell: Cell, folder: SweepFolder, resources: Resources) -> CellTask:
         sweep=folder.name,
         threads=resources.cpus,
         memory=memory_needed(cell) if gib is None else int(gib * 2**30),
+        again=again,
     )

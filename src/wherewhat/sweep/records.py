@@ -85,6 +85,13 @@ class SweepFolder:
         """Write the record of a cell."""
         self.place.write(self._path(f"{CELLS}/{cell}.json"), readable_json(asdict(record)))
 
+    def forget(self, cells: Iterable[str]) -> None:
+        """Mark cells as not run, in this sweep and in all others of the store that have a record of them."""
+        wanted = list(cells)
+        for folder in sweep_folders(self.place):
+            for cell in folder.records(wanted):
+                self.place.write(folder._path(f"{CELLS}/{cell}.json"), readable_json({"state": "again"}))
+
     def _path(self, name: str) -> str:
         return f"{SWEEPS}/{self.name}/{name}"
 

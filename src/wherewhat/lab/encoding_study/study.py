@@ -25,6 +25,7 @@ from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import versions
 from wherewhat.runs.layout import COMPLETE
 from wherewhat.runs.records import RECORDS_FILE, Recorder, StudyRun, TensorTable, open_study_run, study_config
 
@@ -89,7 +90,8 @@ def run_one(
     A finished run is read; an interrupted one is resumed and ends with the same records.
     """
     on = resolve_device(device)
-    config = study_config(STUDY, encoding=encoding, seed=seed, text=corpus.sha256, device=on.type, **recipe.values())
+    settings = {"encoding": encoding, "seed": seed, "text": corpus.sha256, "device": on.type, **recipe.values()}
+    config = study_config(STUDY, **settings, versions=versions())
     run = RunDirectory.open(out, name=f"{encoding}-seed{seed}", config=config)
 
     def is_missing() -> bool:

@@ -34,6 +34,7 @@ from wherewhat.numerics import new_process_settings
 from wherewhat.options import build_config, config_values, nearest
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import versions
 from wherewhat.runs.records import (
     RECORDS_FILE,
     StudyRun,
@@ -282,7 +283,7 @@ def train_and_record(
         along_path: Also score the other source tokens of hops.
     """
     recorded: dict[str, Any] = {"scored": scored, "tested": tested, "along_path": along_path}
-    config = study_config(STUDY, **setup.values(), **recorded, device=device.partition(":")[0])
+    config = study_config(STUDY, **setup.values(), **recorded, device=device.partition(":")[0], versions=versions())
     name = f"multihop-{setup.name}-{setup.model.encoding}-seed{setup.model.seed}"
     run = RunDirectory.open(out, name=name, config=config)
     if not run.is_complete:

@@ -157,6 +157,7 @@ def judge_claims(
     tokens: int | None = None,
     prompts: int = PROMPTS,
     out: str | os.PathLike[str] = "runs",
+    again: bool = False,
     progress: Progress | None = None,
 ) -> Judgement:
     """Judge the claims of papers about position and content in attention on one model.
@@ -175,6 +176,7 @@ def judge_claims(
             256 at most.
         prompts: Prompts of each kind and size.
         out: Folder of run directories.
+        again: Measure anew what is finished there.
         progress: Progress callback; silent by default.
     """
     progress, out, models = progress or Silent(), output_folder(out, name="--out"), LastModel()
@@ -184,13 +186,15 @@ def judge_claims(
     check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
     given = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
-    seen, pace = seen_model(model, given.documents, tokens=tokens, out=out, progress=progress, models=models)
+    seen, pace = seen_model(
+        model, given.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
+    )
     given.keep()
     length = len(seen.passages[0].tokens)
     names = {"axes", *(name for claim in chosen for name in (*claim.needs, *claim.also) if claim.rule is not None)}
     wanted = {name: made for name, made in _runs(prompts, seen.capacity).items() if name in names}
     requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, documents=documents, tokens=length)
-    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED)
+    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED, again=again)
     reasons |= {name: why for name, made in requests.items() for refused, why in runs.missing if refused == made}
     evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
     verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]
