@@ -890,3 +890,29 @@ def test_again_on_the_command_line(cli, asked):
     assert json.loads(stored.read_text())["finished"] == before
     assert cli(*words, "--again").code == 0
     assert json.loads(stored.read_text())["finished"] > before
+
+
+@pytest.mark.slow
+def test_reports_claims_and_plans_are_measured_anew(asked):
+    def times():
+        return {path.parent.name: json.loads(path.read_text())["finished"] for path in asked.out.glob("*/prov*.json")}
+
+    texts = [TEXT * 4, f"a dog {TEXT * 4}"]
+    model = asked.request.model
+    for make in (
+        lambda **again: wherewhat.make_report([model], texts=texts, tokens=16, out=asked.out, **again),
+        lambda **again: wherewhat.judge_claims(model, claims=[1], texts=texts, tokens=16, out=asked.out, **again),
+        lambda **again: wherewhat.make_plan(
+            model, texts=texts, choose=2, documents=0, tokens=24, window=8, sinks=1, out=asked.out, **again
+        ),
+    ):
+        earlier = times()
+        make()
+        before = times()
+        make()
+        assert times() == before
+        make(again=True)
+        after = times()
+        changed = {name for name in after if after[name] != before[name]}
+        assert changed >= before.keys() - earlier.keys()
+        assert changed
