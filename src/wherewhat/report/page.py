@@ -66,7 +66,7 @@ class Report:
     """
 
     name: str
-    data: dict[str, Any]
+    data: dict[str, Any] = field(repr=False)
     models: list[Profiled] = field(default_factory=list)
     body: str = "page.html"
     scripts: tuple[str, ...] = _SCRIPTS

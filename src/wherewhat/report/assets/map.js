@@ -22,13 +22,14 @@ function drawRange() {
   const names = Object.keys(metric.values);
   const [low, high] = ownSpan(metric);
   const everything = names.flatMap((name) => defined(metric.values[name]));
-  const [least, most] = everything.reduce(([from, to], x) => [Math.min(from, x), Math.max(to, x)], [Infinity, -Infinity]);
-  const width = metric.categories.length ? 1 : (most - least) / 48 || 1;
+  const [least, most] = metric.categories.length ? [low, high] : everything.reduce(([from, to], x) => [Math.min(from, x), Math.max(to, x)], [Infinity, -Infinity]);
+  const bins = metric.categories.length || 49;
+  const width = (most - least) / (bins - 1) || 1;
   const layout = { bargap: 0, showlegend: false, margin: { l: 52, r: 12, t: 24, b: 40 }, xaxis: { title: { text: plain(metric.unit ? `${metric.title} (${metric.unit})` : metric.title), standoff: 4 }, ...ticksOf(metric), anchor: `y${names.length > 1 ? names.length : ""}` }, annotations: [] };
   const traces = names.map((name, row) => {
     const values = defined(metric.values[name]).sort((x, y) => x - y);
-    const counts = new Array(49).fill(0);
-    for (const value of values) counts[Math.min(48, Math.round((value - least) / width))] += 1;
+    const counts = new Array(bins).fill(0);
+    for (const value of values) counts[Math.min(bins - 1, Math.round((value - least) / width))] += 1;
     const x = counts.map((_, bin) => least + bin * width);
     const suffix = row ? String(row + 1) : "";
     const height = 1 / names.length;
@@ -101,7 +102,7 @@ function writeMetric() {
   const control = metric && metric.control !== null ? ` Control (${metric.control_title}): ${show(metric.control)}.` : "";
   by("reading").replaceChildren();
   if (metric) termLink(by("reading"), metric.title, metric.id);
-  by("reading").append(metric ? `: ${metric.reading}${control} Mean over ${sizeOf(metric.measurement)}.` : "No number of single heads was measured for this model.");
+  by("reading").append(metric ? `: ${metric.reading}${control} ${metric.categories.length ? "Commonest of" : "Mean over"} ${sizeOf(metric.measurement)}.` : "No number of single heads was measured for this model.");
   const names = metric ? Object.keys(metric.values) : [];
   const missing = metric && !names.includes(chosen.weights) ? chosen.weights : "";
   if (!names.includes(chosen.weights)) chosen.weights = data.model.weights;
