@@ -25,10 +25,10 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 import wherewhat
-from wherewhat.lab.config import LabConfig, TrainConfig
-from wherewhat.lab.hugging_face import to_gptj
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.multi_hop import NumberTask
+from wherewhat_lab.config import LabConfig, TrainConfig
+from wherewhat_lab.hugging_face import to_gptj
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.tasks.multi_hop import NumberTask
 
 
 class Rows(Dataset):

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import torch
 
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.encodings import ENCODINGS
-from wherewhat.lab.language import VOCABULARY, LanguageConfig, batch_starts, windows
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.steps import CpuSteps, GpuSteps, Steps
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.encodings import ENCODINGS
+from wherewhat_lab.language import VOCABULARY, LanguageConfig, batch_starts, windows
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.steps import CpuSteps, GpuSteps, Steps
 
 MODEL = LabConfig(
     vocabulary=VOCABULARY, layers=6, heads=6, width=384, block="sequential", biases="none", dropout=0.0, positions=512

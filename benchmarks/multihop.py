@@ -19,13 +19,13 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional
 
-from wherewhat.lab.config import LabConfig, Precision, TrainConfig
-from wherewhat.lab.hugging_face import to_gptj
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.study import train
-from wherewhat.lab.steps import CpuSteps, GpuSteps, Steps, batch_order
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.task import Sequences
+from wherewhat_lab.config import LabConfig, Precision, TrainConfig
+from wherewhat_lab.hugging_face import to_gptj
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.multihop.study import train
+from wherewhat_lab.steps import CpuSteps, GpuSteps, Steps, batch_order
+from wherewhat_lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat_lab.tasks.task import Sequences
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ _HOSTILE_NAME = "<img src=x onerror=alert(4)>.jsonl"
 _PRELOADED = ["torch", "pyarrow.parquet", "pyarrow.compute", "filelock", "gguf", "transformers"]
 _PRELOADED += ["transformers.models.llama.modeling_llama", "wherewhat.cli.main", "wherewhat.runs.execution"]
 _PRELOADED += ["transformers.models.auto.tokenization_auto", "pandas", "pydantic", "platformdirs", "plotly.offline"]
-_PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.lab.encoding_study.commands"]
-_PRELOADED += ["wherewhat.lab.multihop.commands", "helpers.command_line"]
+_PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat_lab.encoding_study.commands"]
+_PRELOADED += ["wherewhat_lab.multihop.commands", "helpers.command_line"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language", "helpers.fork_server"]
 
 
@@ -368,7 +368,7 @@ def smollm2() -> str:
 def encoding_study(tmp_path_factory):
     """Folder with finished runs of three encodings, and the lines that reported them."""
     from helpers.lab import RECIPE
-    from wherewhat.lab.encoding_study.study import run_study
+    from wherewhat_lab.encoding_study.study import run_study
 
     out, lines = tmp_path_factory.mktemp("study"), []
     run_study(RECIPE, out=out, finished=lines.append)
@@ -378,7 +378,7 @@ def encoding_study(tmp_path_factory):
 @pytest.fixture(scope="session")
 def multihop_study(tmp_path_factory):
     """A finished multi-hop training, too small to learn anything."""
-    from wherewhat.lab.multihop.study import Setup, train_and_record
+    from wherewhat_lab.multihop.study import Setup, train_and_record
 
     tiny = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
     return train_and_record(Setup.of("number", tiny), out=tmp_path_factory.mktemp("study"), scored=6, tested=12)

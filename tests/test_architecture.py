@@ -15,8 +15,11 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = SOURCE / "wherewhat"
-LAYERS = ("text", "models", "captures", "extend", "measures", "runs", "report", "sweep", "cli", "lab")
+LAYERS = ("text", "models", "captures", "extend", "measures", "runs", "report", "sweep", "cli")
 """Folders from the lowest to the highest: a folder imports those before it."""
+
+LAB = "wherewhat_lab"
+"""The package of small models, which imports wherewhat and is attached to it by entry points."""
 
 FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress", "scores")
 """Modules that every folder may import and that import no folder."""
@@ -24,9 +27,9 @@ FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
+    """Every module of both packages by its dotted name."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
@@ -71,7 +74,8 @@ def imported(module: str, *, at_import: bool) -> set[str]:
 @functools.cache
 def edges() -> set[tuple[str, str]]:
     """Pairs of a folder, or of a module beside the folders, and another one that it imports."""
-    places = {module: [*module.split("."), ""][1] for module in modules()}
+    parts = {module: [*module.split("."), ""] for module in modules()}
+    places = {module: LAB if package == LAB else folder for module, (package, folder, *_) in parts.items()}
     pairs = {(places[a], places[b]) for a in modules() for b in imported(a, at_import=False)}
     return {(a, b) for a, b in pairs if a != b and a and b}
 
@@ -81,6 +85,7 @@ def test_imports_go_one_way():
     order = {name: number for number, name in enumerate(LAYERS)}
     assert [(a, b) for a, b in edges() if a in order and b in order and order[a] < order[b]] == []
     assert [(a, b) for a, b in edges() if a in FOUNDATION and b in LAYERS] == []
+    assert [a for a, b in edges() if b == LAB] == []
     texts = [module for module in modules() if f"{module}.".startswith("wherewhat.text.")]
     foreign = {source.partition(".")[0] for module in texts for source, _ in named(module, at_import=False)}
     assert foreign - sys.stdlib_module_names == {"wherewhat"}  # texts and prompts need no other package

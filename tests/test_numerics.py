@@ -68,10 +68,10 @@ def test_half_precision_leaves_no_trace_and_no_change():
 
 def _measure_and_train(folder, text, out, first):
     """What a process computes in float32, written to a file; before that it may compute in bfloat16."""
-    from wherewhat.lab.config import LabConfig
-    from wherewhat.lab.language import LanguageConfig, train_language
     from wherewhat.report.result import run
     from wherewhat.runs.request import ModelRequest, Request
+    from wherewhat_lab.config import LabConfig
+    from wherewhat_lab.language import LanguageConfig, train_language
 
     def measured(dtype, to):
         found = []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "wherewhat"
+SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 FOR_DEVELOPERS = {"dev", "docs"}
@@ -22,16 +22,16 @@ FOR_DEVELOPERS = {"dev", "docs"}
 
 def package_files() -> set[str]:
     """All files of the package, relative to ``src``."""
-    found = (path for path in PACKAGE.rglob("*") if path.is_file())
+    found = (path for path in SOURCE.rglob("*") if path.is_file())
     own = (path for path in found if path.suffix != ".pyc" and path.name != ".gitattributes")
-    return {path.relative_to(PACKAGE.parent).as_posix() for path in own}
+    return {path.relative_to(SOURCE).as_posix() for path in own}
 
 
 def test_extras_are_documented_asked_for_and_installed_by_developers():
     readme = (ROOT / "README.md").read_text("utf-8")
     table = readme[readme.index("| extra | needed for |") :].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [name for name in EXTRAS if name != "dev"]
-    text = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
+    text = "".join(path.read_text("utf-8") for path in SOURCE.rglob("*.py"))
     named = set(re.findall(r"(?:pip install |install=\")'wherewhat\[(\w+)\]'", text))
     assert named == EXTRAS.keys() - FOR_DEVELOPERS
     (all_extras,) = [one for one in EXTRAS["dev"] if one.startswith("wherewhat[")]

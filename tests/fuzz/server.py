@@ -36,8 +36,8 @@ _IMPORTED = [
     "torch", "transformers", "transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.auto.tokenization_auto", "gguf", "peft", "pandas", "yaml", "filelock", "pyarrow.parquet",
     "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main", "wherewhat.runs.execution",
-    "wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.sweep.execution", "wherewhat.lab.multihop.commands",
-    "wherewhat.lab.encoding_study.commands", "wherewhat.lab.multihop.study", "wherewhat.runs.comparison",
+    "wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.sweep.execution", "wherewhat_lab.multihop.commands",
+    "wherewhat_lab.encoding_study.commands", "wherewhat_lab.multihop.study", "wherewhat.runs.comparison",
     "wherewhat.runs.planner", "wherewhat.report.result", "pydantic.fields", "typer._adapters", "fuzz.cases",
     "fuzz.known",
 ]  # fmt: skip

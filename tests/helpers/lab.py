@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from wherewhat.lab.encoding_study.recipe import EncodingRecipe
 from wherewhat.options import build_recipe
+from wherewhat_lab.encoding_study.recipe import EncodingRecipe
 
 VALUES = {
     "encodings": ["rope", "alibi", "learned"],

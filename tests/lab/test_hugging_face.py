@@ -11,9 +11,9 @@ import wherewhat
 from helpers.lab import draw, spread
 from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.hugging_face import save_hugging_face, to_gpt2, to_llama, to_mpt, to_neox
-from wherewhat.lab.model import LabModel
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.hugging_face import save_hugging_face, to_gpt2, to_llama, to_mpt, to_neox
+from wherewhat_lab.model import LabModel
 
 SMALL = LabConfig(vocabulary=40, layers=2, heads=3, width=48, biases="inner", positions=64, dropout=0.0)
 SEQUENTIAL = replace(SMALL, block="sequential")

@@ -13,16 +13,16 @@ from torch.nn import functional
 from helpers.lab import Interrupt, Told, killed, same
 from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.lab import model as fusing
-from wherewhat.lab.checkpoints import load_model, load_state
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.encodings import ENCODINGS
-from wherewhat.lab.kernels import flash_attention, look_up, widen
-from wherewhat.lab.language import LanguageConfig, batch_starts, recording_steps, train_language, windows
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.steps import CpuSteps, learning_rates
-from wherewhat.lab.training import MODEL_FILE, STATE_FILE
 from wherewhat.options import build_config
+from wherewhat_lab import model as fusing
+from wherewhat_lab.checkpoints import load_model, load_state
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.encodings import ENCODINGS
+from wherewhat_lab.kernels import flash_attention, look_up, widen
+from wherewhat_lab.language import LanguageConfig, batch_starts, recording_steps, train_language, windows
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.steps import CpuSteps, learning_rates
+from wherewhat_lab.training import MODEL_FILE, STATE_FILE
 
 TEXT = torch.frombuffer(bytearray(b"the cat sat on the mat, the dog ate the rat; " * 60), dtype=torch.uint8)
 MODEL = LabConfig(vocabulary=256, layers=2, heads=2, width=16, block="sequential", biases="none", dropout=0.0)

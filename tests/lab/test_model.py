@@ -10,14 +10,14 @@ import torch
 from helpers.lab import draw, same, spread
 from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError, LoadError
-from wherewhat.lab.block import MaskDrawer
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.encodings import ENCODINGS, allowed_planes
-from wherewhat.lab.hugging_face import from_gptj, to_gptj
-from wherewhat.lab.model import LabModel
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.options import build_config
+from wherewhat_lab.block import MaskDrawer
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.encodings import ENCODINGS, allowed_planes
+from wherewhat_lab.hugging_face import from_gptj, to_gptj
+from wherewhat_lab.model import LabModel
 
 SMALL = LabConfig(vocabulary=40, layers=3, heads=2, width=32)
 EXACT = {"atol": 1e-9, "rtol": 0}
@@ -48,7 +48,7 @@ def test_equals_gptj_and_back(config):
 def test_gptj_starts_alike():
     from transformers import GPTJForCausalLM
 
-    from wherewhat.lab.hugging_face import gptj_config
+    from wherewhat_lab.hugging_face import gptj_config
 
     torch.manual_seed(0)
     ours, theirs = LabModel(LabConfig()), GPTJForCausalLM(gptj_config(LabConfig()))

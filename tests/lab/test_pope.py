@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from helpers.lab import draw, spread
 from helpers.tolerance import rounding, worst
-from wherewhat.lab.block import MaskDrawer
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.model import LabModel
+from wherewhat_lab.block import MaskDrawer
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.model import LabModel
 
 POPE = LabConfig(vocabulary=40, layers=2, heads=2, width=16, encoding="pope", dropout=0.0)
 

@@ -11,14 +11,14 @@ import torch
 
 from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError
-from wherewhat.lab.config import EncodingName, LabConfig
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.measurement import Text
 from wherewhat.measures.perturb.losses import measure_perturb
 from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
+from wherewhat_lab.config import EncodingName, LabConfig
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.subject import LabSubject
 
 ENCODINGS = typing.get_args(EncodingName)
 N = 24

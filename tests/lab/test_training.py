@@ -14,14 +14,14 @@ from torch.nn import functional
 
 from helpers.lab import Interrupt, Told, killed, same
 from wherewhat.errors import ConfigError, LoadError, MeasureError, StoreError
-from wherewhat.lab.checkpoints import load_model, load_state, read_identity, save_model
-from wherewhat.lab.config import LabConfig, TrainConfig
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.study import train
-from wherewhat.lab.steps import CpuSteps, batch_order, learning_rates
-from wherewhat.lab.tasks.multi_hop import NumberTask
-from wherewhat.lab.training import MODEL_FILE, STATE_FILE
 from wherewhat.options import build_config
+from wherewhat_lab.checkpoints import load_model, load_state, read_identity, save_model
+from wherewhat_lab.config import LabConfig, TrainConfig
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.multihop.study import train
+from wherewhat_lab.steps import CpuSteps, batch_order, learning_rates
+from wherewhat_lab.tasks.multi_hop import NumberTask
+from wherewhat_lab.training import MODEL_FILE, STATE_FILE
 
 TASK = NumberTask(target=3, pretarget=3, hops=2, symbols=5)
 MODEL = LabConfig(layers=2, width=16)
@@ -176,7 +176,7 @@ def test_options_have_help_and_are_the_papers():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_graph_equals_kernels_one_by_one():
-    from wherewhat.lab.steps import GpuSteps
+    from wherewhat_lab.steps import GpuSteps
 
     sequences = TASK.splits(2000)[0]
     found = []

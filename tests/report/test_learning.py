@@ -8,11 +8,11 @@ import torch
 from helpers.capture import tokens
 from helpers.training import train_loop, trainee
 from wherewhat.errors import ConfigError
-from wherewhat.lab.multihop.learning import curves
 from wherewhat.progress import counted
 from wherewhat.report.learning import learning_curves, page_data, training_curves
 from wherewhat.runs.records import CurvePanel, Series
 from wherewhat.runs.training import TrainingRecorder
+from wherewhat_lab.multihop.learning import curves
 
 
 @pytest.fixture(scope="module")

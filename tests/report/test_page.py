@@ -18,9 +18,9 @@ import pytest
 
 from helpers.capture import tiny, tokens
 from helpers.report import CHARTS, PANEL, downloaded, drawn, opening, photograph, until
-from wherewhat.lab.multihop.learning import curves
 from wherewhat.report.learning import training_curves
 from wherewhat.runs.training import TrainingRecorder
+from wherewhat_lab.multihop.learning import curves
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

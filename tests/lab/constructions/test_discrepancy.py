@@ -10,8 +10,8 @@ import torch
 
 from helpers.tolerance import rounding
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.constructions.discrepancy import (
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.constructions.discrepancy import (
     head_failure_lengths,
     index_bound,
     index_discrepancy,
@@ -20,10 +20,10 @@ from wherewhat.lab.constructions.discrepancy import (
     retrieval_bound,
     retrieval_discrepancy,
 )
-from wherewhat.lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask, RetrievalTask
+from wherewhat_lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat_lab.tasks.one_hop import IndexTask, RetrievalTask
 
 FAST = 10_000 ** (-1 / 64)
 SLOW = 10_000 ** (-41 / 64)

@@ -7,18 +7,18 @@ import torch
 
 from helpers.tolerance import rounding
 from wherewhat.errors import ConfigError
-from wherewhat.lab.constructions.transformers import (
+from wherewhat.measures.axes.fit import fit_layer
+from wherewhat.measures.measurement import Text, measure_text
+from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat_lab.constructions.transformers import (
     additive_function,
     distinct_tokens,
     fourier_transformer,
     index_function,
     random_function,
 )
-from wherewhat.lab.subject import LabSubject
-from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.measurement import Text, measure_text
-from wherewhat.measures.registry import find_measurement
-from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat_lab.subject import LabSubject
 
 
 @pytest.mark.parametrize("side", ["query", "key"])

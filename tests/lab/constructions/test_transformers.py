@@ -9,16 +9,20 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.constructions.checks import check_exhaustively, check_randomly
-from wherewhat.lab.constructions.discrepancy import index_discrepancy
-from wherewhat.lab.constructions.geometry import (
+from wherewhat.measures.swaps import LABELS, SCORES
+from wherewhat.measures.swaps.layer import layer_swaps
+from wherewhat.measures.swaps.scores import label, sink_heads
+from wherewhat.progress import Silent
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.constructions.checks import check_exhaustively, check_randomly
+from wherewhat_lab.constructions.discrepancy import index_discrepancy
+from wherewhat_lab.constructions.geometry import (
     directions_by_label,
     head_geometry,
     resultant,
     task_labels,
 )
-from wherewhat.lab.constructions.transformers import (
+from wherewhat_lab.constructions.transformers import (
     index_leak,
     index_temperature,
     index_transformer,
@@ -29,13 +33,9 @@ from wherewhat.lab.constructions.transformers import (
     retrieval_transformer,
     softmax_temperature,
 )
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
-from wherewhat.measures.swaps import LABELS, SCORES
-from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.scores import label, sink_heads
-from wherewhat.progress import Silent
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat_lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
 
 FAST = 10_000 ** (-1 / 64)
 SLOW = 10_000 ** (-41 / 64)
@@ -327,7 +327,7 @@ def test_a_length_that_angles_do_not_hold_is_refused_before_any_work(monkeypatch
     def work(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("wherewhat.lab.constructions.transformers.index_discrepancy", work)
+    monkeypatch.setattr("wherewhat_lab.constructions.transformers.index_discrepancy", work)
     with pytest.raises(ConfigError, match="at length 1000000000"):
         index_transformer(IndexTask(target=16), theta=0.866, longest=10**9)
 

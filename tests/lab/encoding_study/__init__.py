@@ -1,1 +1,1 @@
-"""Tests of wherewhat.lab.encoding_study."""
+"""Tests of wherewhat_lab.encoding_study."""

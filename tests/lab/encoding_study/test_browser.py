@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.report import opening
-from wherewhat.lab.encoding_study.page import write_page
-from wherewhat.lab.encoding_study.study import open_runs
-from wherewhat.lab.encoding_study.summary import summarise_run
+from wherewhat_lab.encoding_study.page import write_page
+from wherewhat_lab.encoding_study.study import open_runs
+from wherewhat_lab.encoding_study.summary import summarise_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -8,9 +8,9 @@ import pytest
 
 from helpers.lab import RECIPE, VALUES, write_recipe
 from wherewhat.errors import ConfigError
-from wherewhat.lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, parse_only, read_recipe
-from wherewhat.lab.model import LabModel
 from wherewhat.options import build_recipe
+from wherewhat_lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, parse_only, read_recipe
+from wherewhat_lab.model import LabModel
 
 SHIPPED = Path(__file__).parents[3] / "recipes" / "encodings.toml"
 

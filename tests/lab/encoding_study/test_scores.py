@@ -11,12 +11,6 @@ import torch
 
 from helpers.lab import RECIPE
 from helpers.tolerance import rounding, worst
-from wherewhat.lab.encoding_study.corpus import read_corpus
-from wherewhat.lab.encoding_study.recipe import ENCODINGS
-from wherewhat.lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold
-from wherewhat.lab.encoding_study.study import encoding_recorder
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.subject import LabSubject
 from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
@@ -28,6 +22,12 @@ from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import next_token_loss
+from wherewhat_lab.encoding_study.corpus import read_corpus
+from wherewhat_lab.encoding_study.recipe import ENCODINGS
+from wherewhat_lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold
+from wherewhat_lab.encoding_study.study import encoding_recorder
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.subject import LabSubject
 
 CONTEXT = RECIPE.training.context
 WATCH = replace(RECIPE.watch, plane_documents=2)

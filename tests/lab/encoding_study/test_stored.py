@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wherewhat.lab.encoding_study.recipe import read_recipe
-from wherewhat.lab.encoding_study.study import open_runs
+from wherewhat_lab.encoding_study.recipe import read_recipe
+from wherewhat_lab.encoding_study.study import open_runs
 
 ROOT = Path(__file__).parents[3]
 STUDY = ROOT / "studies" / "encodings"

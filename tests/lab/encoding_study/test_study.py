@@ -15,11 +15,11 @@ import torch
 
 from helpers.lab import RECIPE, killed, write_recipe
 from wherewhat.errors import StoreError, TextError
-from wherewhat.lab.encoding_study import study
-from wherewhat.lab.encoding_study.__main__ import main
-from wherewhat.lab.encoding_study.scores import score
-from wherewhat.lab.encoding_study.study import open_runs, run_study
-from wherewhat.lab.encoding_study.summary import summarise_run
+from wherewhat_lab.encoding_study import study
+from wherewhat_lab.encoding_study.__main__ import main
+from wherewhat_lab.encoding_study.scores import score
+from wherewhat_lab.encoding_study.study import open_runs, run_study
+from wherewhat_lab.encoding_study.summary import summarise_run
 
 NOPE = replace(RECIPE, encodings=("nope",))
 SAME = ("config.json", "profiles.safetensors")
@@ -176,7 +176,7 @@ def test_it_runs_without_the_packages_of_tables_and_pages(tmp_path):
     script = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('pyarrow', 'typer', 'plotly', 'rich', 'polars', 'gguf', 'platformdirs')))\n"
-        "from wherewhat.lab.encoding_study.__main__ import main\n"
+        "from wherewhat_lab.encoding_study.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError, TextError
-from wherewhat.lab.encoding_study.corpus import read_corpus, spanned
-from wherewhat.lab.encoding_study.summary import half_step, relate
+from wherewhat_lab.encoding_study.corpus import read_corpus, spanned
+from wherewhat_lab.encoding_study.summary import half_step, relate
 
 
 def test_half_step_of_a_jump_lies_between_its_records():

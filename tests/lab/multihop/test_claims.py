@@ -12,14 +12,14 @@ import torch
 
 from helpers.command_line import assert_one_line
 from wherewhat.errors import ConfigError
-from wherewhat.lab.constructions.checks import check_randomly
-from wherewhat.lab.multihop import claims
-from wherewhat.lab.multihop.accuracy import Accuracy
-from wherewhat.lab.multihop.claims import LONGER, judge_runs
-from wherewhat.lab.multihop.figures import ROLES, measure_figures
-from wherewhat.lab.multihop.study import Setup, train_and_record
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.judgement import Judgement
+from wherewhat_lab.constructions.checks import check_randomly
+from wherewhat_lab.multihop import claims
+from wherewhat_lab.multihop.accuracy import Accuracy
+from wherewhat_lab.multihop.claims import LONGER, judge_runs
+from wherewhat_lab.multihop.figures import ROLES, measure_figures
+from wherewhat_lab.multihop.study import Setup, train_and_record
 
 TINY = {"layers": 2, "heads": 2, "width": 16, "steps": 4, "record_every": 2, "batch": 4, "sequences": 800, "threads": 1}
 

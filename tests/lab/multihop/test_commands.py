@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from helpers.command_line import assert_one_line
-from wherewhat.lab.constructions.checks import check_randomly
-from wherewhat.lab.multihop import tables
+from wherewhat_lab.constructions.checks import check_randomly
+from wherewhat_lab.multihop import tables
 
 SMALL = ("--set", "layers=2", "--set", "width=16", "--set", "steps=10", "--set", "record_every=5")
 SMALL += ("--set", "sequences=1000", "--set", "save_every=5", "--device", "cpu")

@@ -11,23 +11,6 @@ import torch
 
 from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError, StoreError
-from wherewhat.lab.config import LabConfig, TrainConfig
-from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.accuracy import accuracy_by_extra, measure_accuracy, solved_by, split_rows
-from wherewhat.lab.multihop.learning import align, find_learning, find_purity
-from wherewhat.lab.multihop.scores import (
-    AXES,
-    hold_out,
-    multihop_recorder,
-    noise_level,
-    overall_accuracy,
-    record_scores,
-    score_model,
-)
-from wherewhat.lab.multihop.study import train
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
@@ -36,6 +19,23 @@ from wherewhat.measures.tensors import share_intervals
 from wherewhat.runs import results as summary
 from wherewhat.runs.records import Records
 from wherewhat.scores import Column
+from wherewhat_lab.config import LabConfig, TrainConfig
+from wherewhat_lab.constructions.transformers import index_transformer, retrieval_transformer
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.multihop.accuracy import accuracy_by_extra, measure_accuracy, solved_by, split_rows
+from wherewhat_lab.multihop.learning import align, find_learning, find_purity
+from wherewhat_lab.multihop.scores import (
+    AXES,
+    hold_out,
+    multihop_recorder,
+    noise_level,
+    overall_accuracy,
+    record_scores,
+    score_model,
+)
+from wherewhat_lab.multihop.study import train
+from wherewhat_lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat_lab.tasks.one_hop import IndexTask
 
 TASK = NumberTask(target=4, pretarget=4, hops=3, symbols=10)
 SMALL = LabConfig(vocabulary=TASK.vocabulary, layers=2, heads=2, width=16, positions=16)

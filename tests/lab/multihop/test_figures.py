@@ -11,10 +11,13 @@ import torch
 
 from helpers.tolerance import rounding
 from wherewhat.errors import ConfigError
-from wherewhat.lab.constructions.transformers import index_transformer
-from wherewhat.lab.multihop import figures
-from wherewhat.lab.multihop.accuracy import EXTRA, measure_accuracy
-from wherewhat.lab.multihop.figures import (
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps.scores import label
+from wherewhat.runs.directory import RunDirectory
+from wherewhat_lab.constructions.transformers import index_transformer
+from wherewhat_lab.multihop import figures
+from wherewhat_lab.multihop.accuracy import EXTRA, measure_accuracy
+from wherewhat_lab.multihop.figures import (
     PAPER,
     ROLES,
     answer_places,
@@ -25,11 +28,8 @@ from wherewhat.lab.multihop.figures import (
     runs_by_task,
     unscaled_use,
 )
-from wherewhat.lab.multihop.study import MultihopRun, Setup, open_run
-from wherewhat.lab.tasks.one_hop import IndexTask
-from wherewhat.measures.swaps import LABELS
-from wherewhat.measures.swaps.scores import label
-from wherewhat.runs.directory import RunDirectory
+from wherewhat_lab.multihop.study import MultihopRun, Setup, open_run
+from wherewhat_lab.tasks.one_hop import IndexTask
 
 TASK = IndexTask(target=6)
 THETA = 0.866

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.lab.config import LabConfig
-from wherewhat.lab.constructions.transformers import index_transformer, retrieval_transformer
-from wherewhat.lab.model import LabModel
-from wherewhat.lab.multihop.functions import (
+from wherewhat_lab.config import LabConfig
+from wherewhat_lab.constructions.transformers import index_transformer, retrieval_transformer
+from wherewhat_lab.model import LabModel
+from wherewhat_lab.multihop.functions import (
     MOVES,
     ablate_heads,
     classify,
@@ -24,8 +24,8 @@ from wherewhat.lab.multihop.functions import (
     path_attention,
     path_tokens,
 )
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
+from wherewhat_lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat_lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
 
 NUMBER = NumberTask(target=4, pretarget=4, hops=3, symbols=8)
 LETTER = LetterTask(target=4, pretarget=4, hops=3, letters=6, digits=3)

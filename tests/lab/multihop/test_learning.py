@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wherewhat.lab.multihop.learning import curves, find_purity, learning_curves
+from wherewhat_lab.multihop.learning import curves, find_purity, learning_curves
 
 
 def test_all_on_one_time_axis(multihop_study):

@@ -9,10 +9,10 @@ import math
 import pytest
 
 from helpers.command_line import assert_one_line
-from wherewhat.lab.multihop.figures import frequency_ids, measure_figures
-from wherewhat.lab.multihop.page import SECTIONS, page_data
-from wherewhat.lab.multihop.study import Setup, train_and_record
 from wherewhat.measures.statistics import interval
+from wherewhat_lab.multihop.figures import frequency_ids, measure_figures
+from wherewhat_lab.multihop.page import SECTIONS, page_data
+from wherewhat_lab.multihop.study import Setup, train_and_record
 
 TINY = {"layers": 2, "heads": 2, "width": 16, "steps": 4, "record_every": 2, "batch": 4, "sequences": 800, "threads": 1}
 PRINTED = 6e-4

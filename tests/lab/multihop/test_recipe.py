@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.multihop.study import MultihopRecipe
 from wherewhat.options import build_recipe
+from wherewhat_lab.multihop.study import MultihopRecipe
 
 
 def test_what_makes_no_sense_is_refused(subtests):

@@ -9,13 +9,13 @@ import torch
 
 from wherewhat.errors import StoreError
 from wherewhat.files import remove
-from wherewhat.lab.multihop import study
-from wherewhat.lab.multihop.accuracy import measure_accuracy
-from wherewhat.lab.multihop.scores import best_step
-from wherewhat.lab.multihop.study import Setup, measure_extra, open_run, train, train_and_record
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.records import Records
 from wherewhat.scores import Column
+from wherewhat_lab.multihop import study
+from wherewhat_lab.multihop.accuracy import measure_accuracy
+from wherewhat_lab.multihop.scores import best_step
+from wherewhat_lab.multihop.study import Setup, measure_extra, open_run, train, train_and_record
 
 OPTIONS = {"layers": 2, "heads": 2, "width": 16, "steps": 6, "record_every": 2, "batch": 4, "sequences": 800}
 SETUP = Setup.of("number", {**OPTIONS, "threads": 1})

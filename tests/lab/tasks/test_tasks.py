@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.lab.tasks import TASKS, find_task
-from wherewhat.lab.tasks.multi_hop import LetterTask, NumberTask
-from wherewhat.lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
-from wherewhat.lab.tasks.task import fingerprints
+from wherewhat_lab.tasks import TASKS, find_task
+from wherewhat_lab.tasks.multi_hop import LetterTask, NumberTask
+from wherewhat_lab.tasks.one_hop import IndexTask, PartialInductionTask, RetrievalTask
+from wherewhat_lab.tasks.task import fingerprints
 
 SETTINGS = {
     "number": [
