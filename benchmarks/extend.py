@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from llama import random_layer
+from wherewhat.caches.kernels import Kernel, band_attention
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.extend.kernels import Kernel, band_attention
-from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.windows import LMInfinite, SlidingWindow, StreamingLLM
+from wherewhat.lengths.method import LengthMethod
+from wherewhat.lengths.windows import LMInfinite, SlidingWindow, StreamingLLM
 
 SPEED_UP_WANTED = 5.0
 GROWTH_ALLOWED = 1.15

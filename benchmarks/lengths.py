@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.caches.plan import Plan
 from wherewhat.errors import WherewhatError
-from wherewhat.extend import METHODS
-from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.plan import Plan
 from wherewhat.files import write_file
+from wherewhat.lengths import METHODS
+from wherewhat.lengths.method import LengthMethod
 from wherewhat.measures.extend.measurement import ExtendConfig
 from wherewhat.measures.extend.text import LengthProbes
 from wherewhat.measures.extend.verdicts import compare_methods

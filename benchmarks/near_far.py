@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from llama import random_layer
-from wherewhat.extend.near_far import NearFar
-from wherewhat.extend.plan import LayerHeads, Plan
-from wherewhat.extend.windows import LMInfinite
+from wherewhat.caches.plan import LayerHeads, Plan
+from wherewhat.lengths.near_far import NearFar
+from wherewhat.lengths.windows import LMInfinite
 
 
 def main() -> None:

@@ -25,11 +25,11 @@ from torch import Tensor
 
 import wherewhat
 from wherewhat.captures.proof import prove
-from wherewhat.measures.head_costs import HeadStatistics, measure_head_costs
 from wherewhat.measures.statistics import in_words, interval
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS, SINK
 from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.measures.tensors import centred_ranks, correlation
+from wherewhat.plans.costs import HeadStatistics, measure_head_costs
 from wherewhat.report.claims.heads import TOP, VERSIONS, ranked_higher
 from wherewhat.report.data import head_labels
 from wherewhat.runs.directory import RunDirectory

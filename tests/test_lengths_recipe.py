@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from helpers.models import save_speller
-from wherewhat.extend.plan import Plan
-from wherewhat.runs.planner import make_plan
+from wherewhat.caches.plan import Plan
+from wherewhat.plans.planner import make_plan
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from wherewhat.errors import WherewhatError
 from wherewhat.imports import lazy_names
 
 if TYPE_CHECKING:
+    from wherewhat.caches.limited_cache import planned
+    from wherewhat.caches.plan import Plan
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.proof import Proof, capture, intervene, prove
-    from wherewhat.extend.limited_cache import planned
-    from wherewhat.extend.plan import Plan
     from wherewhat.measures.layers import attention_statistics, axes, frequencies, planes, swaps
     from wherewhat.measures.measurement import (
         ChoicesMeasurement,
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     )
     from wherewhat.measures.registry import register
     from wherewhat.models.source import SupportedModel, supported_models
+    from wherewhat.plans.planner import make_plan
+    from wherewhat.plans.triattention import save_triattention
     from wherewhat.report.claims.judgement import Judgement, judge_claims
     from wherewhat.report.report import make_report
     from wherewhat.report.result import Result, measure, run
     from wherewhat.runs.directory import RunDirectory
-    from wherewhat.runs.planner import make_plan
     from wherewhat.runs.records import TrainingRun
     from wherewhat.runs.request import ModelRequest, Request
     from wherewhat.runs.subject import attention, load
     from wherewhat.runs.trainer import TrainerCallback
     from wherewhat.runs.training import TrainingRecorder
-    from wherewhat.runs.triattention import save_triattention
     from wherewhat.scores import Column, Metric, Scores
     from wherewhat.text.documents import Document, embedded_documents
     from wherewhat.text.files import read_documents
@@ -53,7 +53,7 @@ _HOMES = {
     "Measurement": "wherewhat.measures.measurement",
     "Metric": "wherewhat.scores",
     "ModelRequest": "wherewhat.runs.request",
-    "Plan": "wherewhat.extend.plan",
+    "Plan": "wherewhat.caches.plan",
     "Proof": "wherewhat.captures.proof",
     "QuestionMeasurement": "wherewhat.measures.measurement",
     "Request": "wherewhat.runs.request",
@@ -76,16 +76,16 @@ _HOMES = {
     "intervene": "wherewhat.captures.proof",
     "judge_claims": "wherewhat.report.claims.judgement",
     "load": "wherewhat.runs.subject",
-    "make_plan": "wherewhat.runs.planner",
+    "make_plan": "wherewhat.plans.planner",
     "make_report": "wherewhat.report.report",
     "measure": "wherewhat.report.result",
     "planes": "wherewhat.measures.layers",
-    "planned": "wherewhat.extend.limited_cache",
+    "planned": "wherewhat.caches.limited_cache",
     "prove": "wherewhat.captures.proof",
     "read_documents": "wherewhat.text.files",
     "register": "wherewhat.measures.registry",
     "run": "wherewhat.report.result",
-    "save_triattention": "wherewhat.runs.triattention",
+    "save_triattention": "wherewhat.plans.triattention",
     "supported_models": "wherewhat.models.source",
     "swaps": "wherewhat.measures.layers",
 }

@@ -9,10 +9,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from wherewhat.caches.plan import Plan
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import Blocks
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend.plan import Plan
 from wherewhat_lab.model import LabModel
 
 Editor = Callable[[LayerAttention], Tensor | None]

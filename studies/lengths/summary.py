@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wherewhat.extend import METHODS
+from wherewhat.lengths import METHODS
 from wherewhat.measures.statistics import Interval, interval
 
 FOLDER = Path(__file__).resolve().parent

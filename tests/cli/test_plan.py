@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers.models import save_model
+from wherewhat.caches.plan import LayerHeads, Plan
 from wherewhat.errors import ConfigError
-from wherewhat.extend.plan import LayerHeads, Plan
 from wherewhat.report.figures import pareto_figure
 
 

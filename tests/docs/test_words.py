@@ -14,7 +14,7 @@ import yaml
 
 from helpers.pages import PAGES, ROOT, blocks
 from test_architecture import LAYERS, edges
-from wherewhat.extend import METHODS, find_method
+from wherewhat.lengths import METHODS, find_method
 from wherewhat.measures.registry import measurements
 from wherewhat.report.figures import FIGURES
 

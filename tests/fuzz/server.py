@@ -38,7 +38,7 @@ _IMPORTED = [
     "pyarrow.compute", "plotly.offline", "platformdirs", "wherewhat.cli.main", "wherewhat.runs.execution",
     "wherewhat.cli.tables", "wherewhat.report.report", "wherewhat.sweep.execution", "wherewhat_lab.multihop.commands",
     "wherewhat_lab.encoding_study.commands", "wherewhat_lab.multihop.study", "wherewhat.runs.comparison",
-    "wherewhat.runs.planner", "wherewhat.report.result", "pydantic.fields", "typer._adapters", "fuzz.cases",
+    "wherewhat.plans.planner", "wherewhat.report.result", "pydantic.fields", "typer._adapters", "fuzz.cases",
     "fuzz.known",
 ]  # fmt: skip
 _SETTINGS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wherewhat.extend.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
-from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.near_far import NearFar
-from wherewhat.extend.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
+from wherewhat.lengths.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
+from wherewhat.lengths.method import LengthMethod
+from wherewhat.lengths.near_far import NearFar
+from wherewhat.lengths.windows import InfLLM, LMInfinite, ReRoPE, SelfExtend, SlidingWindow, StreamingLLM, Untouched
 
 SMALL: list[LengthMethod] = [
     Untouched(),

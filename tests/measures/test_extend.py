@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from helpers.capture import TinySubject, run, shared, tokens
+from wherewhat.caches.plan import Plan, fingerprint, plannable
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.extend.near_far import NearFar
-from wherewhat.extend.plan import Plan, fingerprint, plannable
-from wherewhat.extend.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
+from wherewhat.lengths.near_far import NearFar
+from wherewhat.lengths.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.extend import retrieval
 from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement

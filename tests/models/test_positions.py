@@ -18,8 +18,8 @@ from transformers import (
 
 from helpers.capture import tiny, tokens
 from wherewhat.errors import ConfigError
-from wherewhat.extend.method import extended
-from wherewhat.extend.windows import SlidingWindow
+from wherewhat.lengths.method import extended
+from wherewhat.lengths.windows import SlidingWindow
 from wherewhat.models.loaded import max_positions, trained_length
 
 GPT = {"vocab_size": 16, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 20}

@@ -21,7 +21,7 @@ from helpers.capture import run, tiny, tokens
 from helpers.models import save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
 from helpers.tolerance import rounding
-from wherewhat.extend.plan import LayerHeads, Plan
+from wherewhat.caches.plan import LayerHeads, Plan
 from wherewhat.imports import package_version
 from wherewhat.measures.registry import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt

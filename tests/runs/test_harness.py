@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, OpenAIGPTConfig, OPTConfig, PreTr
 from helpers.models import llama_config, on_disk, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
-from wherewhat.extend import METHODS, find_method
-from wherewhat.extend.frequencies import DynamicNTK, YaRN
-from wherewhat.extend.method import extended, generate
-from wherewhat.extend.windows import InfLLM, LMInfinite, SlidingWindow
+from wherewhat.lengths import METHODS, find_method
+from wherewhat.lengths.frequencies import DynamicNTK, YaRN
+from wherewhat.lengths.method import extended, generate
+from wherewhat.lengths.windows import InfLLM, LMInfinite, SlidingWindow
 from wherewhat.measures.choices import answer_choices, perturb_context
 from wherewhat.measures.perturb.changes import no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig

@@ -58,8 +58,8 @@ def plan(
     on some documents; the rise of the loss and the retrieval of planted runs are measured on others. Writes the plan as
     a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.
     """
+    from wherewhat.plans.planner import make_plan
     from wherewhat.report.figures import pareto_figure, save_figure
-    from wherewhat.runs.planner import make_plan
 
     model = {field.name: given.pop(field.name) for field in dataclasses.fields(ModelRequest)}
     made = make_plan(
@@ -90,7 +90,7 @@ def plan(
 
 def _table(plan: Any) -> Table:
     """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
-    from wherewhat.runs.planner import with_interval
+    from wherewhat.plans.planner import with_interval
 
     documents = counted(len(plan.provenance["evaluated_on"]), "document")
     table = Table(title=f"{plan.model}: mean ± 95 % over {documents} not used for choosing")
@@ -107,7 +107,7 @@ def _table(plan: Any) -> Table:
 
 def _areas(plan: Any) -> Table:
     """Return the areas under the curves of a :class:`~wherewhat.Plan` by selector."""
-    from wherewhat.runs.planner import with_interval
+    from wherewhat.plans.planner import with_interval
 
     areas = plan.provenance["areas"]
     table = Table(title="areas under the curves: means over all shares")

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from wherewhat.caches.attention import check_unpadded
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.extend.attention import check_unpadded
 from wherewhat.measures.attention import AttentionStats, attention_stats
 from wherewhat.measures.axes.fit import AxesFit, fit_layer
 from wherewhat.measures.axes.measurement import Method

@@ -23,9 +23,9 @@ from wherewhat.scores import Metric, Scores, stored_metric
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from wherewhat.caches.plan import Plan
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
-    from wherewhat.extend.plan import Plan
     from wherewhat.measures.choices import Choices
     from wherewhat.measures.statistics import Interval
     from wherewhat.measures.variants import VariantRuns

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import cross_entropy
 
+from wherewhat.caches.edits import SharedPrefix
+from wherewhat.caches.visibility import full_attention
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
-from wherewhat.extend.edits import SharedPrefix
-from wherewhat.extend.visibility import full_attention
 from wherewhat.measures.extend.retrieval import Planting, plant
 from wherewhat.measures.tensors import token_losses
 

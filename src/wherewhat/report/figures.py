@@ -20,7 +20,7 @@ from wherewhat.scores import NON_NEGATIVE
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from wherewhat.extend.plan import Plan
+    from wherewhat.caches.plan import Plan
     from wherewhat.runs.directory import RunDirectory
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from wherewhat.boundary import read_user_file
+from wherewhat.caches.plan import Plan
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
-from wherewhat.extend.plan import Plan
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object
 from wherewhat.measures.measurement import Capacity, ReportRun

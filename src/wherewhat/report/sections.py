@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from wherewhat.caches.plan import Plan
 from wherewhat.errors import ConfigError, printable
-from wherewhat.extend import find_method
-from wherewhat.extend.plan import Plan
 from wherewhat.hashes import canonical_json
+from wherewhat.lengths import find_method
 from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement
 from wherewhat.measures.perturb.measurement import KINDS, percent

@@ -13,8 +13,8 @@ from torch import Tensor
 from wherewhat.captures.comparison import input_device
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError
-from wherewhat.extend.method import LengthMethod, extended, generate
-from wherewhat.extend.windows import Untouched
+from wherewhat.lengths.method import LengthMethod, extended, generate
+from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.choices import continued_positions, perturb_context
 from wherewhat.measures.perturb.changes import Change, no_change
 from wherewhat.measures.perturb.measurement import PerturbConfig

@@ -17,9 +17,9 @@ from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.prompts.kinds import KINDS
 
 if TYPE_CHECKING:
-    from wherewhat.extend.plan import Unit
-    from wherewhat.measures.selectors import Selector
+    from wherewhat.caches.plan import Unit
     from wherewhat.models.loaded import LoadedModel
+    from wherewhat.plans.selectors import Selector
 
 
 @checked(model=not_loaded, device=torch_name, dtype=torch_name)
@@ -296,7 +296,7 @@ class PlanRequest:
             raise ConfigError(f"--max-rise is {self.max_rise:g}: give a rise of the loss above 0 nats, such as 0.02")
         if self.min_found is not None and not 0 < self.min_found <= 1:
             raise ConfigError(f"--min-found is {self.min_found:g}: give a part above 0 and up to 1, such as 0.95")
-        from wherewhat.measures.selectors import SELECTORS  # imports torch, which other requests do not need
+        from wherewhat.plans.selectors import SELECTORS  # imports torch, which other requests do not need
 
         for selector in (self.selector, *self.compare):
             if selector not in SELECTORS:
@@ -336,7 +336,7 @@ class PlanRequest:
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """All selectors to evaluate, the default one first."""
-        from wherewhat.measures.selectors import SELECTORS
+        from wherewhat.plans.selectors import SELECTORS
 
         slow = {"costs": self.costs, "combined": self.costs, "greedy": self.greedy}
         known = [name for name in SELECTORS if slow.get(name, True)]

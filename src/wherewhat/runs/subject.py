@@ -14,13 +14,13 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from wherewhat.caches.plan import Plan
 from wherewhat.captures.attention import LayerAttention, MaskCopies
 from wherewhat.captures.blocks import Blocks, blocks, key_mixing
 from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
 from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.proof import Proof, capture, current_proof, intervene, prove
 from wherewhat.errors import CaptureError, ConfigError, TextError
-from wherewhat.extend.plan import Plan
 from wherewhat.measures.variants import VariantRuns
 from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel, max_positions, resolve_device, trained_length

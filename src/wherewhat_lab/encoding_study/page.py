@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wherewhat.extend import METHODS
 from wherewhat.files import write_file
+from wherewhat.lengths import METHODS
 from wherewhat.measures.perturb.measurement import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.report.data import rounded

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.extend import find_method
-from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.windows import Untouched
+from wherewhat.lengths import find_method
+from wherewhat.lengths.method import LengthMethod
+from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.attention import effective_rank, weight_blocks
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most, read_user_file
 from wherewhat.errors import ConfigError
-from wherewhat.extend import METHODS, find_method
+from wherewhat.lengths import METHODS, find_method
 from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
 from wherewhat.measures.measurement import Capacity, ComparisonTable, ReportRun, Subject, Text, TextMeasurement
 from wherewhat.options import option
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, UNBOUNDED, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
-    from wherewhat.extend.method import LengthMethod
-    from wherewhat.extend.plan import Plan
+    from wherewhat.caches.plan import Plan
+    from wherewhat.lengths.method import LengthMethod
 
 _REPORTED = ("none", "sliding-window", "streaming-llm", "lm-infinite", "yarn")
 _BEYOND = 4
@@ -74,7 +74,7 @@ class ExtendConfig:
         """Return the plan, if there is one, from its file."""
         if self.plan is None:
             return None
-        from wherewhat.extend.plan import Plan
+        from wherewhat.caches.plan import Plan
 
         path, _, known = self.plan.rpartition("@")
         if _file_hash(path) != known:

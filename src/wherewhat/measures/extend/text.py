@@ -12,9 +12,9 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.extend import METHODS, find_method
-from wherewhat.extend.method import LengthMethod
-from wherewhat.extend.windows import Untouched
+from wherewhat.lengths import METHODS, find_method
+from wherewhat.lengths.method import LengthMethod
+from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.attention import SpreadSums, WeightBlock
 from wherewhat.measures.axes.fit import fit_margins
 from wherewhat.measures.axes.margins import blocked_margins

@@ -1,0 +1,300 @@
+"""The keys that queries see under a length method and at which distances, for all heads of a layer or some."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from wherewhat.caches.attention import (
+    BLOCK_MIB,
+    FarKeys,
+    KeySet,
+    attend_sets,
+    check_unpadded,
+    empty_output,
+    only_causal,
+    query_blocks,
+    rotated_to,
+    score_dtype,
+    set_scores,
+)
+from wherewhat.caches.kernels import attend_by_kernels, kernel_available
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
+
+_FEW = 256
+"""Number of far keys up to which they are processed together, beside a kernel for the window."""
+
+
+class Visibility(Protocol):
+    """How queries see keys under a length method."""
+
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """Return the layer's output ``(batch, n, heads, d_v)``, computed by blocks of queries."""
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """Return the logits ``(batch, heads, rows, m)`` of some queries, -inf where a key is not visible."""
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """The last keys at their true distances, and first keys at other ones.
+
+    Attributes:
+        window: Keys at a smaller distance are seen at that distance.
+        far: The keys beyond the window; None for none.
+    """
+
+    window: int
+    far: FarKeys | None = None
+
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """See :class:`Visibility`. Only visible keys are read: a block of queries needs its window and the far keys."""
+        check_unpadded(attention)
+        far = self.far
+        simple = far is None or (far.choose is None and not _FEW < far.count < attention.m)
+        if simple and only_causal(attention) and kernel_available(attention, self.window):
+            return attend_by_kernels(attention, self.window, far, block_mib=block_mib)
+        far_keys = self.first_keys(attention)
+        output = empty_output(attention)
+        keys = min(attention.m, 2 * self.window) + (0 if far is None else far.count)
+        for rows in query_blocks(attention, keys, block_mib=block_mib, most=self.window):
+            sets = self.sets(attention, rows, far_keys)
+            if far is not None and far.choose is not None and len(sets) > 1:
+                distant = sets[1]
+                some = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
+                sets[1] = KeySet(distant.q, distant.k[:, :, some], some, distant.allowed[..., some])
+            output[:, rows] = attend_sets(attention, rows, sets)
+        return output
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """See :class:`Visibility`."""
+        check_unpadded(attention)
+        shape = (*attention.rot_q.shape[:2], rows.stop - rows.start, attention.m)
+        out = torch.full(shape, -torch.inf, dtype=score_dtype(attention), device=attention.rot_q.device)
+        for some in self.sets(attention, rows, self.first_keys(attention)):
+            # A pair is allowed in one of the sets, and is -inf in the other.
+            out[..., some.keys] = torch.maximum(out[..., some.keys], set_scores(attention, rows, some))
+        return out
+
+    def first_keys(self, attention: LayerAttention) -> Tensor | None:
+        """Return the keys beyond the window, rotated to their positions; None for none."""
+        return None if self.far is None else self.far.rotated(attention)
+
+    def sets(self, attention: LayerAttention, rows: slice, far_keys: Tensor | None) -> list[KeySet]:
+        """Return the keys inside the window of some queries, and those beyond it if there are any."""
+        first = attention.m - attention.n
+        i = torch.arange(first + rows.start, first + rows.stop, device=attention.rot_q.device)
+        near = slice(max(0, first + rows.start - self.window + 1), first + rows.stop)
+        j = torch.arange(near.start, near.stop, device=i.device)
+        q = attention.rot_q[:, :, rows]
+        sets = [KeySet(q, attention.rot_k[:, :, near], near, i[:, None] - j < self.window)]
+        if self.far is not None and far_keys is not None and first + rows.stop > self.window:
+            # Keys inside the window of the block's last query are inside that of every query.
+            stop = min(far_keys.shape[2], first + rows.stop - self.window)
+            q = rotated_to(attention, q, i, self.far.query(i))
+            allowed = (i[:, None] - torch.arange(stop, device=i.device) >= self.window)[None]
+            if self.far.choose is not None:
+                allowed = allowed & self.far.choose(q, rows)[..., :stop]
+            sets.append(KeySet(q, far_keys[:, :, :stop], slice(0, stop), allowed[:, None]))
+        return sets
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """Every key at its true distance, with other frequencies.
+
+    Attributes:
+        pieces: Consecutive rows of queries, each with the rotation for them and all keys before them.
+    """
+
+    pieces: tuple[tuple[slice, Rotation], ...]
+
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """See :class:`Visibility`."""
+        check_unpadded(attention)
+        if len(self.pieces) == 1:
+            return self._attend_piece(attention, *self.pieces[0], block_mib=block_mib)
+        output = empty_output(attention)
+        for rows, rotation in self.pieces:
+            output[:, rows] = self._attend_piece(attention, rows, rotation, block_mib=block_mib)
+        return output
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """See :class:`Visibility`."""
+        check_unpadded(attention)
+        found = []
+        for piece, rotation in self.pieces:
+            some = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
+            if some.start < some.stop:
+                found.append(set_scores(attention, some, _rerotated(attention, some, rotation, attention.m)))
+        return torch.cat(found, 2)
+
+    @staticmethod
+    def _attend_piece(attention: LayerAttention, rows: slice, rotation: Rotation, *, block_mib: int) -> Tensor:
+        """Return the output ``(batch, rows, heads, d_v)`` of some queries under another rotation."""
+        some = _rerotated(attention, rows, rotation, attention.m - attention.n + rows.stop)
+        q, k = some.q, some.k
+        if only_causal(attention) and q.shape[2] == k.shape[2]:
+            value = attention.value[:, :, some.keys]
+            shared = attention.heads != attention.kv_heads
+            q, k = q.to(value.dtype), k.to(value.dtype)
+            out = scaled_dot_product_attention(q, k, value, is_causal=True, scale=attention.scale, enable_gqa=shared)
+            return out.transpose(1, 2)
+        piece = replace(attention, rot_q=attention.rot_q[:, :, rows])
+        output = empty_output(piece)
+        for block in query_blocks(piece, k.shape[2], block_mib=block_mib):
+            own = slice(rows.start + block.start, rows.start + block.stop)
+            output[:, block] = attend_sets(attention, own, [replace(some, q=q[:, :, block])])
+        return output
+
+
+def _rerotated(attention: LayerAttention, rows: slice, rotation: Rotation, keys: int) -> KeySet:
+    """Return some queries and the first ``keys`` keys under another rotation."""
+    first, device = attention.m - attention.n, attention.rot_q.device
+    i = torch.arange(first + rows.start, first + rows.stop, device=device)
+    j = torch.arange(keys, device=device)
+    q = rotated_to(attention, attention.rot_q[:, :, rows], i, i, rotation=rotation)
+    k = rotated_to(attention, attention.rot_k[:, :, :keys], j, j, rotation=rotation)
+    return KeySet(q, k, slice(0, keys), torch.ones(1, 1, dtype=torch.bool, device=device))
+
+
+def limited_attention(attention: LayerAttention, full: Sequence[bool], *, window: int, sinks: int) -> Tensor | None:
+    """Return the output of a layer some heads of which see only the last and the first keys.
+
+    Args:
+        attention: One layer, whose queries belong to the last keys.
+        full: For each query head, whether it sees all keys that the model lets it see.
+        window: Number of last keys that the other heads see, the query's own included.
+        sinks: Number of first keys that they see.
+
+    Returns:
+        Output ``(batch, n, heads, d_v)``; None if nothing is beyond the window, or no head is limited.
+    """
+    if all(full) or attention.m <= window:
+        return None
+    limited = Windowed(window, FarKeys(sinks, lambda i: i, lambda j: j) if sinks else None)
+
+    def attend(part: LayerAttention, sees_all: bool) -> Tensor:
+        return full_attention(part) if sees_all else limited.attend(part, block_mib=BLOCK_MIB)
+
+    # Keys are seen at their true distances, so they need not be rotated again.
+    return attend_by_heads(replace(attention, rotation=None), full, attend)
+
+
+def attend_by_heads(
+    attention: LayerAttention, flags: Sequence[bool], attend: Callable[[LayerAttention, bool], Tensor]
+) -> Tensor:
+    """Return the output ``(batch, n, heads, d_v)`` of a layer whose heads are of two kinds.
+
+    Args:
+        attention: One layer.
+        flags: For each query head, of which kind it is.
+        attend: Returns the output of the heads of one kind, from the layer with these heads only and their flag.
+    """
+    output: Tensor | None = None
+    for kind in (True, False):
+        heads = [head for head, flag in enumerate(flags) if flag == kind]
+        if not heads:
+            continue
+        some = HeadSet.of(heads, count=attention.heads, kv_heads=attention.kv_heads)
+        found = attend(with_heads(attention, some), kind)
+        if some.whole:
+            return found
+        output = empty_output(attention).to(found.dtype) if output is None else output
+        output.index_copy_(2, index_tensor(some.heads, output.device), found.to(output.dtype))
+    assert output is not None, "a layer has heads"
+    return output
+
+
+def full_attention(attention: LayerAttention, *, allowed: Tensor | None = None) -> Tensor:
+    """Return the output ``(batch, n, heads, d_v)`` of a layer as its model computes it, by blocks of queries.
+
+    The queries belong to the last keys. With ``allowed`` ``(n, m)``, keys are hidden besides where it is False.
+    """
+    if allowed is None and only_causal(attention):
+        q, k, v = attention.rot_q, attention.rot_k, attention.value
+        shared = attention.heads != attention.kv_heads
+        if shared and q.is_cuda and q.dtype == torch.float32:
+            # Fused kernels for float32 do not share keys, and the other kernel computes all logits at once.
+            k, v = (x.repeat_interleave(attention.heads // attention.kv_heads, 1) for x in (k, v))
+            shared = False
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=attention.scale, enable_gqa=shared)
+        return out.transpose(1, 2)
+    output = empty_output(attention)
+    everything = torch.ones(1, 1, dtype=torch.bool, device=output.device)
+    for rows in query_blocks(attention, attention.m, block_mib=BLOCK_MIB):
+        seen = everything if allowed is None else allowed[rows]
+        keys = KeySet(attention.rot_q[:, :, rows], attention.rot_k, slice(0, attention.m), seen)
+        output[:, rows] = attend_sets(attention, rows, [keys])
+    return output
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """Some query heads of a layer with the key heads that they read.
+
+    Attributes:
+        heads: The query heads, ascending.
+        groups: The key heads, one for each group of ``len(heads) // len(groups)`` of them.
+        whole: Whether these are all heads of the layer.
+    """
+
+    heads: tuple[int, ...]
+    groups: tuple[int, ...]
+    whole: bool = False
+
+    @classmethod
+    def of(cls, heads: Sequence[int], *, count: int, kv_heads: int) -> HeadSet:
+        """Return some of ``count`` query heads over ``kv_heads`` key heads."""
+        size = count // kv_heads
+        groups = [head // size for head in heads]
+        distinct = sorted(set(groups))
+        if len(distinct) * size == len(heads):
+            groups = distinct
+        return cls(tuple(heads), tuple(groups), len(heads) == count)
+
+    def of_queries(self, x: Tensor, axis: int = 1) -> Tensor:
+        """Return the heads' part of a tensor of all query heads."""
+        return x if self.whole else x.index_select(axis, index_tensor(self.heads, x.device))
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Return the part of their key heads of keys or values ``(batch, kv_heads, m, d)``."""
+        return x if self.whole else x.index_select(1, index_tensor(self.groups, x.device))
+
+
+@functools.lru_cache(maxsize=4096)
+def index_tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return indices as a tensor, made once for each device: copying them takes longer than most kernels."""
+    return torch.tensor(values, device=device)
+
+
+def with_heads(attention: LayerAttention, heads: HeadSet) -> LayerAttention:
+    """Return a layer with some of its heads only; its ``output`` stays as it is."""
+    if heads.whole:
+        return attention
+    return replace(
+        attention,
+        rot_q=heads.of_queries(attention.rot_q),
+        rot_k=heads.of_keys(attention.rot_k),
+        value=heads.of_keys(attention.value),
+        mask=mask_of(attention.mask, heads),
+        sinks=None if attention.sinks is None else heads.of_queries(attention.sinks, 0),
+    )
+
+
+def mask_of(mask: Mask, heads: HeadSet, keys: Tensor | None = None) -> Mask:
+    """Return a mask for some heads and, if they are given by index ``(c,)``, some keys."""
+
+    def select(term: Tensor) -> Tensor:
+        term = term[(None,) * (4 - term.ndim)]
+        term = term if term.shape[1] == 1 else heads.of_queries(term)
+        return term if keys is None or term.shape[-1] == 1 else term.index_select(-1, keys)
+
+    return mask.mapped(select) if mask.has_terms else mask

@@ -1,0 +1,314 @@
+"""A method that follows positions near the query and contents far from it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from wherewhat.caches.attention import (
+    ChosenKeys,
+    FarKeys,
+    KeySet,
+    attend_sets,
+    check_unpadded,
+    empty_output,
+    gathered,
+    only_causal,
+    query_blocks,
+    rotated_to,
+    set_scores,
+)
+from wherewhat.caches.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
+from wherewhat.caches.plan import Plan
+from wherewhat.caches.visibility import Visibility, Windowed, attend_by_heads
+from wherewhat.captures.attention import LayerAttention, shared_product
+from wherewhat.captures.proof import Proof
+from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import ConfigError
+from wherewhat.lengths.method import LengthMethod, check_positive, required
+from wherewhat.lengths.selection import PlaneFactors, add_far_keys, can_search, plane_factors
+
+Judged = Literal["averaged", "capped"]
+"""How a far key is judged: by its logit averaged over distances 0 to L, or by that at distance L."""
+
+
+@dataclass(frozen=True)
+class NearFar(LengthMethod):
+    """A query sees the first s keys and the last L, and its heads that look far the k others with the largest content.
+
+    The content of a pair is its logit averaged over the distances 0 to L: each plane of the query is multiplied by the
+    mean of ``exp(i d θ)``, so that fast planes vanish and slow ones stay. Keys beyond the window are seen at
+    distance L.
+
+    Attributes:
+        sinks: s, the first keys that stay visible.
+        window: L, the last keys, the query's own among them; by default half the training length.
+        distance: Distance at which far keys and the first keys are seen; by default L.
+        top: k, the number of far keys that a query of a head sees.
+        chosen: Logit by which far keys are chosen.
+        seen: Logit that they have in the softmax.
+        margin: Far keys with a logit this much below the best other one are left out; None for no such limit.
+        plan: Plan whose heads with full attention look far; None for all heads.
+    """
+
+    name: ClassVar[str] = "near-far"
+    sinks: int = 4
+    window: int | None = None
+    distance: int | None = None
+    top: int = 4
+    chosen: Judged = "averaged"
+    seen: Judged = "capped"
+    margin: float | None = None
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse invalid parameters."""
+        for name in ("sinks", "window", "distance", "top"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise ConfigError(f"{self.name} with {name}={value!r}: give a whole number of tokens")
+        if self.margin is not None and not (isinstance(self.margin, int | float) and self.margin >= 0):
+            raise ConfigError(f"{self.name} with margin={self.margin!r}: give a number of 0 or more, or None")
+        if not isinstance(self.plan, Plan | None):
+            raise ConfigError(f"{self.name} with plan={self.plan!r}: give a Plan, such as Plan.load(file)")
+        check_positive(self.name, sinks=self.sinks, window=self.window, distance=self.distance, top=self.top)
+        for name in ("chosen", "seen"):
+            if getattr(self, name) not in ("averaged", "capped"):
+                raise ConfigError(f"{self.name} with {name}={getattr(self, name)!r}: choose averaged or capped")
+
+    @property
+    def is_open(self) -> bool:
+        """See :attr:`LengthMethod.is_open`."""
+        return self.window is None
+
+    def default_window(self, trained: int) -> int:
+        """Return half the training length."""
+        return max(1, trained // 2)
+
+    def check_model(self, model: nn.Module, proof: Proof) -> None:
+        """See :meth:`LengthMethod.check_model`; the plan must be of this model."""
+        super().check_model(model, proof)
+        if self.plan is not None:
+            self.plan.check(model, proof, advice="")
+
+    def visibility(self, attention: LayerAttention) -> Visibility | None:
+        """See :meth:`LengthMethod.visibility`."""
+        window = required(self.name, "window", self.window)
+        if attention.m <= window:
+            return None
+        near = Windowed(window, FarKeys.capped(self.sinks, self.distance or window))
+        looking = self.looking(attention)
+        if not any(looking) or attention.m <= window + self.sinks:
+            return near
+        return _NearFar(self, near, looking)
+
+    def looking(self, attention: LayerAttention) -> tuple[bool, ...]:
+        """Return for each head of a layer whether it looks far."""
+        if self.plan is None:
+            return (True,) * attention.heads
+        looking = self.plan.full_heads(attention.layer)
+        if looking and len(looking) != attention.heads:
+            raise ConfigError(
+                f"layer {attention.layer} has {attention.heads} heads, and {len(looking)} in the plan of "
+                f"{self.plan.model}: make a plan of this model"
+            )
+        return looking or (False,) * attention.heads
+
+
+@dataclass(frozen=True)
+class _NearFar:
+    """Keys that queries see under :class:`NearFar`: those of the window and the first, and far ones of some heads."""
+
+    method: NearFar
+    near: Windowed
+    looking: tuple[bool, ...]
+
+    def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """See :class:`Visibility`."""
+        check_unpadded(attention)
+        if self._searchable(attention):
+            return self._attend_by_search(attention)
+
+        def attend(part: LayerAttention, near: bool) -> Tensor:
+            return (self.near.attend if near else self._attend_far)(part, block_mib=block_mib)
+
+        return attend_by_heads(attention, [not looks for looks in self.looking], attend)
+
+    def _searchable(self, attention: LayerAttention) -> bool:
+        """Return whether a GPU can search the far keys without computing all their logits."""
+        method = self.method
+        plain = method.margin is None and only_causal(attention)
+        return plain and method.sinks <= MOST_FAR and can_search(attention, self.near.window, method.top)
+
+    def _attend_by_search(self, attention: LayerAttention) -> Tensor:
+        """Return the output of all heads, to which those that look far add keys that they search."""
+        method, window = self.method, self.near.window
+        device, d = attention.rot_q.device, attention.rot_q.shape[-1]
+        lse = torch.empty(attention.rot_q.shape[:3], dtype=torch.float32, device=device)
+        output = attend_on_gpu(attention, window, self.near.far, lse=lse)
+
+        def factors(kind: Judged) -> PlaneFactors:
+            distance = method.distance or window
+            first, last = (0, window) if kind == "averaged" else (distance, distance)
+            return plane_factors(attention.rotation, torch.arange(first, last + 1, device=device), d)
+
+        add_far_keys(
+            attention,
+            output.transpose(1, 2),
+            lse,
+            heads=tuple(head for head, looks in enumerate(self.looking) if looks),
+            first=method.sinks,
+            window=window,
+            top=method.top,
+            chosen=factors(method.chosen),
+            seen=factors(method.seen),
+        )
+        return output
+
+    def _attend_far(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
+        """Return the output of heads that all look far."""
+        window, keys = self.near.window, _contents(attention)
+        if self.method.margin is None and only_causal(attention) and kernel_available(attention, window):
+            return self._attend_by_kernels(attention, keys, block_mib=block_mib)
+        first_keys = self.near.first_keys(attention)
+        output = empty_output(attention)
+        for rows in query_blocks(attention, 3 * attention.m, block_mib=block_mib, most=window):
+            sets = self.near.sets(attention, rows, first_keys)
+            output[:, rows] = attend_sets(attention, rows, sets, self._within_margin(attention, rows, sets, keys))
+        return output
+
+    def _attend_by_kernels(self, attention: LayerAttention, keys: Tensor, *, block_mib: int) -> Tensor:
+        """Return the same for a layer with a causal mask only: far keys are added by log-sum-exp."""
+        window = self.near.window
+        output, lse = merged_attention(attention, window, self.near.far, block_mib=block_mib)
+        for block in query_blocks(attention, attention.m, block_mib=block_mib):
+            rows = slice(max(block.start, window), block.stop)
+            found = self._chosen(attention, rows, keys, plain=True) if rows.start < rows.stop else None
+            if found is not None:
+                value = gathered(attention.value, found.keys)
+                # The first queries have fewer far keys than they could choose, or none.
+                weights = torch.softmax(found.scores, -1).nan_to_num(0.0).to(value.dtype)
+                beyond = (weights[..., None, :] @ value)[..., 0, :]
+                merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
+        return output.transpose(1, 2)
+
+    def _chosen(
+        self, attention: LayerAttention, rows: slice, keys: Tensor, *, plain: bool = False
+    ) -> ChosenKeys | None:
+        """Return the far keys that some queries choose, with the logits at which they see them; None for none.
+
+        Args:
+            attention: The layer.
+            rows: The queries.
+            keys: Its keys at position 0, ``(batch, kv_heads, m, d)``.
+            plain: Whether the layer has a causal mask and nothing else; then only chosen keys are read again.
+        """
+        method, window, first = self.method, self.near.window, attention.m - attention.n
+        i = torch.arange(first + rows.start, first + rows.stop, device=keys.device)
+        stop = first + rows.stop - window
+        if stop <= method.sinks:
+            return None
+        far, count = slice(method.sinks, stop), min(method.top, stop - method.sinks)
+        allowed = i[:, None] - torch.arange(far.start, far.stop, device=i.device) >= window
+
+        def queries(kind: Judged) -> Tensor:
+            return judged_queries(attention, method, kind, attention.rot_q[:, :, rows], i)
+
+        def judged(kind: Judged) -> Tensor:
+            return set_scores(attention, rows, KeySet(queries(kind), keys[:, :, far], far, allowed))
+
+        if not plain:
+            best = judged(method.chosen).topk(count, dim=-1).indices
+            return ChosenKeys(judged(method.seen).gather(-1, best), best + far.start)
+        scores = shared_product(queries(method.chosen), keys[:, :, far].mT)
+        # The last query of the block sees all of these keys, and each one before it one less.
+        part = max(0, stop - far.start - len(i))
+        scores[..., part:].masked_fill_(~allowed[:, part:], -torch.inf)
+        found, best = largest(scores, count)
+        if method.seen != method.chosen:
+            q, k = queries(method.seen), gathered(keys, best + far.start)
+            found = (k @ q[..., None])[..., 0].masked_fill(found == -torch.inf, -torch.inf)
+        return ChosenKeys(found * attention.scale, best + far.start)
+
+    def _within_margin(
+        self, attention: LayerAttention, rows: slice, sets: list[KeySet], keys: Tensor
+    ) -> ChosenKeys | None:
+        """Return the far keys of some queries, without those below the margin; None if there are none."""
+        found = self._chosen(attention, rows, keys)
+        if found is None or self.method.margin is None:
+            return found
+        best = torch.stack([set_scores(attention, rows, some).amax(-1) for some in sets]).amax(0)
+        low = found.scores < best[..., None] - self.method.margin
+        return replace(found, scores=found.scores.masked_fill(low, -torch.inf))
+
+    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+        """See :class:`Visibility`."""
+        out = self.near.scores(attention, rows)
+        sets = self.near.sets(attention, rows, self.near.first_keys(attention))
+        found = self._within_margin(attention, rows, sets, _contents(attention))
+        if found is None:
+            return out
+        looking = torch.tensor(self.looking, device=out.device)[:, None, None]
+        # A key is chosen once, and is not visible in the window.
+        return torch.where(looking, out.scatter_reduce(-1, found.keys, found.scores, "amax"), out)
+
+
+def _contents(attention: LayerAttention) -> Tensor:
+    """Return the keys at position 0, ``(batch, kv_heads, m, d)``."""
+    j = torch.arange(attention.m, device=attention.rot_k.device)
+    return rotated_to(attention, attention.rot_k, j, torch.zeros_like(j))
+
+
+def judged_queries(attention: LayerAttention, method: NearFar, kind: Judged, q: Tensor, i: Tensor) -> Tensor:
+    """Return queries whose products with keys before rotation are their logits averaged, or at one distance.
+
+    The rotated queries ``q`` ``(batch, heads, rows, d)`` are those at the indices ``i`` ``(rows,)``.
+    """
+    window = required(method.name, "window", method.window)
+    if kind == "capped":
+        return rotated_to(attention, q, i, torch.full_like(i, method.distance or window))
+    q = rotated_to(attention, q, i, torch.zeros_like(i))
+    return q if attention.rotation is None else averaged_over_distances(q, attention.rotation, window)
+
+
+_BLOCK = 32
+"""Number of keys of which the largest logit is compared first."""
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest of the last dimension and their indices, in any order.
+
+    They are in the ``count`` blocks with the largest maxima, so only these are searched.
+    """
+    whole = scores.shape[-1] // _BLOCK
+    if whole <= 2 * count:
+        return torch.topk(scores, count, dim=-1, sorted=False)
+    rest = scores[..., whole * _BLOCK :]
+    blocks = torch.unflatten(scores[..., : whole * _BLOCK], -1, (whole, _BLOCK))
+    best = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
+    some = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
+    index = (best[..., None] * _BLOCK + torch.arange(_BLOCK, device=scores.device)).flatten(-2)
+    last = torch.arange(whole * _BLOCK, scores.shape[-1], device=scores.device).expand(*index.shape[:-1], -1)
+    values, places = torch.topk(torch.cat([some, rest], -1), count, dim=-1, sorted=False)
+    return values, torch.cat([index, last], -1).gather(-1, places)
+
+
+@functools.lru_cache(maxsize=256)
+def _mean_turn(rotation: Rotation, window: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mean cosine and sine of each plane, made once: a decoded token needs them in every layer."""
+    theta = rotation.angles(torch.arange(window + 1, device=device)).double()
+    return theta.cos().mean(0), theta.sin().mean(0)
+
+
+def averaged_over_distances(q: Tensor, rotation: Rotation, window: int) -> Tensor:
+    """Return the mean of queries ``(..., d)`` before rotation, rotated by all distances from 0 to ``window``."""
+    cos, sin = (x.to(q.dtype) for x in _mean_turn(rotation, window, q.device))
+    left, right = rotation.halves
+    u, v = q[..., left], q[..., right]
+    out = q.clone()
+    out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
+    return out

@@ -1,0 +1,482 @@
+"""Make a plan: score heads on some documents, choose, and measure on others what the choice costs."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import operator
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wherewhat.boundary import output_file, output_folder
+from wherewhat.caches.plan import LayerHeads, Plan, fingerprint, plannable
+from wherewhat.captures.proof import Proof, prove
+from wherewhat.errors import ConfigError, MeasureError, TextError
+from wherewhat.measures.statistics import Interval, in_words
+from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.memory import evaluation
+from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.options import checked, nearest
+from wherewhat.plans.costs import (
+    OPERATIONS,
+    PlanOutcome,
+    fit_head_statistics,
+    measure_additions,
+    measure_head_costs,
+    measure_plan,
+    outcome_areas,
+    outcome_curve,
+)
+from wherewhat.plans.selectors import (
+    DRAWS,
+    RANKED,
+    SCORED,
+    Selector,
+    chosen,
+    combined_scores,
+    document_scores,
+    greedy_counts,
+    greedy_scores,
+    random_scores,
+    rank_scores,
+    unit_scores,
+)
+from wherewhat.plans.triattention import write_triattention
+from wherewhat.progress import Progress, Silent, counted, duration
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import loaded_model, texts_identity
+from wherewhat.runs.inputs import document_text
+from wherewhat.runs.layout import collect_versions, model_provenance
+from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
+from wherewhat.runs.subject import ModelSubject, load_model
+from wherewhat.scores import Scores, stored_metric
+from wherewhat.text.documents import Document, documents_of
+from wherewhat.text.files import read_documents
+
+_REVISION = 2
+"""Bump when results change, so that earlier runs are not reused."""
+
+_GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
+"""Shares among which the smallest that reaches a goal is searched."""
+
+_SUMMED: tuple[Selector, ...] = ("output", "costs")
+"""Selectors whose scores are costs, which add up over the heads of a group."""
+
+_Numbers = Mapping[str, float | Mapping[int, Tensor]]
+"""Numbers of one document by metric: of the model as a whole, or of heads by layer."""
+
+
+@checked(model=model_request, texts=documents_of)
+def make_plan(
+    model: ModelRequest | MemoryModel,
+    request: PlanRequest | None = None,
+    *,
+    text: tuple[str, ...] | None = None,
+    texts: tuple[Document, ...] | None = None,
+    out: str | os.PathLike[str] = "runs",
+    triattention: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Plan:
+    """Make a plan of which heads of a model see the whole text.
+
+    Heads are scored on a few documents, and the choice is measured on others: the rise of the loss beyond the window,
+    and the gain from planted runs. Finished documents are stored in a run directory and not measured again.
+
+    Args:
+        model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned.
+        request: What the plan has to reach; or give its fields as ``options``, such as ``budget=0.25``.
+        text: Text files; by default the embedded prose.
+        texts: Texts in place of files: strings, documents or token ids.
+        out: Folder of run directories.
+        triattention: Also write statistics of the documents for choosing to this file, see
+            :func:`wherewhat.save_triattention`.
+        again: Measure anew what is finished.
+        progress: Progress callback; silent by default.
+        options: Fields of :class:`PlanRequest`.
+    """
+    try:
+        request = dataclasses.replace(request or PlanRequest(), **options)
+    except TypeError as error:
+        known = [field.name for field in dataclasses.fields(PlanRequest)]
+        wrong = next((name for name in options if name not in known), "")
+        raise ConfigError(f"there is no option '{wrong}' of a plan: {nearest(wrong, known)}") from error
+    progress, out = progress or Silent(), output_folder(out, name="--out", writable=False)
+    if triattention is not None:
+        triattention = output_file(triattention, name="--triattention")
+    needed = request.choose + request.documents
+    found = list(texts) if texts is not None else read_documents(text)
+    if len(found) < needed:
+        raise TextError(
+            f"a plan needs {request.choose} documents for choosing and {request.documents} others for measuring, but "
+            f"there are {len(found)}: give more texts, or fewer with --choose and --documents"
+        )
+    progress.say(f"loading {model.model}")
+    loaded = load_model(model, say=progress.say)
+    with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
+        planner = _Planner(loaded, request, found[:needed], out, progress)
+        if triattention is not None:
+            write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
+        return planner.plan(again=again)
+
+
+class _Planner:
+    """Makes one plan."""
+
+    def __init__(
+        self, loaded: LoadedModel, request: PlanRequest, documents: Sequence[Document], out: Path, progress: Progress
+    ) -> None:
+        self.loaded, self.request, self.progress = loaded, request, progress
+        self.model: Any = loaded.model
+        self.proof: Proof = prove(self.model)
+        self.layers: dict[int, LayerHeads] = plannable(self.proof)
+        if not self.layers:
+            raise MeasureError(f"{loaded.name} has no layer with full attention: there is nothing to plan")
+        self.subject = ModelSubject(loaded, self.proof)
+        self.ids = {
+            document.name: document_text(loaded, document, request.tokens, beyond=request.beyond).ids
+            for document in documents
+        }
+        self.documents = documents
+        self.choosing = [document.name for document in documents[: request.choose]]
+        self.evaluating = [document.name for document in documents[request.choose :]]
+        self.keys: list[str] = []
+        self.outcomes: dict[Any, PlanOutcome] = {}
+        config: dict[str, Any] = {
+            "measurement": "plan",
+            "revision": _REVISION,
+            **loaded_model(loaded),
+            "window": request.keys,
+            "sinks": request.sinks,
+            "tokens": request.tokens,
+            "options": {name: getattr(request, name) for name in ("unit", "selector", "costs", "curves")}
+            | {"compare": list(request.compare), "share": request.share}
+            | {"max_rise": request.max_rise, "min_found": request.min_found}
+            | ({"greedy": True} if request.greedy else {}),
+            **texts_identity(documents, [ids.tolist() for ids in self.ids.values()]),
+            "choosing": len(self.choosing),
+        }
+        self.directory = RunDirectory.open(out, name=f"plan-{loaded.name}-{loaded.weights}", config=config)
+
+    def plan(self, *, again: bool = False) -> Plan:
+        """Return the finished plan."""
+        with self.directory.lock(on_wait=self.progress.say):
+            if again:
+                self.directory.clear()
+            scores = self._scores()
+            units = {
+                name: unit_scores(x, self.layers, self.request.unit, summed=name in _SUMMED)
+                for name, x in scores.items()
+            }
+            share, note = self._share(units[self.request.selector])
+            outcomes = self._outcomes(units, share) if self.evaluating else []
+            self.directory.finish(self.keys, provenance=model_provenance(self.loaded, self.documents))
+        rows, base = outcome_curve(outcomes) if outcomes else ([], None)
+        selector = self.request.selector
+        own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
+        if own is None and rows:  # all or nothing
+            own = next(row for row in rows if row["share"] == share)
+        sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
+        better = better_selector(rows, own) if own is not None else None
+        if better is not None:
+            sentence += (
+                f" The selector {better['selector']} finds {with_interval(better['part'], percent=True)} at this "
+                f"share, and the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
+            )
+        return Plan(
+            model=self.loaded.name,
+            fingerprint=fingerprint(self.model),
+            window=self.request.keys,
+            sinks=self.request.sinks,
+            layers=self.layers,
+            full=chosen(units[selector], share),
+            unit=self.request.unit,
+            scores={layer: tuple(x.tolist()) for layer, x in units[selector].items()},
+            provenance={
+                "sentence": f"{sentence}{note}",
+                "selector": selector,
+                "share": share,
+                "tokens": self.request.tokens,
+                "weights": self.loaded.weights,
+                "weights_hash": self.loaded.weights_hash,
+                "dtype": self.loaded.dtype,
+                "device": self.loaded.device,
+                "chosen_on": self.choosing,
+                "evaluated_on": self.evaluating,
+                "full_model": base,
+                "outcome": own,
+                "curve": rows,
+                "areas": outcome_areas(outcomes) if outcomes else None,
+                "run": self.directory.path.name,
+                "versions": collect_versions(),
+            },
+        )
+
+    def _part(self, key: str, name: str, compute: Callable[[str], _Numbers], *, unit: str = "nats") -> Scores:
+        """Return the stored numbers of a document, computed now if they are missing."""
+        self.keys.append(key)
+        if not self.directory.has(key):
+            started = time.perf_counter()
+            whole: dict[str, float] = {}
+            heads: dict[int, dict[str, Tensor]] = {}
+            for metric, found in compute(name).items():
+                if isinstance(found, float):
+                    whole[metric] = found
+                    continue
+                for layer, x in found.items():
+                    heads.setdefault(layer, {})[metric] = x
+            scores = Scores(layers=[Scores(layer=layer, heads=x) for layer, x in heads.items()], whole=whole)
+            scores = scores.checked([stored_metric("*", unit=unit)], of="plan")
+            self.directory.save(key, scores, document=name, seconds=time.perf_counter() - started)
+        return self.directory.part(key)
+
+    def _scores(self) -> dict[Selector, dict[int, Tensor]]:
+        """Return the scores of heads by selector, mean over the documents for choosing."""
+        request = self.request
+        wanted = [name for name in SCORED if name in request.selectors or request.costs]
+        if "ranks" in request.selectors:
+            rotating = any(layer.rotation is not None for layer in self.proof.plan.layers)
+            ranked = [name for name in RANKED if rotating or name != "distance"]
+            wanted = [name for name in SCORED if name in (*wanted, *ranked)]
+
+        def compute(name: str) -> _Numbers:
+            scores = document_scores(
+                self.subject,
+                self.model,
+                self.proof,
+                self.ids[name],
+                self.layers,
+                selectors=wanted,
+                window=request.keys,
+                sinks=request.sinks,
+            )
+            return {f"score_{selector}": x for selector, x in scores.items()}
+
+        tracked = self.progress.track(self.choosing, "scores of heads")
+        stored = [self._part(f"choose:{name}", name, compute, unit="") for name in tracked]
+        found: dict[Selector, list[dict[int, Tensor]]] = {
+            selector: [{x.layer: x.heads[f"score_{selector}"] for x in one.layers} for one in stored]
+            for selector in wanted
+        }
+        if request.costs:
+            found["costs"] = self._costs()
+        means = {selector: _mean(each) for selector, each in found.items()}
+        if request.costs:
+            means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
+        if "ranks" in request.selectors:
+            means["ranks"] = rank_scores([means[name] for name in ranked])
+        if request.selector == "random":
+            means["random"] = random_scores(self.layers, 0)
+        if request.greedy:
+            counts = self.progress.track(greedy_counts(self.layers, request.unit), "greedy rounds")
+            means["greedy"] = greedy_scores(self.layers, request.unit, counts, self._additions)
+        return means
+
+    def _additions(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, Tensor]:
+        """Return how much the cost falls if a unit is added to a choice, mean over the documents for choosing."""
+        request = self.request
+        count = sum(map(len, full.values()))
+
+        def compute(name: str) -> _Numbers:
+            started = time.perf_counter()
+            falls = measure_additions(
+                self.model,
+                self.proof,
+                self.ids[name],
+                self._full_heads(full),
+                unit=request.unit,
+                window=request.keys,
+                sinks=request.sinks,
+            )
+            if count == 0 and name == self.choosing[0]:
+                counts = greedy_counts(self.layers, request.unit)
+                total = sum(x.units(request.unit) for x in self.layers.values())
+                rounds = sum(1 - before / total for before in (0, *counts[:-1])) * len(self.choosing)
+                what = f"{len(counts)} greedy rounds on {counted(len(self.choosing), 'document')}"
+                self.progress.say(f"{what}: about {duration((time.perf_counter() - started) * rounds)}")
+            return {
+                f"{metric}_{count}": {layer: x[index] for layer, x in falls.items()}
+                for index, metric in enumerate(("fall", "gained"))
+            }
+
+        stored = [self._part(f"greedy:{count}:{name}", name, compute) for name in self.choosing]
+        return _mean([_sums(one, f"fall_{count}", f"gained_{count}") for one in stored])
+
+    def _costs(self) -> list[dict[int, Tensor]]:
+        """Return the measured cost of limiting each head, by document for choosing; others give the statistics."""
+        request = self.request
+        operations = OPERATIONS if len(self.choosing) > 1 else ("window",)
+
+        def compute(name: str) -> _Numbers:
+            others = [other for other in self.choosing if other != name] or [name]
+            statistics = fit_head_statistics(self.subject, [self.ids[other] for other in others])
+            costs = measure_head_costs(
+                self.model,
+                self.proof,
+                self.ids[name],
+                statistics,
+                window=request.keys,
+                sinks=request.sinks,
+                operations=operations,
+                progress=self.progress,
+            )
+            return {
+                f"{what}_{operation}": {layer: x[0] for layer, x in by_layer.items()}
+                for what, values in (("rise", costs.rise), ("lost", costs.lost))
+                for operation, by_layer in values.items()
+            }
+
+        stored = [self._part(f"costs:{name}", name, compute) for name in self.choosing]
+        return [_sums(one, "rise_window", "lost_window") for one in stored]
+
+    def _share(self, scores: Mapping[int, Tensor]) -> tuple[float, str]:
+        """Return the share to keep: the given one, or the smallest that reaches the goals on documents for choosing."""
+        request = self.request
+        if request.share is not None:
+            return request.share, ""
+        known: dict[float, tuple[float, float]] = {}
+
+        def reaches(share: float) -> bool:
+            def compute(name: str) -> _Numbers:
+                base, own = self._measured(name, None), self._measured(name, chosen(scores, share))
+                numbers = {"loss": base.loss, "found": base.found, "loss_goal": own.loss, "found_goal": own.found}
+                return {f"{metric}_{share:g}": x for metric, x in numbers.items()}
+
+            wholes = [self._part(f"goal:{name}:{share:g}", name, compute).whole for name in self.choosing]
+            loss, found, loss_goal, found_goal = (
+                [whole[f"{metric}_{share:g}"] for whole in wholes]
+                for metric in ("loss", "found", "loss_goal", "found_goal")
+            )
+            rise = sum(map(operator.sub, loss_goal, loss)) / len(wholes)
+            part = sum(found_goal) / max(1e-9, sum(found))
+            known[share] = rise, part
+            enough = request.max_rise is None or rise <= request.max_rise
+            return enough and (request.min_found is None or part >= request.min_found)
+
+        place = bisect.bisect_left(_GRID, True, key=reaches)
+        if place == len(_GRID):
+            rise, part = known[_GRID[-1]]
+            raise MeasureError(
+                f"no plan that keeps at most {_GRID[-1]:.0%} of the {request.unit}s reaches the goal on the documents "
+                f"for choosing; the nearest keeps {_GRID[-1]:.0%}, with a rise of {rise:.3f} nats and {part:.0%} of "
+                "the retrieval: give a smaller goal or a larger --window"
+            )
+        share = _GRID[place]
+        rise, part = known[share]
+        return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
+
+    def _full_heads(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[bool, ...]]:
+        """Return for each query head whether it sees everything, by layer, from a choice of units."""
+        plan = Plan("", "", self.request.keys, self.request.sinks, self.layers, full, self.request.unit)
+        return {layer: plan.full_heads(layer) for layer in self.layers}
+
+    def _measured(self, name: str, full: Mapping[int, tuple[int, ...]] | None) -> PlanOutcome:
+        """Return loss and retrieval of a document with a choice of units; None for the unchanged model.
+
+        Selectors and shares that choose the same units are measured once.
+        """
+        request = self.request
+        heads = {} if full is None else self._full_heads(full)
+        key = name, tuple(heads.items())
+        if key not in self.outcomes:
+            self.outcomes[key] = measure_plan(
+                self.model, self.proof, self.ids[name], heads, window=request.keys, sinks=request.sinks
+            )
+        return self.outcomes[key]
+
+    def _outcomes(self, units: Mapping[Selector, Mapping[int, Tensor]], share: float) -> list[dict[str, float]]:
+        """Return loss and gain of each document for evaluation, by selector and share."""
+        request = self.request
+        draws = DRAWS if request.curves else 1
+        random = [
+            unit_scores(random_scores(self.layers, seed), self.layers, request.unit, summed=False)
+            for seed in range(draws)
+        ]
+        cells: dict[str, list[dict[int, tuple[int, ...]]]] = {"none_0": [dict.fromkeys(self.layers, ())]}
+        for selector, shares in request.shares(share).items():
+            ranked = random if selector == "random" else [units[selector]]
+            cells |= {f"{selector}_{kept!r}": [chosen(one, kept) for one in ranked] for kept in shares}
+        plans = 1 + len({tuple(sorted(choice.items())) for choices in cells.values() for choice in choices})
+
+        def compute(name: str) -> _Numbers:
+            started = time.perf_counter()
+            base = self._measured(name, None)
+            if name == self.evaluating[0]:
+                seconds = (time.perf_counter() - started) * plans * len(self.evaluating)
+                count = f"{plans} plans on {counted(len(self.evaluating), 'document')} of {request.tokens} tokens"
+                self.progress.say(f"{count}: about {duration(seconds)}")
+            rows: dict[str, float] = {"loss": base.loss, "found": base.found}
+            for cell, choices in cells.items():
+                each = [self._measured(name, choice) for choice in choices]
+                rows[f"loss_{cell}"] = sum(x.loss for x in each) / len(each)
+                rows[f"found_{cell}"] = sum(x.found for x in each) / len(each)
+            return rows
+
+        tracked = self.progress.track(self.evaluating, "plans")
+        return [dict(self._part(f"evaluate:{name}:{share:g}", name, compute).whole) for name in tracked]
+
+
+def _sums(scores: Scores, one: str, other: str) -> dict[int, Tensor]:
+    """Return the sum of two scores of heads, by layer."""
+    return {x.layer: x.heads[one] + x.heads[other] for x in scores.layers}
+
+
+def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+    """Return the mean over documents of scores of heads, by layer."""
+    return {layer: torch.stack([one[layer].double() for one in scores]).mean(0) for layer in scores[0]}
+
+
+def with_interval(row: Mapping[str, float | None], *, percent: bool = False) -> str:
+    """Return a mean of a plan's costs in words, with its interval where it has one."""
+    mean = row["mean"]
+    assert mean is not None
+    return in_words(Interval(mean, row["low"], row["high"], 3), percent=percent)
+
+
+def better_selector(rows: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the selector that finds most at the share of ``own``, if its advantage is beyond both intervals."""
+
+    def is_better(row: Mapping[str, Any]) -> bool:
+        mine, theirs = own["part"], row["part"]
+        measured = all(x is not None and x["high"] is not None for x in (mine, theirs))
+        return measured and theirs["low"] > mine["high"] and row["rise"]["mean"] <= own["rise"]["mean"]
+
+    other = [x for x in rows if x["share"] == own["share"] and x["selector"] not in (own["selector"], "random", "all")]
+    # Of equal ones, one that needs no other option.
+    return max(filter(is_better, other), key=lambda row: (row["part"]["mean"], row["selector"] in SCORED), default=None)
+
+
+def describe_plan(
+    request: PlanRequest,
+    share: float,
+    own: Mapping[str, Any] | None,
+    base: Mapping[str, Any] | None,
+    documents: int,
+) -> str:
+    """Return in one sentence or two what a plan costs and how sure that is."""
+    choice = (
+        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
+        f"{request.sinks} keys"
+    )
+    if own is None or base is None:
+        return f"{choice}; what this costs was not measured and is unknown."
+    whole = base["found"]["mean"]
+    part = (
+        "" if own["part"] is None else f", {with_interval(own['part'], percent=True)} of the {whole:.3f} without limits"
+    )
+    sure = (
+        "one document has no interval, so measure more with --documents"
+        if documents == 1
+        else f"± is the 95 % interval over {documents} documents that were not used for choosing"
+    )
+    return (
+        f"{choice}: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} nats, and "
+        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
+    )
