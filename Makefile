@@ -14,7 +14,7 @@ PYTEST_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 # Instruction sets and numbers of threads change the order of sums. A CPU without one of them ignores its name.
-NUMERICAL := tests/captures tests/lengths tests/measures tests/lab
+NUMERICAL := tests/captures tests/caches tests/lengths tests/measures tests/plans tests/lab
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2
 THREADS := OMP_NUM_THREADS=4

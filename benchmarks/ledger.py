@@ -39,8 +39,8 @@ from llama import SHAPES, random_llama
 from swaps import timed
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import WherewhatError
-from wherewhat.measures.choices import Choices
 from wherewhat.measures.measurement import (
+    Choices,
     ChoicesMeasurement,
     DocumentsMeasurement,
     Measurement,

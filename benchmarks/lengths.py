@@ -30,7 +30,7 @@ from wherewhat.errors import WherewhatError
 from wherewhat.files import write_file
 from wherewhat.lengths import METHODS
 from wherewhat.lengths.method import LengthMethod
-from wherewhat.measures.extend.measurement import ExtendConfig
+from wherewhat.measures.extend import ExtendConfig
 from wherewhat.measures.extend.text import LengthProbes
 from wherewhat.measures.extend.verdicts import compare_methods
 from wherewhat.measures.statistics import Interval, interval

@@ -15,7 +15,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = SOURCE / "wherewhat"
-LAYERS = ("text", "models", "captures", "extend", "measures", "runs", "report", "sweep", "cli")
+LAYERS = ("text", "models", "captures", "caches", "lengths", "measures", "runs", "plans", "report", "sweep", "cli")
 """Folders from the lowest to the highest: a folder imports those before it."""
 
 LAB = "wherewhat_lab"
@@ -90,7 +90,8 @@ def test_imports_go_one_way():
     foreign = {source.partition(".")[0] for module in texts for source, _ in named(module, at_import=False)}
     assert foreign - sys.stdlib_module_names == {"wherewhat"}  # texts and prompts need no other package
     try:
-        TopologicalSorter({module: imported(module, at_import=True) for module in modules()}).prepare()
+        # Imports inside functions count too: a module that two others need of each other is one too few.
+        TopologicalSorter({module: imported(module, at_import=False) for module in modules()}).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
 

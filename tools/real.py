@@ -23,7 +23,7 @@ from rich.markup import escape
 from real_models import NAMES, UnavailableError, fetch
 from wherewhat.cli.tables import Table
 from wherewhat.errors import WherewhatError
-from wherewhat.measures.frequencies.measurement import BANDS
+from wherewhat.measures.frequencies import BANDS
 from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval

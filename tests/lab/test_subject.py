@@ -12,8 +12,8 @@ import torch
 from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import Text
+from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.losses import measure_perturb
-from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 from wherewhat_lab.config import EncodingName, LabConfig

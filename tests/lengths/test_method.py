@@ -42,8 +42,8 @@ def logits(model, ids, method, **inputs):
 
 
 def without_kernels(patch):
-    for module in ("visibility", "near_far"):
-        patch.setattr(f"wherewhat.extend.{module}.kernel_available", lambda *_: False)
+    for module in ("caches.visibility", "lengths.near_far"):
+        patch.setattr(f"wherewhat.{module}.kernel_available", lambda *_: False)
 
 
 def test_methods_differ_beyond_their_window():
@@ -129,8 +129,8 @@ def test_blocks_and_kernels_agree(method, monkeypatch):
         with monkeypatch.context() as patch:
             without_kernels(patch)
             blocks = method.attend(layer)
-            for module in ("visibility", "near_far"):
-                patch.setattr(f"wherewhat.extend.{module}.query_blocks", of_three)
+            for module in ("caches.visibility", "lengths.near_far"):
+                patch.setattr(f"wherewhat.{module}.query_blocks", of_three)
             parts = method.attend(layer)
         for found in (blocks, parts):
             torch.testing.assert_close(found, whole, **OUTPUT, msg=lambda m, f=family: f"{f}: {m}")

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lengths.loops import dense, infllm_blocks
 
 from helpers.capture import run, shared, tokens
+from lengths.loops import dense, infllm_blocks
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.lengths.frequencies import DynamicNTK, NTKAware, PositionInterpolation, YaRN
 from wherewhat.lengths.method import LengthMethod

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lengths.loops import best, dot, turned
 
 from helpers.capture import proved, run, shared, tokens
+from lengths.loops import best, dot, turned
 from wherewhat.caches.plan import Plan, fingerprint, plannable
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError

@@ -30,7 +30,7 @@ from wherewhat.measures.choices import (
     score_choices,
 )
 from wherewhat.measures.measurement import Spans, Text
-from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig
+from wherewhat.measures.perturb import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
 from wherewhat.report.result import run
 from wherewhat.runs.inputs import blank, item_choices

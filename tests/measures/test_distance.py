@@ -20,6 +20,7 @@ from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.distance import DistanceConfig
 from wherewhat.measures.distance.controlled import (
     controlled_distance,
     distance_grid,
@@ -28,7 +29,7 @@ from wherewhat.measures.distance.controlled import (
     scramble_phases,
     spaced_queries,
 )
-from wherewhat.measures.distance.measurement import DistanceConfig, DistanceMeasurement
+from wherewhat.measures.distance.distance_measurement import DistanceMeasurement
 from wherewhat.measures.tensors import centred_ranks, cosine
 
 MODELS = ["llama", "gptj", "gpt_neox:partial", "llama:yarn", "deepseek_v3", "qwen3", "gemma2"]

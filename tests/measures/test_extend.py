@@ -16,8 +16,8 @@ from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lengths.near_far import NearFar
 from wherewhat.lengths.windows import LMInfinite, ReRoPE, SlidingWindow, Untouched
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.extend import retrieval
-from wherewhat.measures.extend.measurement import ExtendConfig, ExtendMeasurement
+from wherewhat.measures.extend import ExtendConfig, retrieval
+from wherewhat.measures.extend.extend_measurement import ExtendMeasurement
 from wherewhat.measures.extend.retrieval import ask, plant, planted_gain, second_copy
 from wherewhat.measures.extend.text import (
     Reference,

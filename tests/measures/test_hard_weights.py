@@ -17,10 +17,10 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import blocks
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.frequencies.measurement import FrequenciesConfig
-from wherewhat.measures.heads.measurement import HeadsConfig
+from wherewhat.measures.frequencies import FrequenciesConfig
+from wherewhat.measures.heads import HeadsConfig
 from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, measure_text
-from wherewhat.measures.perturb.measurement import PerturbConfig
+from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 from wherewhat.numerics import new_process_settings

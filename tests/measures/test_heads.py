@@ -10,7 +10,7 @@ import torch
 from helpers.capture import TinySubject, tokens
 from helpers.heads import LABELS_OF, ConstructedSubject
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.heads.measurement import HeadsConfig
+from wherewhat.measures.heads import HeadsConfig
 from wherewhat.measures.heads.scores import combine_documents, measure_heads
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.measures.swaps.layer import layer_swaps

@@ -13,7 +13,8 @@ from helpers.layers import causal_layer, random_causal_layer
 from wherewhat.captures.attention import Mask
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.attention import attention_stats, gaussian_rank_one_share, rank_one_share, weight_blocks
-from wherewhat.measures.heads.measurement import PATTERN_METRICS, AttentionConfig, PatternConfig
+from wherewhat.measures.heads import AttentionConfig, PatternConfig
+from wherewhat.measures.heads.heads_measurement import PATTERN_METRICS
 from wherewhat.measures.heads.patterns import lag_sums, layer_scores, pattern_statistics
 
 FAMILIES = ["llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mpt", "falcon", "gpt2"]

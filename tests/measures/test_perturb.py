@@ -20,6 +20,7 @@ from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError
 from wherewhat.measures.measurement import Spans, Text
+from wherewhat.measures.perturb import KINDS, PerturbConfig
 from wherewhat.measures.perturb import changes as positions
 from wherewhat.measures.perturb.changes import (
     Change,
@@ -42,7 +43,7 @@ from wherewhat.measures.perturb.losses import (
     same_swaps,
     sensitivity,
 )
-from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, PerturbMeasurement
+from wherewhat.measures.perturb.perturb_measurement import PerturbMeasurement
 from wherewhat.report.result import run
 from wherewhat.runs.inputs import find_sentences, find_words, transpose_letters
 from wherewhat.runs.placement import computing, placed

@@ -14,7 +14,8 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import Text, measure_text
-from wherewhat.measures.planes.measurement import PlanesConfig, PlanesMeasurement
+from wherewhat.measures.planes import PlanesConfig
+from wherewhat.measures.planes.planes_measurement import PlanesMeasurement
 from wherewhat.measures.planes.statistics import Planes, band_sums, layer_scores, plane_stats, residual_bound
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.

@@ -17,8 +17,9 @@ from helpers.models import WORDS, save_model
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import DocumentsMeasurement, Text
+from wherewhat.measures.split import SplitConfig
 from wherewhat.measures.split.logits import logit_split, split_documents, squares
-from wherewhat.measures.split.measurement import SplitConfig, SplitMeasurement
+from wherewhat.measures.split.split_measurement import SplitMeasurement
 from wherewhat.measures.split.statistics import jackknife_error, position_share
 from wherewhat.report.result import run
 from wherewhat.runs.execution import estimate

@@ -18,7 +18,7 @@ from wherewhat.captures.proof import prove
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures import graphs
-from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.heads import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.swaps import LABELS, deviations, layer, logits, scores

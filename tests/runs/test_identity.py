@@ -24,6 +24,7 @@ from wherewhat.errors import LoadError
 from wherewhat.measures import registry
 from wherewhat.measures.registry import find_measurement, measurements, register
 from wherewhat.plans.planner import _Planner
+from wherewhat.plans.request import PlanRequest
 from wherewhat.progress import Silent
 from wherewhat.report.excerpt import ExcerptFile
 from wherewhat.runs import execution, identity
@@ -31,7 +32,7 @@ from wherewhat.runs.code import DECLARED, code_identity
 from wherewhat.runs.execution import LastModel, prepare, run, run_control
 from wherewhat.runs.identity import is_current, reused_line, versions
 from wherewhat.runs.known import KnownRuns
-from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, Request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.sweep.cells import expand
 from wherewhat.sweep.file import read_sweep_file
 from wherewhat.text.documents import embedded_documents

@@ -13,7 +13,7 @@ import wherewhat
 from helpers.capture import tiny, tokens
 from helpers.training import same_weights, train_loop, trainee
 from wherewhat.errors import TextError, WherewhatError
-from wherewhat.measures.heads.measurement import HeadsConfig
+from wherewhat.measures.heads import HeadsConfig
 from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.runs import training
 from wherewhat.runs.execution import run as run_request

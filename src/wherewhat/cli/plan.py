@@ -12,8 +12,9 @@ from rich.console import Console
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import Table, print_line
+from wherewhat.plans.request import PlanRequest
 from wherewhat.progress import TerminalProgress, counted
-from wherewhat.runs.request import ModelRequest, PlanRequest
+from wherewhat.runs.request import ModelRequest
 
 _File = Annotated[
     Path | None,

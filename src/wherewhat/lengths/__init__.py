@@ -33,4 +33,4 @@ def find_method(name: str) -> type[LengthMethod]:
     if name not in METHODS:
         raise ConfigError(f"there is no length method '{name}': {nearest(name, METHODS, cutoff=0.6)}")
     module, kind = METHODS[name].split(".")
-    return cast("type[LengthMethod]", getattr(import_module(f"wherewhat.extend.{module}"), kind))
+    return cast("type[LengthMethod]", getattr(import_module(f"wherewhat.lengths.{module}"), kind))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.heads.measurement import AttentionConfig
+from wherewhat.measures.heads import AttentionConfig
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.options import short_repr
 from wherewhat.scores import Scores

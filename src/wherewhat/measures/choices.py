@@ -9,8 +9,8 @@ from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import ChoicesMeasurement, Subject, Text
-from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, perturbations
+from wherewhat.measures.measurement import Choices, ChoicesMeasurement, Subject, Text
+from wherewhat.measures.perturb import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.statistics import change_bounds, change_error
 from wherewhat.options import option
 from wherewhat.scores import NON_NEGATIVE, SHARE, Column, Metric, Scores, stored_metric
@@ -238,32 +238,6 @@ class ContinuationSubject(Subject, Protocol):
 
         Positions are those of the text and the longest continuation without its last token; orders those of the text.
         """
-
-
-@dataclass(frozen=True)
-class Choices:
-    """A question: a context and the continuations to choose from.
-
-    Attributes:
-        context: Tokens of the context, with the spans of its words and sentences.
-        continuations: Token ids of each alternative.
-        lengths: Number of characters of each alternative, without the leading space.
-        gold: Index of the right alternative.
-        blank: Tokens of an empty context: the prefix that the model expects, else BOS or EOS; may be empty.
-        seed: Number of the item, added to the seed of its draws.
-    """
-
-    context: Text
-    continuations: tuple[tuple[int, ...], ...]
-    lengths: tuple[int, ...]
-    gold: int
-    blank: tuple[int, ...]
-    seed: int
-
-    @property
-    def longest(self) -> int:
-        """Number of tokens of the longest alternative."""
-        return max(map(len, self.continuations))
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from wherewhat.caches.attention import check_unpadded
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import AttentionStats, attention_stats
+from wherewhat.measures.axes import Method
 from wherewhat.measures.axes.fit import AxesFit, fit_layer
-from wherewhat.measures.axes.measurement import Method
 from wherewhat.measures.frequencies.planes import (
     frequency_use,
     mean_frequency,
     mean_frequency_softmax,
     plane_swaps,
 )
-from wherewhat.measures.heads.measurement import AttentionConfig
+from wherewhat.measures.heads import AttentionConfig
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.planes.statistics import PlaneStats, layer_stats
 from wherewhat.measures.swaps import TAU

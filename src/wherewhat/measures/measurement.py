@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from wherewhat.caches.plan import Plan
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
-    from wherewhat.measures.choices import Choices
     from wherewhat.measures.statistics import Interval
     from wherewhat.measures.variants import VariantRuns
 
@@ -172,6 +171,32 @@ class Text:
     def first(self, n: int) -> Text:
         """Return the first ``n`` tokens, without spans."""
         return Text(self.ids[:, :n], self.prefix)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A question: a context and the continuations to choose from.
+
+    Attributes:
+        context: Tokens of the context, with the spans of its words and sentences.
+        continuations: Token ids of each alternative.
+        lengths: Number of characters of each alternative, without the leading space.
+        gold: Index of the right alternative.
+        blank: Tokens of an empty context: the prefix that the model expects, else BOS or EOS; may be empty.
+        seed: Number of the item, added to the seed of its draws.
+    """
+
+    context: Text
+    continuations: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    gold: int
+    blank: tuple[int, ...]
+    seed: int
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest alternative."""
+        return max(map(len, self.continuations))
 
 
 @dataclass(frozen=True)

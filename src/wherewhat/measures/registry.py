@@ -16,18 +16,18 @@ from wherewhat.measures.measurement import Measurement
 from wherewhat.options import nearest
 
 BUILT_IN = (
-    "axes.measurement.AxesMeasurement",
-    "distance.measurement.DistanceMeasurement",
-    "planes.measurement.PlanesMeasurement",
+    "axes.axes_measurement.AxesMeasurement",
+    "distance.distance_measurement.DistanceMeasurement",
+    "planes.planes_measurement.PlanesMeasurement",
     "residual.ResidualMeasurement",
-    "split.measurement.SplitMeasurement",
-    "heads.measurement.HeadsMeasurement",
-    "frequencies.measurement.FrequenciesMeasurement",
+    "split.split_measurement.SplitMeasurement",
+    "heads.heads_measurement.HeadsMeasurement",
+    "frequencies.frequencies_measurement.FrequenciesMeasurement",
     "prompts.PromptsMeasurement",
-    "perturb.measurement.PerturbMeasurement",
+    "perturb.perturb_measurement.PerturbMeasurement",
     "choices.ItemChoices",
-    "extend.measurement.ExtendMeasurement",
-    "heads.measurement.AttentionMeasurement",
+    "extend.extend_measurement.ExtendMeasurement",
+    "heads.heads_measurement.AttentionMeasurement",
 )
 
 GROUP = "wherewhat.measurements"

@@ -170,3 +170,9 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 def next_token_loss(logits: Tensor, ids: Tensor) -> float:
     """Return the mean cross-entropy of the next token, in nats; arguments as for :func:`token_losses`."""
     return float(token_losses(logits, ids).mean())
+
+
+def fft_length(least: int) -> int:
+    """Return the smallest 2^a, 3·2^a or 5·2^a that is at least ``least``: lengths at which FFTs are fast."""
+    power = 1 << max(0, (least - 1).bit_length())
+    return min(x for x in (power, 5 * power // 8, 3 * power // 4) if x >= least)

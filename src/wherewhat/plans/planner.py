@@ -33,6 +33,7 @@ from wherewhat.plans.costs import (
     outcome_areas,
     outcome_curve,
 )
+from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import (
     DRAWS,
     RANKED,
@@ -53,7 +54,7 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.identity import loaded_model, texts_identity
 from wherewhat.runs.inputs import document_text
 from wherewhat.runs.layout import collect_versions, model_provenance
-from wherewhat.runs.request import MemoryModel, ModelRequest, PlanRequest, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Scores, stored_metric
 from wherewhat.text.documents import Document, documents_of

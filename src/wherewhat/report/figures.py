@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.boundary import output_file
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
-from wherewhat.measures.perturb.measurement import KINDS
+from wherewhat.measures.perturb import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
 from wherewhat.runs.results import StoredRun

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wherewhat.measures.perturb.measurement import KINDS, percent
+from wherewhat.measures.perturb import KINDS, percent
 from wherewhat.measures.statistics import Interval, in_words, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (

@@ -18,7 +18,7 @@ from wherewhat.hashes import canonical_json
 from wherewhat.lengths import find_method
 from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement
-from wherewhat.measures.perturb.measurement import KINDS, percent
+from wherewhat.measures.perturb import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.progress import counted

@@ -16,8 +16,8 @@ from wherewhat.errors import ConfigError
 from wherewhat.lengths.method import LengthMethod, extended, generate
 from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.choices import continued_positions, perturb_context
+from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.changes import Change, no_change
-from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.models.loaded import LoadedModel, trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.inputs import blank, text_seed, with_spans

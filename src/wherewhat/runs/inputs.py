@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError, TextError
-from wherewhat.measures.choices import Choices
-from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Question, QuestionMeasurement, Spans, Text
+from wherewhat.measures.measurement import (
+    Choices,
+    ChoicesMeasurement,
+    Measurement,
+    Question,
+    QuestionMeasurement,
+    Spans,
+    Text,
+)
 from wherewhat.models.loaded import LoadedModel, max_positions
 from wherewhat.runs.request import Request
 from wherewhat.text.documents import Document, check_count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -17,9 +16,7 @@ from wherewhat.text.documents import Document, documents_of
 from wherewhat.text.prompts.kinds import KINDS
 
 if TYPE_CHECKING:
-    from wherewhat.caches.plan import Unit
     from wherewhat.models.loaded import LoadedModel
-    from wherewhat.plans.selectors import Selector
 
 
 @checked(model=not_loaded, device=torch_name, dtype=torch_name)
@@ -242,112 +239,3 @@ class Request:
     def with_weights(self, weights: Weights) -> Request:
         """Return the same request on a control model, or on the trained one."""
         return replace(self, model=replace(self.model, weights=weights))
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What a plan has to reach, and how it is made. The help of each field is that of its command-line option.
-
-    Attributes:
-        compare: Other selectors to measure at the same share.
-    """
-
-    budget: float | None = option(None, "Share of the groups that see the whole text, 0 to 1 (default: 0.25).")
-    _: KW_ONLY
-    max_rise: float | None = option(
-        None, "Instead: the smallest share with at most this rise of the loss.", metavar="NATS"
-    )
-    min_found: float | None = option(
-        None, "Instead: the smallest share that keeps this part of the retrieval, such as 0.95.", metavar="PART"
-    )
-    choose: int = option(2, "Number of documents on which heads are scored.")
-    documents: int = option(3, "Number of other documents on which the plan is measured; 0 for none.")
-    tokens: int = option(512, "Tokens of each document.")
-    window: int | None = option(None, "Last keys that limited heads see (default: tokens / 16, at least 64).")
-    sinks: int = option(4, "First keys that limited heads see.")
-    unit: Unit = option("group", "group (heads that share keys) or head (single query heads, for analysis).")
-    selector: Selector = option(
-        "ranks",
-        "How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also costs and "
-        "combined, with --greedy also greedy.",
-    )
-    compare: tuple[Selector, ...] = ("mass", "random")
-    curves: bool = option(False, "Measure all selectors at several shares (slow).")
-    costs: bool = option(False, "Measure the costs of single heads (slow; use a GPU).")
-    greedy: bool = option(False, "Choose step by step, by the measured cost of each choice (slow; use a GPU).")
-    beyond: bool = option(False, "Allow texts longer than the model's trained length.")
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        for names, kind, what in (
-            (("budget", "max_rise", "min_found"), (int, float), "a number"),
-            (("tokens", "window", "sinks", "choose", "documents"), int, "a whole number"),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if isinstance(value, bool) or not (value is None or isinstance(value, kind)):
-                    raise ConfigError(f"--{name.replace('_', '-')} is {value!r}: give {what}")
-        goals = [name for name in ("budget", "max_rise", "min_found") if getattr(self, name) is not None]
-        if "budget" in goals and len(goals) > 1:
-            raise ConfigError(f"--budget and --{goals[1].replace('_', '-')} were both given: give a share or a goal")
-        if self.budget is not None and not 0 <= self.budget <= 1:
-            raise ConfigError(f"--budget is {self.budget:g}: a share is from 0 to 1, such as 0.25")
-        if self.max_rise is not None and not 0 < self.max_rise < math.inf:
-            raise ConfigError(f"--max-rise is {self.max_rise:g}: give a rise of the loss above 0 nats, such as 0.02")
-        if self.min_found is not None and not 0 < self.min_found <= 1:
-            raise ConfigError(f"--min-found is {self.min_found:g}: give a part above 0 and up to 1, such as 0.95")
-        from wherewhat.plans.selectors import SELECTORS  # imports torch, which other requests do not need
-
-        for selector in (self.selector, *self.compare):
-            if selector not in SELECTORS:
-                raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
-        for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
-        check_at_most(MOST_TOKENS, **{"--tokens": self.tokens, "--window": self.window, "--sinks": self.sinks})
-        check_at_most(MOST_DOCUMENTS, **{"--choose": self.choose, "--documents": self.documents})
-        if self.curves and self.documents == 0:
-            raise ConfigError("--curves measures selectors, but --documents is 0: at least 1 is needed")
-        if self.unit not in ("group", "head"):
-            raise ConfigError(f"--unit is {self.unit!r}: choose group or head")
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"--window is {self.window}: at least 1 is needed")
-        if self.tokens <= self.keys + self.sinks:
-            raise ConfigError(
-                f"texts of {self.tokens} tokens are within the window of {self.keys} keys and {self.sinks} first ones: "
-                "give more --tokens or a smaller --window"
-            )
-        if {"costs", "combined"} & set(self.selectors) and not self.costs:
-            raise ConfigError("the selectors costs and combined need the costs of single heads: add --costs")
-        if "greedy" in self.selectors and not self.greedy:
-            raise ConfigError("the selector greedy needs measured costs of each choice: add --greedy")
-
-    @property
-    def keys(self) -> int:
-        """The window in tokens."""
-        return max(64, self.tokens // 16) if self.window is None else self.window
-
-    @property
-    def share(self) -> float | None:
-        """The share to keep; None if goals determine it."""
-        goals = self.max_rise is not None or self.min_found is not None
-        return None if goals else 0.25 if self.budget is None else self.budget
-
-    @property
-    def selectors(self) -> tuple[Selector, ...]:
-        """All selectors to evaluate, the default one first."""
-        from wherewhat.plans.selectors import SELECTORS
-
-        slow = {"costs": self.costs, "combined": self.costs, "greedy": self.greedy}
-        known = [name for name in SELECTORS if slow.get(name, True)]
-        asked = [name for name in ("greedy",) if self.greedy]
-        return tuple(dict.fromkeys((self.selector, *(known if self.curves else [*self.compare, *asked]))))
-
-    def shares(self, share: float) -> dict[Selector, list[float]]:
-        """Return the shares to evaluate by selector, without 0 and 1, if ``share`` is to be kept."""
-        around = {share / 2, share, min(1.0, 2 * share)}
-        every = sorted(x for x in around | ({0.1, 0.25, 0.5} if self.curves else set()) if 0 < x < 1)
-        return {
-            name: every if self.curves or name == self.selector else [x for x in (share,) if 0 < x < 1]
-            for name in self.selectors
-        }

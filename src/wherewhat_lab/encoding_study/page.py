@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wherewhat.files import write_file
 from wherewhat.lengths import METHODS
-from wherewhat.measures.perturb.measurement import KINDS
+from wherewhat.measures.perturb import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.report.data import rounded
 from wherewhat.runs.records import TensorTable

@@ -11,7 +11,7 @@ from wherewhat import options
 from wherewhat.boundary import check_at_most, check_distinct, user_path
 from wherewhat.errors import ConfigError
 from wherewhat.lengths import METHODS, find_method
-from wherewhat.measures.perturb.measurement import KINDS
+from wherewhat.measures.perturb import KINDS
 from wherewhat.options import build_config, check_seed, config_values, nearest, option
 from wherewhat_lab.config import EncodingName, LabConfig, at_least
 from wherewhat_lab.language import VOCABULARY, LanguageConfig

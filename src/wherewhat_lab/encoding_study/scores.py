@@ -18,8 +18,8 @@ from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject
+from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.losses import measure_perturb
-from wherewhat.measures.perturb.measurement import PerturbConfig
 from wherewhat.measures.planes.statistics import Planes, plane_stats
 from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps

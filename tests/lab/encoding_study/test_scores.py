@@ -14,9 +14,9 @@ from helpers.tolerance import rounding, worst
 from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
-from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.heads import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics
-from wherewhat.measures.planes.measurement import PlanesConfig
+from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.planes.statistics import layer_scores
 from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps

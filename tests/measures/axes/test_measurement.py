@@ -13,8 +13,9 @@ from measures.axes.dense import dense_fits
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import capture, prove
 from wherewhat.errors import MeasureError
+from wherewhat.measures.axes import AxesConfig
+from wherewhat.measures.axes.axes_measurement import AxesMeasurement
 from wherewhat.measures.axes.fit import band_width, bias_options, fit_layer, gaussian_like
-from wherewhat.measures.axes.measurement import AxesConfig, AxesMeasurement
 from wherewhat.measures.measurement import Text, measure_text
 
 ENCODINGS = {

@@ -13,8 +13,8 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import effective_rank
+from wherewhat.measures.axes import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
-from wherewhat.measures.axes.measurement import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.tensors import check_heads, check_single_text, per_query_head

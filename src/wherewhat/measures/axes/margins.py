@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wherewhat.measures.axes.solver import Band, Margins
+from wherewhat.measures.tensors import fft_length
 from wherewhat.numerics import has_triton
 
 Logits = Callable[[int, int, int, int], Tensor]
@@ -200,9 +201,3 @@ def _spectrum(x: Tensor, length: int) -> Tensor:
     padded[..., :n] = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).transpose(-1, -2)
     spectrum: Tensor = torch.fft.fft(padded)
     return spectrum
-
-
-def fft_length(least: int) -> int:
-    """Return the smallest 2^a, 3·2^a or 5·2^a that is at least ``least``: lengths at which FFTs are fast."""
-    power = 1 << max(0, (least - 1).bit_length())
-    return min(x for x in (power, 5 * power // 8, 3 * power // 4) if x >= least)

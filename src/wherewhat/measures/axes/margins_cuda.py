@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wherewhat.measures.axes.margins import fft_length
+from wherewhat.measures.tensors import fft_length
 
 CHUNK = 64
 """Tokens of a chunk."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.distance.measurement import DistanceConfig
+from wherewhat.measures.distance import DistanceConfig
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine, rotates
 from wherewhat.options import short_repr

@@ -12,6 +12,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import attention_output
 from wherewhat.measures.extend.retrieval import Encode, Planting, RememberedFacts, plant, remembered_facts
+from wherewhat.measures.frequencies import FrequenciesConfig
 from wherewhat.measures.frequencies.masking import (
     FAITHFUL,
     MASSIVE,
@@ -20,7 +21,6 @@ from wherewhat.measures.frequencies.masking import (
     frequency_bands,
     relative_norms,
 )
-from wherewhat.measures.frequencies.measurement import FrequenciesConfig
 from wherewhat.measures.frequencies.planes import (
     frequency_ids,
     layer_frequencies,

@@ -17,7 +17,7 @@ from wherewhat.measures.attention import (
     rank_one_share,
     weight_blocks,
 )
-from wherewhat.measures.heads.measurement import PatternConfig
+from wherewhat.measures.heads import PatternConfig
 from wherewhat.measures.tensors import check_single_text, defined, per_query_head
 from wherewhat.options import short_repr
 from wherewhat.scores import Column

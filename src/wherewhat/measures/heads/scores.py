@@ -12,7 +12,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies.planes import frequency_use, mean_frequency, mean_frequency_softmax
-from wherewhat.measures.heads.measurement import PAIRS, HeadsConfig
+from wherewhat.measures.heads import PAIRS, HeadsConfig
 from wherewhat.measures.heads.patterns import layer_scores, pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX, Subject
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS, SCORES

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import Text
-from wherewhat.measures.perturb.measurement import PerturbConfig
+from wherewhat.measures.perturb import PerturbConfig
 
 
 def _permutation(count: int, seed: int) -> Tensor:

@@ -13,6 +13,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import CaptureError, MeasureError
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.measurement import Subject, Text
+from wherewhat.measures.perturb import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.perturb.changes import (
     Change,
     adjacent_pairs,
@@ -22,7 +23,6 @@ from wherewhat.measures.perturb.changes import (
     swapped_order,
     units,
 )
-from wherewhat.measures.perturb.measurement import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.tensors import check_faithful, correlation, defined, token_losses
 from wherewhat.scores import Column, Scores
 

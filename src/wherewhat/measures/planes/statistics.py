@@ -14,7 +14,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band
-from wherewhat.measures.planes.measurement import PlanesConfig
+from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.tensors import check_finite, check_heads, check_single_text
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores

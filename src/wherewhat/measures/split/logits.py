@@ -35,8 +35,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import bilinear_margins
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.split import LEAST_DOCUMENTS
-from wherewhat.measures.split.measurement import SplitConfig
+from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, jackknife_error
 from wherewhat.measures.tensors import check_single_text, defined
 from wherewhat.scores import Column, Scores, without

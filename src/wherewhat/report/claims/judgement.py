@@ -13,7 +13,7 @@ from wherewhat.boundary import MOST_DOCUMENTS, check_at_most, output_file, outpu
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object, plain_json, readable_json
-from wherewhat.measures.frequencies.measurement import BANDS
+from wherewhat.measures.frequencies import BANDS
 from wherewhat.measures.measurement import Capacity, QuestionMeasurement, ReportRun
 from wherewhat.measures.registry import find_measurement
 from wherewhat.options import checked

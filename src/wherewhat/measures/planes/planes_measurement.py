@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import MeasureError
 from wherewhat.measures.measurement import LayerMeasurement, ReportRun
-from wherewhat.options import option
+from wherewhat.measures.planes import PlanesConfig
 from wherewhat.scores import NON_NEGATIVE, SHARE, Metric, Scores
 
 if TYPE_CHECKING:
     from wherewhat.captures.attention import LayerAttention
-
-
-@dataclass(frozen=True)
-class PlanesConfig:
-    """Options of the planes measurement."""
-
-    curves: bool = option(True, "store the statistics of every plane")
 
 
 class PlanesMeasurement(LayerMeasurement):

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from wherewhat.measures.measurement import DocumentsMeasurement, Subject, Text, check_minimum
-from wherewhat.measures.split import LEAST_DOCUMENTS
-from wherewhat.options import option
+from wherewhat.measures.measurement import DocumentsMeasurement, Subject, Text
+from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.scores import SHARE, Metric, Scores
-
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """Options of the split measurement."""
-
-    skip: int = option(1, "number of first tokens to leave out (the first is often the same in every document)")
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_minimum(self, 0, "skip")
 
 
 def _estimate(name: str, title: str, reading: str, *, mean: str = "") -> Metric:
