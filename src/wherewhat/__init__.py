@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wherewhat.caches.plan import Plan
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.proof import Proof, capture, intervene, prove
+    from wherewhat.lengths import register_length_method
     from wherewhat.measures.layers import attention_statistics, axes, frequencies, planes, swaps
     from wherewhat.measures.measurement import (
         ChoicesMeasurement,
@@ -84,6 +85,7 @@ _HOMES = {
     "prove": "wherewhat.captures.proof",
     "read_documents": "wherewhat.text.files",
     "register": "wherewhat.measures.registry",
+    "register_length_method": "wherewhat.lengths",
     "run": "wherewhat.report.result",
     "save_triattention": "wherewhat.plans.triattention",
     "supported_models": "wherewhat.models.source",
@@ -132,10 +134,11 @@ __all__ = [
     "prove",
     "read_documents",
     "register",
+    "register_length_method",
     "run",
     "save_triattention",
     "supported_models",
     "swaps",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, folders=("lengths",))

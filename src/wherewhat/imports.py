@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -13,18 +13,25 @@ from typing import Any
 from wherewhat.errors import LoadError, PluginWarning, WherewhatError, one_line
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(
+    package: str, homes: Mapping[str, str], *, folders: Collection[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that imports its names on first use (PEP 562).
 
-    The module that defines each public name is its value in ``homes``.
+    Args:
+        package: Name of the package.
+        homes: Module that defines each public name.
+        folders: Public subpackages.
     """
 
     def getattribute(name: str) -> Any:
         if name not in homes:
+            if name in folders:
+                return import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    return getattribute, lambda: sorted(homes)
+    return getattribute, lambda: sorted({*homes, *folders})
 
 
 def package_version(name: str) -> str | None:
@@ -44,7 +51,8 @@ def plugins(group: str) -> dict[str, Any]:
 
     Args:
         group: ``wherewhat.commands`` for Typer applications that become commands, ``wherewhat.report`` for functions
-            that return data for the page, ``wherewhat.measurements`` for measurements.
+            that return data for the page, ``wherewhat.measurements`` for measurements,
+            ``wherewhat.length_methods`` for length methods.
     """
     from importlib.metadata import entry_points
 

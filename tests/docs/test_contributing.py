@@ -12,6 +12,7 @@ from conformance.tiny_models import build
 from conformance.variants import VARIANTS
 from helpers.pages import ROOT, run_page
 from helpers.tolerance import rounding
+from wherewhat import lengths
 from wherewhat.measures import registry
 
 pytestmark = pytest.mark.slow
@@ -22,6 +23,7 @@ def page() -> ModuleType:
     """All examples, run one after the other as one module, with the measurements and variants that they add."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_known", dict(registry.measurements()))
+        patch.setattr(lengths, "_registered", {})
         before = dict(VARIANTS)
         yield run_page(ROOT / "CONTRIBUTING.md")
         VARIANTS.clear()
@@ -36,8 +38,11 @@ def test_a_measurement(page):
     layers = []
     with torch.no_grad(), wherewhat.capture(model, lambda layer: layers.append(found.measure(layer, found.config(3)))):
         model(**inputs)
-    for scores in layers:
+    for scores, layer in zip(layers, wherewhat.attention(model, inputs["input_ids"][:1]), strict=True):
         mass = scores.heads["local_mass"]
+        near = torch.arange(tokens)[:, None] - torch.arange(tokens) <= 3
+        expected = (layer.pattern()[0] * near).sum(-1).mean(-1)
+        torch.testing.assert_close(mass, expected, atol=rounding(tokens), rtol=0)
         assert ((mass > 0) & (mass <= 1 + rounding(tokens))).all()
         assert 0 < scores.whole["local_mass_uniform"] < 1
     assert [scores.layer for scores in layers] == list(range(len(layers)))
@@ -49,6 +54,9 @@ def test_a_length_method(page):
     torch.testing.assert_close(page.same, page.original, atol=atol, rtol=0)
     torch.testing.assert_close(page.other[:, :16], page.original[:, :16], atol=atol, rtol=0)
     assert (page.other - page.original).abs().max() > 1e-3
+    assert lengths.length_methods()[-1] == "leaky-rerope"
+    summaries = {summary.metric.name for summary in page.result.summary()}
+    assert {"loss_beyond_leaky-rerope", "loss_rise_leaky-rerope"} <= summaries
 
 
 def test_a_model_family(page):

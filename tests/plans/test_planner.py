@@ -10,11 +10,11 @@ from wherewhat.caches.limited_cache import planned
 from wherewhat.caches.plan import Plan
 from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
+from wherewhat.plans import planner
 from wherewhat.plans.costs import PlanOutcome, measure_plan
 from wherewhat.plans.planner import better_selector, make_plan
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import SELECTORS
-from wherewhat.runs import planner
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}

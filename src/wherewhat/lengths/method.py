@@ -39,7 +39,11 @@ class LengthMethod(ABC):
     """Whether the method needs no queries of cached keys."""
 
     def __post_init__(self) -> None:
-        """Refuse parameters below 1."""
+        """Refuse a method without a name, and parameters below 1."""
+        if not isinstance(getattr(self, "name", None), str):
+            raise ConfigError(
+                f"the length method {type(self).__name__} has no name: give one, such as name = 'my-method'"
+            )
         check_positive(self.name, **vars(self))
 
     @classmethod

@@ -13,13 +13,14 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from wherewhat.errors import WherewhatError
 from wherewhat.hashes import HASH_DIGITS, JSON, config_hash
 from wherewhat.imports import package_version
 from wherewhat.measures.measurement import Measurement
 from wherewhat.models.source import DRAW, resolve
-from wherewhat.options import config_values
+from wherewhat.options import build_config, config_values
 from wherewhat.runs.code import DECLARED, code_identity, function_identity
 from wherewhat.runs.request import ModelRequest
 
@@ -58,8 +59,18 @@ def run_identity(
         "measurement": measurement.name,
         "options": config_values(config),
         **code_identity(measurement),
+        **options_code(config),
         **model,
     }
+
+
+def options_code(config: Any) -> dict[str, JSON]:
+    """Return hashes of code outside the package that options name, such as registered length methods; usually none.
+
+    A config names it by its property ``code``, a mapping of classes or functions.
+    """
+    named = getattr(config, "code", None) or {}
+    return {"options_code": {name: function_identity(kind) for name, kind in sorted(named.items())}} if named else {}
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
@@ -67,12 +78,26 @@ def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
     return {name: package_version(name) for name in (*_PACKAGES, *packages)}
 
 
-def is_current(config: Mapping[str, JSON], code: Mapping[str, JSON]) -> bool:
-    """Return whether a run was made with today's packages and code, which :func:`code_identity` returned."""
+def is_current(config: Mapping[str, JSON], measurement: Measurement, code: Mapping[str, JSON]) -> bool:
+    """Return whether a run was made with today's packages and code.
+
+    Args:
+        config: Configuration of the run.
+        measurement: Its measurement.
+        code: What :func:`code_identity` returned for the measurement.
+    """
     stored = config.get("versions")
     if not isinstance(stored, Mapping) or stored != versions(name for name in ("gguf", "peft") if name in stored):
         return False
-    return {name: config[name] for name in ("revision", "code") if name in config} == code
+    if {name: config[name] for name in ("revision", "code") if name in config} != code:
+        return False
+    if "options_code" not in config:
+        return True
+    try:
+        options = build_config(measurement.config, cast("Mapping[str, Any]", config["options"]))
+        return options_code(options).get("options_code") == config["options_code"]
+    except WherewhatError:  # options or methods that do not exist any more
+        return False
 
 
 def software(config: Mapping[str, JSON]) -> str | None:

@@ -125,7 +125,7 @@ class KnownRuns:
                 continue
             if made.name not in codes:
                 codes[made.name] = code_identity(made)
-            if is_current(config, codes[made.name]):
+            if is_current(config, made, codes[made.name]):
                 ended = (read_object(path / PROVENANCE) or {}).get("finished")
                 found.append((str(ended), path, config))
         return [(path, config) for _, path, config in sorted(found, key=lambda one: one[0], reverse=True)]

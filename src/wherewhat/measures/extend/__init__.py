@@ -58,6 +58,11 @@ class ExtendConfig:
         if self.run < 2:
             raise ConfigError(f"run is {self.run}: a planted run is a cue and its continuation, at least 2 tokens")
 
+    @property
+    def code(self) -> dict[str, type[LengthMethod]]:
+        """The methods that are not of this package, by name: the numbers depend on their code."""
+        return {name: find_method(name) for name in self.methods if name not in METHODS}
+
     def loaded_plan(self) -> Plan | None:
         """Return the plan, if there is one, from its file."""
         if self.plan is None:
